@@ -83,7 +83,7 @@ def tokens(site: Site) -> Iterator[Line]:
     def run() -> Figures:
         world = World(site.folder / "tokens", site.starter)
         try:
-            world.start("a", script=HERE / "train_tokens.py", **ranks.environment("a", dry=site.dry))
+            world.start("a", script=HERE / "train_tokens.py", **ranks.environment("a", dry=site.dry))  # type: ignore[arg-type]
             world.ready("a")
             world.propose("a")
             code = _ends([world.ranks["a"].process], TOKENS_SECONDS)

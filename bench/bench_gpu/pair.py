@@ -56,7 +56,7 @@ class Pair:
         one = torch.ones(1 << 16, device=self.device)
         communicator.sum(one, Label()).wait()
         wait_for(self.device)
-        return one[-1].item()
+        return float(one[-1].item())
 
 
 def abort(pair: Pair) -> Figures:

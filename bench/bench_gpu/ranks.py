@@ -42,7 +42,7 @@ def three(folder: Path, starter: Starter, *, dry: bool) -> Figures:
     figures: Figures = {}
     try:
         for name in "abcd":
-            world.start(name, epochs=STEPS, script=SCRIPT, **environment(name, dry=dry))
+            world.start(name, epochs=STEPS, script=SCRIPT, **environment(name, dry=dry))  # type: ignore[arg-type]
         world.ready("a", "b", "c", "d")
         _change(world, "a", "b")
         figures["grow s"] = _change(world, "a", "b", "c")

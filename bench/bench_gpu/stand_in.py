@@ -101,6 +101,7 @@ def open_backend(store: dist.Store, rank: int, world_size: int, _device: torch.d
 
 def install() -> None:
     """From now on this process takes the CPU for a device, and gloo for NCCL."""
-    strategy.look = lambda _: backend.Here("cuda", f"CPU of {os.getpid()}", (2, 99))
-    nccl.open_backend = open_backend
-    nccl.Nccl.takes = lambda _self, tensor: tensor.is_floating_point()  # type: ignore[method-assign]
+    here = backend.Here("cuda", f"CPU of {os.getpid()}", (2, 99))
+    strategy.look = lambda _: here  # type: ignore[attr-defined, assignment]
+    nccl.open_backend = open_backend  # type: ignore[assignment]
+    nccl.Nccl.takes = lambda _self, tensor: tensor.is_floating_point()  # type: ignore[method-assign, assignment]

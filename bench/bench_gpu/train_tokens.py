@@ -10,8 +10,9 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
+from typing import Any, cast
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # a program of its own, started by path
 
@@ -55,7 +56,8 @@ def loss_of(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
 
 def build(device: torch.device) -> Gpt:
     torch.manual_seed(0)
-    return Gpt().to(device)
+    model: Gpt = Gpt().to(device)
+    return model
 
 
 def plain(model: nn.Module, batches: Callable[[], torch.Tensor]) -> Callable[[], None]:
@@ -94,7 +96,7 @@ def main() -> None:
         optimizer = torch.optim.AdamW(net.parameters(), fused=True)
         job.track(optimizer=optimizer)
         loader = job.dataloader(TensorDataset(data), global_batch_size=BATCH)
-        ours = job.steps(loader, steps=10**6)
+        ours = cast("Generator[Any, None, None]", job.steps(loader, steps=10**6))
 
         def step() -> None:
             (tokens,) = next(ours)
@@ -109,7 +111,7 @@ def main() -> None:
         rates = measure(variants, device)
         ours.close()
         model.compile(backend=compiler)
-        ours = job.steps(loader, steps=10**6)  # ``step`` reads the new iterator
+        ours = cast("Generator[Any, None, None]", job.steps(loader, steps=10**6))  # ``step`` reads the new iterator
         rates |= measure({"elastrain compiled": step}, device)
         ours.close()
         dist.destroy_process_group()

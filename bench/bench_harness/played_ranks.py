@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol
 
 from elastrain.api import messages as m
 from elastrain.api import names
@@ -123,7 +123,8 @@ class Rank:
         assert self._connection is not None
         self._connection.sendall(message.encode() + b"\n")
 
-    def of_type(self, kind: str) -> list[m.RankMessage]:
+    def of_type(self, kind: str) -> list[Any]:
+        """The messages of one type, each with its own fields."""
         return [x for x in self.received if x.type == kind]
 
     def has(self, kind: str, **fields: object) -> bool:
@@ -231,7 +232,7 @@ class World:
         goal = self.ranks[rank].step() + steps
         self.wait(f"{rank} reaches step {goal}", lambda: self.ranks[rank].step() >= goal)
 
-    def finished(self, *ranks: str) -> dict[str, dict]:
+    def finished(self, *ranks: str) -> dict[str, dict[str, Any]]:
         """Let them run freely; returns what each saved at its end."""
         import torch
 

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Self
+from typing import BinaryIO, Self
 
 import psutil
 
@@ -104,11 +104,11 @@ class Load:
             process.wait()
 
 
-def popen(command: Sequence[str], output: object, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+def popen(command: Sequence[str], output: BinaryIO | int, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """A process that dies with the calling thread, and that Ctrl-C does not reach: the benchmark ends it in order."""
     return subprocess.Popen(
         tethered(command, signal.SIGKILL),
-        stdout=output,  # type: ignore[arg-type]
+        stdout=output,
         stderr=subprocess.STDOUT,
         stdin=subprocess.DEVNULL,
         env=dict(environment),

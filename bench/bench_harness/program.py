@@ -68,7 +68,7 @@ def cards(device: str) -> int:
     if not torch.cuda.is_available():
         built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
         refuse(f"--device {device}: torch {torch.__version__} ({built}) sees no GPU")
-    return torch.cuda.device_count()
+    return int(torch.cuda.device_count())
 
 
 class Output:

@@ -40,8 +40,8 @@ def measure(name: str, jobs: int, settings: Settings, directory: Path, say: Say)
     """Raises ``Failed`` if a phase does not end in time."""
     with ControlPlane(directory, settings.nodes) as plane:
         kind = SYSTEMS[name]
-        slim, secret = issubclass(kind, Slim), settings.secret
-        system: System = kind(plane, secret, settings.profile) if slim else kind(plane, secret)
+        secret = settings.secret
+        system = kind(plane, secret, settings.profile) if issubclass(kind, Slim) else kind(plane, secret)
         try:
             system.start()
             pods = RunningPods(plane, system.etcd())
@@ -150,7 +150,10 @@ class _Scenario:
         wall = time.time()
         system.start_operator()
         pods = {f"{name}-{workers - 1}" for name in some}
-        made = lambda: system.audit.created_pods(mark)  # noqa: E731
+
+        def made() -> dict[str, float]:
+            return system.audit.created_pods(mark)
+
         system.until(
             lambda: pods <= made().keys(), self._settings.limit, f"{len(pods)} pods for changed specs are created"
         )

@@ -12,9 +12,9 @@ import functools
 import itertools
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 import torch.distributed as dist
@@ -53,7 +53,8 @@ class Ours:
         self.net, self.optimizer = build(case)
         self._model = job.wrap(self.net)
         job.track(optimizer=self.optimizer)
-        self._steps = job.steps(job.dataloader(data(case), global_batch_size=workload.GLOBAL_BATCH), steps=MANY)
+        loader = job.dataloader(data(case), global_batch_size=workload.GLOBAL_BATCH)
+        self._steps = cast("Generator[Any, None, None]", job.steps(loader, steps=MANY))
 
     def run(self, steps: int) -> None:
         for _ in range(steps):

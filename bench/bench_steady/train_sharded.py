@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Generator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -31,7 +32,8 @@ class Ours:
         net, self._optimizer = workload.build_sharded(job.mesh)
         self._model = job.wrap(net, optimizer=self._optimizer)
         self._time_votes(self._model)
-        self._steps = job.steps(job.dataloader(data(case), global_batch_size=workload.GLOBAL_BATCH), steps=MANY)
+        loader = job.dataloader(data(case), global_batch_size=workload.GLOBAL_BATCH)
+        self._steps = cast("Generator[Any, None, None]", job.steps(loader, steps=MANY))
 
     def _time_votes(self, model: Any) -> None:
         vote = model.vote
