@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from bench_harness.agents import Agents
 from bench_harness.processes import HOST, free_ports
-from bench_rescale.steplog import ENV_CHECKPOINT, ENV_CHECKPOINT_EVERY, ENV_SAVER, ENV_SHARDING
+from bench_rescale.steplog import ENV_CHECKPOINT, ENV_CHECKPOINT_EVERY, ENV_SHARDING
 from elastrain.api import names
 from elastrain.api.settings import CheckpointSpec, Interval, RankSettings
 
@@ -127,7 +127,6 @@ class Dcp(System):
     about = "DDP over gloo, torch.distributed.checkpoint.async_save, which writes in a thread"
     nodes = 1
     sharding: ClassVar[str] = "none"
-    saver: ClassVar[str] = "thread"
 
     def node(self, number: int) -> tuple[list[str], dict[str, str]]:
         command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1", f"--nproc-per-node={RANKS}"]
@@ -137,16 +136,10 @@ class Dcp(System):
             ENV_CHECKPOINT: str(self.directory / "checkpoints"),
             ENV_CHECKPOINT_EVERY: str(self.every),
             ENV_SHARDING: self.sharding,
-            ENV_SAVER: self.saver,
         }
 
     def folders(self) -> Iterable[Path]:
         return (path.parent for path in (self.directory / "checkpoints").glob("step-*/.metadata"))
-
-
-class DcpProcess(Dcp):
-    about = "the same, which writes in a process of its own"
-    saver = "process"
 
 
 class DcpSharded(Dcp):
@@ -158,7 +151,6 @@ SYSTEMS: Mapping[str, type[System]] = {
     "elastrain": Elastrain,
     "elastrain-memory": ElastrainMemory,
     "dcp": Dcp,
-    "dcp-process": DcpProcess,
     "elastrain-sharded": ElastrainSharded,
     "dcp-sharded": DcpSharded,
 }

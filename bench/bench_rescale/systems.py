@@ -21,7 +21,6 @@ from bench_rescale.results import Samples
 from bench_rescale.steplog import (
     ENV_CHECKPOINT,
     ENV_CHECKPOINT_EVERY,
-    ENV_SAVER,
     ENV_SHARDING,
     ENV_SHARDS,
     Line,
@@ -155,7 +154,7 @@ class TorchrunFsdp(TorchrunTuned):
     def node(self, number: int) -> tuple[list[str], dict[str, str]]:
         command, environment = super().node(number)
         folder = {ENV_CHECKPOINT: str(self.directory / "checkpoints")}
-        return command, environment | folder | {ENV_SHARDING: self.sharding, ENV_SAVER: "thread"}
+        return command, environment | folder | {ENV_SHARDING: self.sharding}
 
 
 class TorchrunHsdp(TorchrunFsdp):

@@ -2,8 +2,8 @@
 every few steps, and load the newest complete one when they start, in any world size.
 
 ``ENV_SHARDING``: ``none`` (DDP), ``all`` (FSDP2 over all ranks), or ``node`` (FSDP2 over a node's ranks; nodes
-replicate each other: HSDP). ``ENV_SAVER``: ``thread`` or ``process``, where torch writes. As in ``train_torchrun`` the
-position in the data is part of the checkpoint. Each node is one place in the step log: its first rank writes.
+replicate each other: HSDP). As in ``train_torchrun`` the position in the data is part of the checkpoint. Each node is
+one place in the step log: its first rank writes.
 """
 
 from __future__ import annotations
@@ -18,12 +18,11 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 from bench_harness import workload
-from bench_rescale.steplog import ENV_CHECKPOINT, ENV_CHECKPOINT_EVERY, ENV_SAVER, ENV_SHARDING, StepLog
+from bench_rescale.steplog import ENV_CHECKPOINT, ENV_CHECKPOINT_EVERY, ENV_SHARDING, StepLog
 
 KEPT = 2
 """Complete checkpoints."""
@@ -35,7 +34,6 @@ class Checkpoints:
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self._model, self._optimizer = model, optimizer
         self._folder = Path(os.environ[ENV_CHECKPOINT])
-        self._kind = AsyncCheckpointerType(os.environ[ENV_SAVER])
         self._group = dist.new_group(backend="gloo")  # its collectives would mix with those of training
         self._running: Any = None
 
@@ -58,10 +56,8 @@ class Checkpoints:
         if dist.get_rank() == 0:
             for old in self._complete()[KEPT - 1 :]:
                 shutil.rmtree(old)
-        self._running = dcp.async_save(
-            self._state(step, position), checkpoint_id=self._folder / f"step-{step:09d}",
-            process_group=self._group, async_checkpointer_type=self._kind,
-        )  # fmt: skip
+        folder = self._folder / f"step-{step:09d}"
+        self._running = dcp.async_save(self._state(step, position), checkpoint_id=folder, process_group=self._group)
 
     def _state(self, step: int, position: int) -> dict[str, Any]:
         model, optimizer = get_state_dict(self._model, self._optimizer)
