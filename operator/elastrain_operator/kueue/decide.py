@@ -25,6 +25,7 @@ from elastrain_operator.kueue.model import (
     Create,
     Decision,
     Delete,
+    Eviction,
     Finish,
     Holder,
     Memory,
@@ -145,8 +146,15 @@ class _Scene:
     @cached_property
     def evicted(self) -> tuple[Workload, ...]:
         """Evicted and not yet counted."""
-        gone = [w for w in self.view.workloads if w.evicted and w.reserved and w.uid not in self.memory.evicted]
-        return tuple(gone)
+        counted = {e.uid for e in self.memory.evicted}
+        return tuple(w for w in self.view.workloads if w.evicted and w.reserved and w.uid not in counted)
+
+    @cached_property
+    def holding(self) -> tuple[Eviction, ...]:
+        """Evictions whose Workloads still hold quota."""
+        held = {w.uid for w in self.view.workloads if w.evicted and w.reserved}
+        fresh = (Eviction(w.uid, w.kind, self.now) for w in self.evicted)
+        return (*(e for e in self.memory.evicted if e.uid in held), *fresh)
 
 
 def _unknown(scene: _Scene) -> Decision:
@@ -187,24 +195,24 @@ def _go_on(scene: _Scene) -> Decision:
         writes=(*_base_writes(scene), *_extra_writes(scene, memory)),
         memory=memory,
         preempted=scene.evicted,
+        freed=tuple(e for e in scene.memory.evicted if e not in memory.evicted),
         again=memory.until if memory.until and memory.until > scene.now else None,
     )
 
 
 def _remember(scene: _Scene) -> Memory:
     """What the next pass needs."""
-    memory, known = scene.memory, {w.uid for w in scene.view.workloads}
+    memory = scene.memory
     refused, until = memory.refused, memory.until
     if any(w.ready for w in scene.kept):
         refused = 0
     if any(w.index > 0 for w in scene.evicted):
         until = scene.now + timedelta(seconds=BACKOFF[min(refused, len(BACKOFF) - 1)])
         refused += 1
-    counted = (memory.evicted & known) | {w.uid for w in scene.evicted}
     gone = (scene.base is None or scene.base.going) and not scene.request.suspend
     runs = any(h.workload == scene.request.base for h in scene.holders)
     missing = (memory.missing or scene.now) if gone and runs else None
-    return replace(memory, evicted=frozenset(counted), refused=refused, until=until, missing=missing)
+    return replace(memory, evicted=scene.holding, refused=refused, until=until, missing=missing)
 
 
 def _seats(scene: _Scene, running: Iterable[Workload]) -> Iterable[Seat]:

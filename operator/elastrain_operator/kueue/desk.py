@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any
 
 import structlog
@@ -62,6 +63,8 @@ class Desk:
     def __init__(self, watch: Watch, kube: Calls, record: Callable[[JobRef, JobEvent], None]) -> None:
         self._watch, self._writer, self._record = watch, Writer(kube), record
         self._memory: dict[str, Memory] = {}
+        self._unpaid: dict[str, datetime] = {}
+        """By UID: since when extras are evicted whose rescale is not reported yet."""
 
     def decide(
         self, body: Mapping[str, Any], job: JobRef, spec: JobSpec, status: JobStatus, observed: Observed
@@ -81,12 +84,25 @@ class Desk:
         ]
         decision = decide(request, view, holders, self._memory.get(job.uid, Memory()), clock.now())
         self._memory[job.uid] = decision.memory
+        self._report(job, status, decision)
+        return Turn(request, view, decision)
+
+    def _report(self, job: JobRef, status: JobStatus, decision: Decision) -> None:
+        """Events and metrics of evictions."""
+        now = clock.now()
         for workload in decision.preempted:
-            kind = "extra" if workload.index else "base"
-            metrics.KUEUE_EVICTIONS.labels(kind, workload.evicted).inc()
+            metrics.KUEUE_EVICTIONS.labels(workload.kind, workload.evicted).inc()
             text = f"Kueue evicts Workload {workload.name} ({workload.evicted}): {workload.message}"
             self._record(job, JobEvent("WorkloadEvicted", text, Severity.WARNING))
-        return Turn(request, view, decision)
+            if workload.index and workload.ready:
+                self._unpaid.setdefault(job.uid, now)
+        for eviction in decision.freed:
+            metrics.KUEUE_FREED_SECONDS.labels(eviction.kind).observe((now - eviction.since).total_seconds())
+        last, since = status.last_rescale, self._unpaid.get(job.uid)
+        shrunk = last is not None and last.to < last.from_
+        if since and last and shrunk and last.time and datetime.fromisoformat(last.time) >= since.replace(microsecond=0):
+            metrics.KUEUE_PAUSE_SECONDS.observe(last.pause_seconds)
+            del self._unpaid[job.uid]
 
     async def send(self, body: Mapping[str, Any], job: JobRef, spec: JobSpec, status: JobStatus) -> None:
         """Keep the base Workload of a job that MultiKueue sends to another cluster. Its status, pods and extras are the
@@ -116,6 +132,7 @@ class Desk:
     def forget(self, uid: str) -> None:
         """A job is gone."""
         self._memory.pop(uid, None)
+        self._unpaid.pop(uid, None)
 
 
 def _pod_class(spec: JobSpec) -> str:

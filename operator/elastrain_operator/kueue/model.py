@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from elastrain.api import names
 from elastrain_operator.allocation.model import Share
 
 GROUP = "kueue.x-k8s.io"
 API_VERSION = f"{GROUP}/v1beta2"
 """The only version that is used: Kueue serves it from 0.15."""
-QUEUE_LABEL = f"{GROUP}/queue-name"
+QUEUE_LABEL = names.LABEL_QUEUE
 CLASS_LABEL = f"{GROUP}/priority-class"
 PREBUILT = f"{GROUP}/prebuilt-workload-name"
 """Label or annotation of a job that MultiKueue has mirrored: the name of its base Workload."""
@@ -74,6 +75,11 @@ class Workload:
     """Of its admission checks: ``podSetUpdates``."""
     topology: bool = False
     """Kueue places its pods: each starts with a scheduling gate."""
+
+    @property
+    def kind(self) -> str:
+        """``base`` or ``extra``, for metrics."""
+        return "extra" if self.index else "base"
 
     @property
     def runs(self) -> bool:
@@ -152,11 +158,22 @@ class Holder:
 
 
 @dataclass(frozen=True, slots=True)
+class Eviction:
+    """An evicted Workload that still holds its quota."""
+
+    uid: str
+    kind: str
+    """``base`` or ``extra``."""
+    since: datetime
+    """When it was first observed."""
+
+
+@dataclass(frozen=True, slots=True)
 class Memory:
     """Kept between passes. Losing it is safe: the next operator waits a little shorter or longer."""
 
-    evicted: frozenset[str] = frozenset()
-    """UIDs of Workloads whose eviction was counted."""
+    evicted: tuple[Eviction, ...] = ()
+    """Those that were counted."""
     refused: int = 0
     """Extras in a row that Kueue took back before their workers were ready."""
     until: datetime | None = None
@@ -256,5 +273,7 @@ class Decision:
     memory: Memory = Memory()
     preempted: tuple[Workload, ...] = ()
     """Evicted since the last pass."""
+    freed: tuple[Eviction, ...] = ()
+    """Their quota is free since the last pass."""
     again: datetime | None = None
     """When time alone changes the decision."""

@@ -235,3 +235,28 @@ def test_a_change_that_the_operator_has_not_observed_is_reported() -> None:
 
 def test_explain_shows_why_the_job_is_not_larger() -> None:
     assert "0 of 8 nvidia.com/gpu are free" in [reason.text for reason in explain(job(BUSY), [])]
+
+
+# ---- jobs under Kueue ----------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("reason", "change"),
+    [
+        ("QuotaExhausted", "it grows when other jobs give quota back; raise the quota of its ClusterQueue"),
+        ("Queued", "or lower minReplicas"),
+        ("AdmissionCheck", "kubectl describe workload -n default -l elastrain.dev/job=digits"),
+        ("QueueMissing", "kubectl get localqueues -n default"),
+        ("AtMax", ""),
+    ],
+)
+def test_a_queued_job_names_its_queue_and_what_would_make_it_larger(reason: str, change: str) -> None:
+    said = "queue lq (ClusterQueue cq) admits 2 of 4 workers; the next one waits: insufficient unused quota"
+    grown = {**condition("Grown", "False", said), "reason": reason}
+    status = {"observedGeneration": 1, "desiredReplicas": 2, "readyReplicas": 2, "conditions": [grown]}
+    queued = job(status)
+    queued.metadata["labels"] = {names.LABEL_QUEUE: "lq"}
+    first, last = explain(queued, ())
+    assert first.text == said
+    assert change in first.change
+    assert bool(change) == bool(first.change)
+    assert last.text == "2 of 2 desired workers train; Kueue's queue lq decides between 1 and 4"
+    assert explain(job(status), ())[0].change == "", "without the label, Kueue is not asked"

@@ -100,3 +100,12 @@ def test_workers_without_accelerators_are_counted_apart(body) -> None:
     gpus, workers = accelerators.picture(pods, [facts.node(body("node", "n1", 2))])
     assert (gpus["held"], gpus["total"]) == (0, 2)
     assert (workers["resource"], workers["held"], workers["total"]) == (facts.CPU_WORKERS, 3, None)
+
+
+def test_a_queued_job_shows_its_queue_and_no_other_label(body, running) -> None:
+    queued = body("job", status=running)
+    queued["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "research", "team": "secret"}
+    kept = facts.job(queued)
+    assert "secret" not in str(kept.body)
+    assert picture.detail(job_of(kept.body), [], [], [])["queue"] == "research"
+    assert picture.detail(job_of(facts.job(body("job", status=running)).body), [], [], [])["queue"] == ""

@@ -19,6 +19,7 @@ TRAINER_CONTAINER = "trainer"
 LABEL_JOB = f"{GROUP}/job"
 LABEL_JOB_UID = f"{GROUP}/job-uid"
 LABEL_ORDINAL = f"{GROUP}/ordinal"
+LABEL_QUEUE = "kueue.x-k8s.io/queue-name"  # of a job: its LocalQueue; Kueue decides the job's size
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 MANAGED_BY = "elastrain"
 LABEL_USES = f"{GROUP}/uses"  # workers use a service account, a Secret or a claim: admission.yaml of the chart

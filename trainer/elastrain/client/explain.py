@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from elastrain.api.job import Condition, ConditionType, ElasticTrainingJob, JobStatus
-from elastrain.client import Worker
+from elastrain.client import Worker, queued
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +38,16 @@ def explain(job: ElasticTrainingJob, workers: Sequence[Worker]) -> list[Reason]:
         return [Reason("the job is suspended: 0 workers desired", f"elastrain resume {job.name}")]
     # The last reason contains this text too; a condition may contain no more.
     bare = f"{status.ready_replicas} of {_desired(job, status)} workers train"
-    unmet = [reason for reason in _unmet(conditions) if reason.text != bare]
+    unmet = [reason for reason in _unmet(job, conditions) if reason.text != bare]
     return [*unmet, *_stopped(workers), *_starting(workers), *_spares(job, status), _bounds(job, status)]
 
 
-def _unmet(conditions: Mapping[str, Condition]) -> list[Reason]:
+def _unmet(job: ElasticTrainingJob, conditions: Mapping[str, Condition]) -> list[Reason]:
+    grown = conditions.get(ConditionType.GROWN)
     remedies = {
         ConditionType.COORDINATION_AVAILABLE: "elastrain doctor; healthy jobs continue meanwhile",
         ConditionType.PODS_READY: "",
-        ConditionType.GROWN: "",
+        ConditionType.GROWN: queued.change(job, grown) if grown is not None else "",
         ConditionType.WORKERS_HEALTHY: "",
         ConditionType.GANG_SCHEDULED: "install the scheduler's API, or set gang.scheduler of the chart",
         ConditionType.UP_TO_DATE: "",
@@ -115,6 +116,8 @@ def _bounds(job: ElasticTrainingJob, status: JobStatus) -> Reason:
     state = f"{status.ready_replicas} of {desired} desired workers train"
     if desired >= spec.max_replicas:
         return Reason(f"{state}; maxReplicas is {spec.max_replicas}", "raise spec.maxReplicas")
+    if spec.replicas is None and (queue := queued.queue_of(job)):
+        return Reason(f"{state}; Kueue's queue {queue} decides between {spec.min_replicas} and {spec.max_replicas}")
     if spec.replicas is None:
         return Reason(f"{state}; the operator chooses between {spec.min_replicas} and {spec.max_replicas}")
     return Reason(

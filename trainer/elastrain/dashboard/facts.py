@@ -63,6 +63,8 @@ class EventFacts:
 def job(body: Mapping[str, Any]) -> JobFacts:
     """Facts of a job."""
     meta = {name: body["metadata"][name] for name in _META if name in body["metadata"]}
+    if queue := (body["metadata"].get("labels") or {}).get(names.LABEL_QUEUE):
+        meta["labels"] = {names.LABEL_QUEUE: queue}
     kept = {
         "apiVersion": body.get("apiVersion", names.API_VERSION), "kind": body.get("kind", names.KIND),
         "metadata": meta, "spec": {**body.get("spec", {}), "template": _TEMPLATE}, "status": body.get("status", {}),

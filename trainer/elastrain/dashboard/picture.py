@@ -7,7 +7,7 @@ from typing import Any
 
 from elastrain.api.job import AcceleratorSeconds, ConditionType, ElasticTrainingJob, JobStatus
 from elastrain.api.records import PHASES
-from elastrain.client import Event, Worker, view
+from elastrain.client import Event, Worker, queued, view
 from elastrain.client import explain as explanations
 from elastrain.dashboard.timeline import Moment
 
@@ -84,6 +84,7 @@ def detail(
     waiting_first = sorted(workers, key=lambda w: (w.phase == "Running", w.ordinal))
     return {
         **row(job),
+        "queue": queued.queue_of(job),
         "epoch": status.progress.epoch if status.progress else None,
         "generation": _dump(status.generation),
         "restarts": _dump(status.restarts),

@@ -92,6 +92,7 @@ export class JobPage {
     const facts = [
       ["Workers", () => workers(job), job.desired === null ? null : [job.ready, job.desired, job.max, job.phase]],
       ["Bounds", () => `${job.min} to ${job.max}`, [job.min, job.max]],
+      ["Queue", () => job.queue, job.queue],
       ["Step", () => progress(job), [job.step, job.of]],
       ["Done in", () => eta(job), eta(job)],
       ["Loss", () => figure(job.loss), job.loss],
