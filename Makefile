@@ -11,6 +11,8 @@ SEEDS ?= 2000
 FIRST ?= 0
 # Beside the one that e2e/cluster/programs/go.mod pins.
 OTHER_KUBERNETES ?= v1.34.4
+# The first Kueue that serves what we read; tests/protocol/kueue runs with it nightly, else with that of scripts/get-kueue.
+OLDEST_KUEUE ?= v0.15.2
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 
@@ -34,8 +36,9 @@ test: ## linters, types, and the tests that need no cluster: unit, protocol, tra
 
 nightly: ## what CI leaves out: nightly tests, 20 times the property tests, all examples, long outages, another Kubernetes
 	@scripts/dev-env
-	@scripts/get-s3 && scripts/get-kueue
+	@scripts/get-s3 && scripts/get-kueue && KUEUE_VERSION=$(OLDEST_KUEUE) scripts/get-kueue
 	@$(PYTEST) -m "nightly or hypothesis" --hypothesis-profile=nightly --override-ini=timeout=1800 --durations=10
+	@export KUEUE_VERSION=$(OLDEST_KUEUE); $(PYTEST) -m "" --override-ini=timeout=1800 tests/protocol/kueue
 	@$(MAKE) --no-print-directory nightly-e2e
 
 seeded: ## put each seeded bug (tests/seeded) into a copy of the tree and show which test finds it

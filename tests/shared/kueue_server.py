@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import os
 import subprocess
 import time
 import urllib.error
@@ -30,7 +31,9 @@ SYSTEM = ["kube-system", "kueue-system"]
 
 
 def built(version: str = "") -> Path:
-    """The folder that ``scripts/get-kueue`` makes. Skips without it (fails if ELASTRAIN_REQUIRE_KUEUE=1)."""
+    """The folder that ``scripts/get-kueue`` makes, of ``version``, else of $KUEUE_VERSION, else of the newest. Skips
+    without it (fails if ELASTRAIN_REQUIRE_KUEUE=1)."""
+    version = version or os.environ.get("KUEUE_VERSION", "")
     folder = CACHE / (f"kueue-{version}" if version else "kueue")
     if not (folder / "kueue").exists():
         _missing(f"there is no {folder}/kueue", "ELASTRAIN_REQUIRE_KUEUE", "scripts/get-kueue")

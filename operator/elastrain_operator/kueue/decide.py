@@ -317,7 +317,7 @@ def _extra_writes(scene: _Scene, memory: Memory) -> Iterable[Write]:
         return
     missing = min(scene.most - len(scene.kept), scene.ahead - len([w for w in scene.kept if not w.reserved]))
     for index in _free(scene, missing):
-        yield Create(f"{scene.request.base}-{index}", index, scene.request.pods, priority)
+        yield Create(scene.request.extra_name(index), index, scene.request.pods, priority)
 
 
 def _below(scene: _Scene) -> int | None:
@@ -330,16 +330,10 @@ def _below(scene: _Scene) -> int | None:
 def _free(scene: _Scene, number: int) -> Iterable[int]:
     """The lowest indices that no Workload has."""
     taken = {w.index for w in scene.view.workloads}
-    taken |= {_index(h.workload, scene.request.base) for h in scene.holders}
+    charged = {h.workload for h in scene.holders}
     index = 1
     while number > 0:
-        if index not in taken:
+        if index not in taken and scene.request.extra_name(index) not in charged:
             number -= 1
             yield index
         index += 1
-
-
-def _index(name: str, base: str) -> int:
-    """The index in the name of a Workload; -1: it is none of this job's."""
-    rest = name.removeprefix(f"{base}-")
-    return int(rest) if rest.isdigit() else -1

@@ -99,8 +99,9 @@ class Desk:
         for eviction in decision.freed:
             metrics.KUEUE_FREED_SECONDS.labels(eviction.kind).observe((now - eviction.since).total_seconds())
         last, since = status.last_rescale, self._unpaid.get(job.uid)
-        shrunk = last is not None and last.to < last.from_
-        if since and last and shrunk and last.time and datetime.fromisoformat(last.time) >= since.replace(microsecond=0):
+        if since is None or last is None or last.time is None or last.to >= last.from_:
+            return
+        if datetime.fromisoformat(last.time) >= since.replace(microsecond=0):
             metrics.KUEUE_PAUSE_SECONDS.observe(last.pause_seconds)
             del self._unpaid[job.uid]
 

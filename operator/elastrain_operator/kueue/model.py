@@ -123,7 +123,7 @@ class Request:
     """What one job asks of Kueue. A replica has ``pods`` pods: one, or those of a group of workers."""
 
     base: str
-    """Name of the base Workload; extras append ``-1``, ``-2``, …"""
+    """Name of the base Workload."""
     queue: str
     """Empty: the job has left Kueue."""
     minimum: int
@@ -141,6 +141,12 @@ class Request:
     """Extras may wait in a StrictFIFO queue, too."""
     mirrored: bool = False
     """MultiKueue has made the job and its base Workload."""
+    own_name: str = ""
+    """What this operator names the job's Workloads after; empty: ``base``, which MultiKueue did not choose."""
+
+    def extra_name(self, index: int) -> str:
+        """Name of an extra Workload."""
+        return f"{self.own_name or self.base}-{index}"
 
 
 @dataclass(frozen=True, slots=True)

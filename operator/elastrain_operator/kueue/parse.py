@@ -122,8 +122,10 @@ def request(body: Raw, spec: JobSpec, size: int, ended: str) -> Request:
     meta = mapping(body.get("metadata"))
     notes = mapping(meta.get("annotations"))
     prebuilt = label(body, PREBUILT) or text(notes.get(PREBUILT))
+    own_name = render.base_name(text(meta.get("name")), text(meta.get("uid")))
     return Request(
-        base=prebuilt or render.base_name(text(meta.get("name")), text(meta.get("uid"))),
+        base=prebuilt or own_name,
+        own_name=own_name,
         queue=label(body, QUEUE_LABEL),
         minimum=spec.min_replicas,
         wanted=spec.desired_replicas,

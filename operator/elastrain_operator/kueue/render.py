@@ -41,7 +41,8 @@ Body = dict[str, Any]
 
 
 def base_name(job: str, uid: str) -> str:
-    """Name of the base Workload; extras append their index."""
+    """Name of the base Workload; extras append their index. On a worker cluster of MultiKueue, whose base has the name
+    of the manager's job, extras have the mirrored job's: the API server lets the operator write no others."""
     return f"{job}-{uid[:8]}"
 
 

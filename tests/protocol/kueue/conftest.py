@@ -8,22 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from charts import Run
 from control_plane import ApiServer, control_plane
 from elastrain.api.keys import JobKeys
 from elastrain.etcd import EtcdClient
 from elastrain.etcd.server import EtcdServer
-from kueue_server import ACCOUNT, Kueue, built, garbage_collector, install_crds
+from kueue_planes import Operator, access_of, install, kueue_of
+from kueue_server import Kueue, built, garbage_collector, install_crds
 from kueue_world import World
-from operator_process import OperatorProcess
 from played import Played
 from warm import Warm
-
-NAMESPACE = "elastrain"
-SETTINGS = ("--set=kueue.enabled=true,fullnameOverride=operator,capacity.enabled=false", f"--namespace={NAMESPACE}")
-SHOWN = ("rbac", "kueue", "admission", "lease", "cluster-identity")
 
 
 @pytest.fixture(scope="session")
@@ -35,38 +30,6 @@ def kueue_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]
         install_crds(server)  # first: a garbage collector looks for new kinds every 30 s
         with garbage_collector(server, home):
             yield server
-
-
-def install(server: ApiServer, helm: Run, *values: str) -> list[dict[str, Any]]:
-    """The chart's rights and admission policies, in force. Returns all objects."""
-    show = [f"--show-only=templates/{name}.yaml" for name in SHOWN]
-    settings = (*SETTINGS, *(f"--set={value}" for value in values))
-    made = helm("template", "x", "charts/elastrain", *settings, "--kube-version=1.34.0", *show)
-    assert made.returncode == 0, made.stderr
-    objects = [o for o in yaml.safe_load_all(made.stdout) if o]
-    account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "operator", "namespace": NAMESPACE}}
-    space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
-    applied = server.kubectl("apply", "-f", "-", document=yaml.safe_dump_all([space, account, *objects]))
-    assert applied.returncode == 0, applied.stderr
-    return objects
-
-
-def kueue_of(server: ApiServer, objects: list[dict[str, Any]], home: Path) -> Kueue:
-    """Kueue with its own rights and those that the chart's ``objects`` give it; not started."""
-    [role] = [o for o in objects if o["kind"] == "ClusterRole" and o["metadata"]["name"] == "operator-kueue"]
-    [binding] = [o for o in objects if o["kind"] == "ClusterRoleBinding" and o["metadata"]["name"] == "operator-kueue"]
-    [subject] = binding["subjects"]
-    assert f"system:serviceaccount:{subject['namespace']}:{subject['name']}" == ACCOUNT
-    return Kueue(server, home, role["rules"])
-
-
-def access_of(server: ApiServer, path: Path) -> Path:
-    """A kubeconfig, at ``path``, with a token of the chart's service account."""
-    token = server.kubectl("create", "token", "operator", f"--namespace={NAMESPACE}", "--duration=2h").stdout
-    config = yaml.safe_load(server.kubeconfig.read_text())
-    config["users"][0]["user"] = {"token": token.strip()}
-    path.write_text(yaml.safe_dump(config))
-    return path
 
 
 @pytest.fixture(scope="session")
@@ -102,24 +65,6 @@ def configured(kueue: Kueue) -> Iterator[Callable[..., None]]:
 def operator_access(kueue_plane: ApiServer, installed: list[dict[str, Any]], tmp_path_factory: Any) -> Path:
     """The operator's kubeconfig."""
     return access_of(kueue_plane, Path(tmp_path_factory.mktemp("operator") / "kubeconfig"))
-
-
-class Operator:
-    """The operator of all namespaces: ``start()``, ``kill()``, ``process``."""
-
-    def __init__(self, warm: Warm, access: Path, etcd: EtcdServer, folder: Path) -> None:
-        self._warm, self._access, self._etcd, self._folder = warm, access, etcd, folder
-        self.process: OperatorProcess | None = None
-
-    def start(self) -> OperatorProcess:
-        if self.process is None or not self.process.is_running:
-            flags = (f"--etcd-endpoints={self._etcd.endpoint}", "--kueue")
-            self.process = OperatorProcess(self._warm, self._access, self._folder / "operator.log", *flags)
-        return self.process
-
-    def kill(self) -> None:
-        assert self.process is not None
-        self.process.kill()
 
 
 @pytest.fixture(scope="session")

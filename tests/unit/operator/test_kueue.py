@@ -319,3 +319,22 @@ def test_the_pause_of_the_rescale_is_what_evicted_extras_cost(monkeypatch: pytes
     look(BASE, **{"from": 4, "to": 2, "pauseSeconds": 0.3})
     look(BASE, **{"from": 4, "to": 2, "pauseSeconds": 0.3})
     assert paid == [0.3], "one rescale for both extras"
+
+
+def test_extras_of_a_mirrored_job_are_named_after_the_job_of_this_cluster() -> None:
+    """The base has the name of the manager's job; the API server lets the operator write no Workload of that name."""
+    body = {
+        "metadata": {
+            "name": "job", "uid": "12345678-aaaa", "labels": {"kueue.x-k8s.io/queue-name": "lq"},
+            "annotations": {"kueue.x-k8s.io/prebuilt-workload-name": "job-87654321"},
+        },
+        "spec": {},
+    }  # fmt: skip
+    request = parse.request(body, SPEC, 0, "")
+    base = dataclasses.replace(BASE, name="job-87654321", shape=request.shape)
+    pods = tuple(dataclasses.replace(p, workload=base.name) for p in PODS)
+    made = decided(base, job=request, pods=pods)
+    assert [w.name for w in made.writes if isinstance(w, Create)] == ["job-12345678-1", "job-12345678-2"]
+    charged = Holder("p2", "job-12345678-1")
+    again = decided(base, job=request, pods=(*pods, charged))
+    assert next(w.name for w in again.writes if isinstance(w, Create)) == "job-12345678-2", "a pod holds the first name"
