@@ -52,16 +52,16 @@ def access_of(server: ApiServer, path: Path) -> Path:
 
 
 class Operator:
-    """The operator of all namespaces: ``start()``, ``kill()``, ``process``."""
+    """The operator of all namespaces: ``start()``, ``kill()``, ``process``; ``flags`` of the next start."""
 
     def __init__(self, warm: Warm, access: Path, etcd: EtcdServer, folder: Path) -> None:
-        self._warm, self._access, self._etcd, self._folder = warm, access, etcd, folder
+        self._warm, self._access, self._folder = warm, access, folder
+        self.flags = [f"--etcd-endpoints={etcd.endpoint}", "--kueue"]
         self.process: OperatorProcess | None = None
 
     def start(self) -> OperatorProcess:
         if self.process is None or not self.process.is_running:
-            flags = (f"--etcd-endpoints={self._etcd.endpoint}", "--kueue")
-            self.process = OperatorProcess(self._warm, self._access, self._folder / "operator.log", *flags)
+            self.process = OperatorProcess(self._warm, self._access, self._folder / "operator.log", *self.flags)
         return self.process
 
     def kill(self) -> None:

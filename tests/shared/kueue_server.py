@@ -30,25 +30,33 @@ START_SECONDS = 60
 SYSTEM = ["kube-system", "kueue-system"]
 
 
-def built(version: str = "") -> Path:
-    """The folder that ``scripts/get-kueue`` makes, of ``version``, else of $KUEUE_VERSION, else of the newest. Skips
-    without it (fails if ELASTRAIN_REQUIRE_KUEUE=1)."""
-    version = version or os.environ.get("KUEUE_VERSION", "")
+def built() -> Path:
+    """The folder that ``scripts/get-kueue`` makes, of $KUEUE_VERSION, else of the newest. Skips without it (fails if
+    ELASTRAIN_REQUIRE_KUEUE=1)."""
+    version = os.environ.get("KUEUE_VERSION", "")
     folder = CACHE / (f"kueue-{version}" if version else "kueue")
     if not (folder / "kueue").exists():
         _missing(f"there is no {folder}/kueue", "ELASTRAIN_REQUIRE_KUEUE", "scripts/get-kueue")
     return folder
 
 
-def install_crds(server: ApiServer, version: str = "") -> None:
-    """Kueue's kinds."""
-    crds = str(built(version) / "crds.yaml")
+def install_crds(server: ApiServer) -> None:
+    """Kueue's kinds in v1beta2. Kueue 0.15 and 0.16 store v1beta1 and convert by a webhook, which needs a cluster."""
+    crds = (built() / "crds.yaml").read_text()
+    if os.environ.get("KUEUE_VERSION"):
+        crds = yaml.safe_dump_all(_newest_only(crd) for crd in yaml.load_all(crds, yaml.CSafeLoader) if crd)
     for command in (
-        ("apply", "--server-side", "--force-conflicts", "-f", crds),
-        ("wait", "--for=condition=Established", "--timeout=30s", "-f", crds),
+        ("apply", "--server-side", "--force-conflicts", "-f", "-"),
+        ("wait", "--for=condition=Established", "--timeout=30s", "-f", "-"),
     ):
-        done = server.kubectl(*command)
+        done = server.kubectl(*command, document=crds)
         assert done.returncode == 0, done.stderr
+
+
+def _newest_only(crd: dict[str, Any]) -> dict[str, Any]:
+    newest = [v for v in crd["spec"]["versions"] if v["name"] == "v1beta2"] or crd["spec"]["versions"]
+    crd["spec"]["versions"] = [{**v, "storage": v is newest[-1]} for v in newest]
+    return crd
 
 
 @contextlib.contextmanager
@@ -68,8 +76,8 @@ def garbage_collector(server: ApiServer, home: Path) -> Iterator[None]:
 class Kueue:
     """One Kueue process; ``start(**configuration)`` and ``stop()``. Its account has Kueue's own roles and ``rules``."""
 
-    def __init__(self, server: ApiServer, home: Path, rules: list[dict[str, Any]], version: str = "") -> None:
-        self.server, self.home, self.folder = server, home, built(version)
+    def __init__(self, server: ApiServer, home: Path, rules: list[dict[str, Any]]) -> None:
+        self.server, self.home, self.folder = server, home, built()
         self.webhook_port, self.health_port = free_ports(2)
         self._process: contextlib.ExitStack | None = None
         home.mkdir(exist_ok=True)

@@ -9,9 +9,13 @@ from typing import Any
 
 import pytest
 
+from charts import Run
+from control_plane import ApiServer
+from kueue_planes import Operator, install
 from kueue_server import GPU
 from kueue_world import World, template, true
 
+SHARED = ["--capacity", "--capacity-hysteresis=0"]
 READY = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": ""}
 
 
@@ -32,6 +36,23 @@ def racks(world: World) -> Iterator[str]:
     for name in nodes:
         with contextlib.suppress(urllib.error.HTTPError):
             world.call("DELETE", f"/api/v1/nodes/{name}")
+
+
+@pytest.fixture
+def sharing(operator: Operator, kueue_plane: ApiServer, helm: Run, racks: str) -> Iterator[str]:
+    """The operator shares the two racks between jobs without a queue, too. Returns the flavor's name."""
+
+    def restart() -> None:
+        operator.kill()
+        operator.start()
+
+    install(kueue_plane, helm, "capacity.enabled=true")
+    operator.flags += SHARED
+    restart()
+    yield racks
+    del operator.flags[-len(SHARED) :]
+    restart()
+    install(kueue_plane, helm)
 
 
 def is_ungated(_name: str, pod: dict[str, Any]) -> bool:
@@ -77,3 +98,17 @@ def test_an_admitted_extra_makes_a_node_come_and_an_empty_node_goes(world, play,
     eventually(lambda: len(world.pods()) == 1, 30, "the other nodes are empty")
     eventually(lambda: set(world.workloads(job)) == {world.base_name(job)}, 30, "and their quota is free")
     assert true(world.base(job), "Admitted")
+
+
+@pytest.mark.nightly
+def test_a_job_without_a_queue_leaves_room_for_admitted_workers_that_no_node_has_yet(world, sharing, play, eventually):
+    world.queue("lq", {sharing: 3})
+    queued = world.submit("queued", 1, 8)
+    play(queued).may_start = lambda _name, _pod: False  # no scheduler binds them
+    eventually(lambda: len(world.pods()) == 3, 40, "three workers are admitted and created")
+    free = world.create_job("free", maxReplicas=8, template=template())
+    play(free)
+    eventually(lambda: world.training(free) == 5, 40, "it gets the rest of 8 GPUs")
+    assert world.condition("free", "Grown")["reason"] == "NoRoom"
+    world.merge(world.job_path("queued"), {"spec": {"suspend": True}})
+    eventually(lambda: world.training(free) == 8, 40, "their room is free when they have left")
