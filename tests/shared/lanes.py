@@ -41,8 +41,6 @@ LANES: dict[str, tuple[str, ...]] = {
         "tests/protocol/operator/test_skew_on_apiserver.py",
         "tests/protocol/operator/test_spares_on_apiserver.py",
     ),
-    # A control plane of its own with Kueue, whose webhooks look at all pods.
-    "kueue": ("tests/protocol/kueue/",),
     # Real ranks, forks of one warm process.
     "training": (
         "tests/training/bench/",
@@ -55,6 +53,7 @@ LANES: dict[str, tuple[str, ...]] = {
         "tests/training/elastic/test_state_in_portions.py",
         "tests/training/faults/",
     ),
+    "sharded checkpoints": ("tests/training/sharded/test_checkpoints.py",),
     # Processes that import torch themselves.
     "processes": (
         "tests/protocol/nodecheck/",
@@ -63,7 +62,14 @@ LANES: dict[str, tuple[str, ...]] = {
         "tests/training/local/",
         "tests/training/rendezvous/",
     ),
+    "simulation": ("tests/sim/test_simulation.py",),  # all cores
+    "zoo": ("tests/training/zoo/",),
+    "groups": ("tests/training/sharded/test_groups.py",),
+    # A control plane of its own with Kueue, whose webhooks look at all pods.
+    "kueue": ("tests/protocol/kueue/",),
+    "one copy": ("tests/training/sharded/test_one_copy.py",),
 }
+"""The longest first; all other files come after them."""
 
 
 def lane(path: str) -> str:

@@ -67,8 +67,12 @@ def train_to_a_checkpoint(job, volume: Path, spec: CheckpointSpec, *workers: str
 
 @pytest.mark.parametrize(
     ("workers", "shards"),
-    [("x", 2), ("xyz", 2), ("x", 3), ("x", 1)],
-    ids=["fewer groups", "more groups", "three shards", "whole models"],
+    [
+        pytest.param("x", 2, id="fewer groups"),
+        pytest.param("xyz", 2, id="more groups", marks=pytest.mark.nightly),
+        pytest.param("x", 3, id="three shards", marks=pytest.mark.nightly),
+        pytest.param("x", 1, id="whole models"),
+    ],
 )
 def test_job_resumes_with_other_groups_and_shards_if_all_processes_are_killed(
     job, volume, spec, workers, shards
@@ -132,7 +136,7 @@ def test_training_goes_on_from_the_checkpoint_if_a_shard_has_no_holder_left(job,
     assert verdict.ok, verdict.problems
 
 
-@pytest.mark.parametrize("what", ["die-in-save", "die-before-commit"])
+@pytest.mark.parametrize("what", ["die-in-save", pytest.param("die-before-commit", marks=pytest.mark.nightly)])
 def test_a_checkpoint_of_which_a_writer_died_is_never_taken_and_the_next_one_is_complete(
     job, volume, spec, what
 ) -> None:
@@ -169,7 +173,9 @@ def test_status_tells_of_a_full_disk_on_any_rank_and_the_next_save_is_complete(j
 
 
 @pytest.mark.parametrize("shards", [1, 2], ids=["whole models", "two shards"])
-@pytest.mark.parametrize("lost", [False, True], ids=["all left", "one lost"])
+@pytest.mark.parametrize(
+    "lost", [pytest.param(False, id="all left", marks=pytest.mark.nightly), pytest.param(True, id="one lost")]
+)
 def test_job_resumes_from_any_nodes_memory_if_all_processes_are_killed(job, volume, shards, lost) -> None:
     """Agents too: their containers start again in the same pods."""
     spec = CheckpointSpec(path=str(volume), every_steps=1000, memory=Interval(every_steps=2))
