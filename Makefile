@@ -37,6 +37,7 @@ test: ## linters, types, and the tests that need no cluster: unit, protocol, tra
 nightly: ## what CI leaves out: nightly tests, 20 times the property tests, all examples, long outages, another Kubernetes
 	@scripts/dev-env
 	@scripts/get-s3 && scripts/get-kueue && KUEUE_VERSION=$(OLDEST_KUEUE) scripts/get-kueue
+	@if command -v npm >/dev/null; then scripts/get-azurite; fi
 	@$(PYTEST) -m "nightly or hypothesis" --hypothesis-profile=nightly --override-ini=timeout=1800 --durations=10
 	@export KUEUE_VERSION=$(OLDEST_KUEUE); $(PYTEST) -m "" --override-ini=timeout=1800 tests/protocol/kueue
 	@$(MAKE) --no-print-directory nightly-e2e
