@@ -80,6 +80,34 @@ class ShardedJob(Job):
         return {w: [torch.load(self.folder / f"final-{w}-{n}.pt") for n in range(self.nproc)] for w in workers}
 
 
+class GroupsOfWorkersJob(ShardedJob):
+    """A group has two workers of one rank each: ``a0`` and ``a1`` are group a. The test wants whole groups."""
+
+    nproc = 1
+
+    def want(self, desired: int, **fields: object) -> None:
+        super().want(desired * SHARDS, **{"min": SHARDS, **fields})
+
+    def start(self, *workers: str, **options: object) -> None:
+        for worker in workers:
+            own = {names.ENV_GROUP: str(ord(worker[0])), names.ENV_PLACE: worker[1]}
+            super().start(worker, **own, **options)
+
+    def settings(self) -> RankSettings:
+        return RankSettings(shards=SHARDS)
+
+    def groups(self) -> list[str]:
+        """Of the newest generation, in rank order; fails the test if one is not whole."""
+        workers = [m.worker for m in self.generation().members]
+        assert [w[1] for w in workers] == ["0", "1"] * (len(workers) // SHARDS), workers
+        return [w[0] for w in workers[::SHARDS]]
+
+    def of_groups(self, *groups: str) -> dict[str, list[dict]]:
+        """As :meth:`finish`; by group, its shards."""
+        ends = self.finish(*(f"{g}{n}" for g in groups for n in range(SHARDS)))
+        return {g: [ends[f"{g}{n}"][0] for n in range(SHARDS)] for g in groups}
+
+
 class OneCopyJob(ShardedJob):
     """One copy of the model over all ranks; each worker is one of them."""
 
@@ -116,3 +144,13 @@ def one_copy(
     job = OneCopyJob(warm, tmp_path, etcd_factory(), job_keys)
     yield job
     job.close()
+
+
+@pytest.fixture
+def groups(
+    warm: Warm, tmp_path: Path, etcd_factory: Callable[[], EtcdServer], job_keys: JobKeys
+) -> Iterator[GroupsOfWorkersJob]:
+    job = GroupsOfWorkersJob(warm, tmp_path, etcd_factory(), job_keys)
+    yield job
+    job.close()
+    shutil.rmtree(names.node_memory(job_keys.uid), ignore_errors=True)

@@ -33,7 +33,7 @@ def test_the_message_names_the_variable_if_it_is_missing():
         ("ELASTRAIN_STUCK_TIMEOUT", "-1", "greater than or equal to 0"),
         ("ELASTRAIN_STRAGGLERS", "kill", "'name' or 'exclude'"),
         ("ELASTRAIN_MIN_TIMEOUT", "0", "greater than 0"),
-        ("ELASTRAIN_RANK_SETTINGS", '{"shards": 2}', r"shards \(2\) must divide ELASTRAIN_NPROC_PER_NODE \(1\)"),
+        ("ELASTRAIN_PLACE", "1", "less than 1, the workers of a group"),
         ("ELASTRAIN_BACKEND", "mpi", "'auto', 'nccl' or 'tcp'"),
     ],
 )

@@ -23,6 +23,7 @@ class Job:
     timing: Timing = field(default_factory=Timing)
     now: float = 1000.0
     step: int = 0
+    group_size: int = 1
     finished: bool = False
     members: dict[str, RegisteredMember] = field(default_factory=dict)
     gone: dict[str, RegisteredMember] = field(default_factory=dict)
@@ -34,10 +35,16 @@ class Job:
     revision: int = 1
 
     # ---- what happens ----------------------------------------------------------------------------------------------
-    def join(self, *workers: str, ready: bool = True, slots: int = 1, incarnation: int = 0) -> None:
+    def join(self, *workers: str, ready: bool = True, slots: int = 1, incarnation: int = 0, **fields: int) -> None:
+        """With ``group_size`` > 1, ``a0`` and ``a1`` are the places 0 and 1 of one group, unless ``fields`` differ."""
         for worker in workers:
             self.revision += 1
-            record = Member(id=f"{worker}.{incarnation or self.revision}", worker=worker, address=worker, slots=slots)
+            if self.group_size > 1:
+                own = {"group": ord(worker[0]), "place": int(worker[1]), "group_size": self.group_size, **fields}
+            else:
+                own = fields
+            member = f"{worker}.{incarnation or self.revision}"
+            record = Member.model_validate({"id": member, "worker": worker, "address": worker, "slots": slots, **own})
             self.members[record.id] = RegisteredMember(record, self.revision)
             if ready:
                 self.set(worker, phase=Phase.READY, store_port=1)

@@ -20,23 +20,26 @@ from hypothesis.stateful import (
 
 from budgets import examples
 from elastrain.api.records import Phase, Target
+from elastrain.rendezvous import groups
 from elastrain.rendezvous.decide import MAX_OUTSTANDING, Condemn, Propose, Wait, decide
 
 
 class AnyHistory(RuleBasedStateMachine):
     """Members that can switch in process: they stay ready while they train."""
 
-    def __init__(self, make_job: Any) -> None:
+    def __init__(self, make_job: Any, group_size: int = 1) -> None:
         super().__init__()
-        self.make_job = make_job
+        self.make_job, self.group_size = make_job, group_size
         self.job = make_job()
         self.count = 0
 
     @initialize(least=st.integers(1, 4), more=st.integers(0, 4), first=st.integers(0, 6))
     def begin(self, least: int, more: int, first: int) -> None:
-        self.job = self.make_job(target=Target(min=least, max=least + more, desired=least + more))
-        for _ in range(first):
-            self.join(ready=True, slots=1)
+        n = self.group_size
+        target = Target(min=least * n, max=(least + more) * n, desired=(least + more) * n)
+        self.job = self.make_job(target=target, group_size=n)
+        for i in range(first):
+            self.join(ready=True, slots=1, group=i // n, place=i % n)
         self.judge()
         self.pass_time(5.0)
         self.judge()
@@ -44,10 +47,12 @@ class AnyHistory(RuleBasedStateMachine):
             self.adopt()
 
     # ---- what may happen -------------------------------------------------------------------------------------------
-    @rule(ready=st.booleans(), slots=st.integers(1, 3))
-    def join(self, ready: bool, slots: int) -> None:
+    @rule(ready=st.booleans(), slots=st.integers(1, 3), group=st.integers(0, 4), place=st.integers(0, 9))
+    def join(self, ready: bool, slots: int, group: int, place: int) -> None:
+        """Several may claim one place of a group."""
         if len(self.job.members) < 9:
-            self.job.join(f"w{self.count}", ready=ready, slots=slots)
+            own = {"group": group, "place": place % self.group_size, "group_size": self.group_size}
+            self.job.join(f"w{self.count}", ready=ready, slots=slots, **own)
             self.count += 1
 
     @rule(pick=st.randoms(use_true_random=False))
@@ -136,20 +141,29 @@ class AnyHistory(RuleBasedStateMachine):
             assert m.rank_offset == offset, "rank offsets are contiguous"
             offset += records[m.id].slots
         assert len(set(ids)) == len(ids), "no member is in a generation twice"
+        n = self.group_size
+        places = [(records[i].group if n > 1 else i, records[i].place) for i in ids]
+        made = [places[i : i + n] for i in range(0, len(places), n)]
+        assert all([p for _, p in g] == [*range(n)] for g in made), "groups are whole, in the order of places"
+        for i in range(0, len(ids), n):
+            own = len({group for group, _ in made[i // n]}) == 1
+            assert own or all(view.adopted_by(view.alive[m]) for m in ids[i : i + n]), "mates of old mix to keep state"
         assert proposed.number == (base.number + 1 if base else 1), "numbers grow by one"
         assert not ids or len(ids) >= view.target.min, "no generation is smaller than min"
         assert not set(ids) & view.suspects, "no suspect is in a proposal"
-        assert all(records[i].phase is Phase.READY for i in ids), "only ready members are in a proposal"
+        gives = {m.id for m in view.keepers}
+        others = [records[i] for i in ids if i not in gives]
+        assert all(r.phase is Phase.READY for r in others), "only ready members are in a proposal"
         leaving = set(view.target.leaving)
-        assert not any(records[i].worker in leaving for i in ids), "a leaving worker is in no proposal"
-        assert not ids or len(ids) <= max(view.target.desired, len(view.stayers)), "no member joins beyond desired"
+        assert not any(r.worker in leaving for r in others), "a leaving worker is in no proposal, unless it gives state"
+        assert not ids or len(others) <= max(view.target.desired, len(view.stayers)), "no member joins beyond desired"
         outstanding = proposed.number - view.in_force if view.in_force is not None else 0
         assert outstanding <= MAX_OUTSTANDING, "proposals fit into the readiness slots"
         if ids and outstanding < MAX_OUTSTANDING:
             assert {m.id for m in view.stayers} <= set(ids), "ready members of the base stay"
             kept = [i for i in ids if base and base.member(i) is not None]
             order = [m.id for m in base.members if m.id in kept] if base else []
-            assert kept == order == ids[: len(kept)], "stayers keep their order and come first"
+            assert n > 1 or kept == order == ids[: len(kept)], "stayers keep their order and come first"
         assert not isinstance(self.job.decide(), Propose), "one proposal is enough if nothing changes"
 
     @invariant()
@@ -177,10 +191,14 @@ class AnyHistory(RuleBasedStateMachine):
             job.pass_time(100.0)
         view = job.view()
         willing = [m for m in view.alive.values() if m.record.phase is Phase.READY and not view.is_leaving(m)]
-        if view.target.desired and len(willing) >= view.target.min:
+        n = self.group_size
+        there = {(m.record.group if n > 1 else m.id, m.record.place) for m in willing}
+        able = n * sum(all((group, p) in there for p in range(n)) for group, place in there if not place)
+        if view.target.desired and able >= view.target.min:
             assert job.base is not None and len(job.base.members) >= view.target.min, "enough willing members train"
-            room = max(view.target.desired, len(view.stayers))
-            assert len(job.base.members) == min(len(willing), room), (
+            room = max(view.target.desired // n * n, len(view.stayers))
+            mixed = n > 1 and any(m.id not in {m.id for g in groups.of(willing) for m in g} for m in view.base_alive)
+            assert mixed or len(job.base.members) == min(able, room), (
                 "all willing members up to the desired number train"
             )
             assert view.intact and view.adopted, "the generation in force is whole"
@@ -188,8 +206,9 @@ class AnyHistory(RuleBasedStateMachine):
 
 @pytest.mark.hypothesis  # its plugin detects only functions by itself
 @pytest.mark.timeout(600)  # a failure takes minutes to be made small; it must not be cut off before it is shown
-def test_promises_are_kept_for_any_history(make_job):
+@pytest.mark.parametrize("group_size", [1, 2, 3])
+def test_promises_are_kept_for_any_history(make_job, group_size):
     run_state_machine_as_test(
-        lambda: AnyHistory(make_job),
-        settings=examples(80, stateful_step_count=40),
+        lambda: AnyHistory(make_job, group_size),
+        settings=examples(80 // group_size, stateful_step_count=40),
     )

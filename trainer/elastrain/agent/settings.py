@@ -20,7 +20,7 @@ from pydantic import (
 
 from elastrain.agent.core.health import Policy
 from elastrain.api import names
-from elastrain.api.settings import CheckpointSpec, RankSettings, Transport
+from elastrain.api.settings import CheckpointSpec, RankSettings, Transport, workers_of_a_group
 
 _NEWER_IMAGE = " (written by the operator: the image's elastrain must not be older than the operator)"
 
@@ -52,6 +52,8 @@ class Settings(BaseModel):
     min_timeout: Annotated[float, Field(alias=names.ENV_MIN_TIMEOUT, gt=0)] = Policy().min_timeout
     written: Annotated[Json[RankSettings], Field(alias=names.ENV_RANK_SETTINGS)] = RankSettings()
     """By the operator or local mode. A field that it leaves out can have a variable of its own, below."""
+    group: Annotated[int, Field(alias=names.ENV_GROUP, ge=0)] = 0
+    place: Annotated[int, Field(alias=names.ENV_PLACE, ge=0)] = 0
     checkpoint: Annotated[Json[CheckpointSpec] | None, Field(alias=names.ENV_CHECKPOINT)] = None
     audit_dir: Annotated[str | None, Field(alias=names.ENV_AUDIT_DIR)] = None
     backend: Annotated[
@@ -61,9 +63,23 @@ class Settings(BaseModel):
     @field_validator("written")
     @classmethod
     def _groups_are_whole(cls, written: RankSettings, info: ValidationInfo) -> RankSettings:
-        if written.shards != "all" and (nproc := info.data.get("nproc", written.shards)) % written.shards:
-            raise ValueError(f"shards ({written.shards}) must divide {names.ENV_NPROC} ({nproc})")
+        shards, nproc = written.shards, info.data.get("nproc", written.shards)
+        if shards != "all" and nproc % shards and shards % nproc:
+            raise ValueError(f"shards ({shards}) must divide {names.ENV_NPROC} ({nproc}), or be a multiple of it")
         return written
+
+    @field_validator("place")
+    @classmethod
+    def _place_is_in_the_group(cls, place: int, info: ValidationInfo) -> int:
+        size = workers_of_a_group(info.data["written"].shards, info.data["nproc"]) if "written" in info.data else place
+        if place > size - 1:
+            raise ValueError(f"must be less than {size}, the workers of a group")
+        return place
+
+    @property
+    def group_size(self) -> int:
+        """Workers of a group; 1: each worker has whole groups, or replicas."""
+        return workers_of_a_group(self.written.shards, self.nproc)
 
     @property
     def ranks(self) -> RankSettings:

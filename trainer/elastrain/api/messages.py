@@ -117,6 +117,8 @@ class Welcome(Record):
     lease_ttl: float
     """Seconds."""
     settings: RankSettings
+    first_shard: int = 0
+    """The part of a sharded model that local rank 0 holds."""
     step: int = 0
     """Greatest number of committed steps in any report: the number of lost steps if no state is left."""
     saved_step: int = 0

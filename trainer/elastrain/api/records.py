@@ -112,6 +112,12 @@ class Member(Record):
     """TCP port of this member's store, for generations in which it comes first; 0 until ready."""
     slots: Annotated[int, Field(ge=1)] = 1
     """Ranks of this member."""
+    group: int = 0
+    """Number of its group; only if a group has several workers."""
+    place: Annotated[int, Field(ge=0)] = 0
+    """Its place in the group: which shards of the model its ranks hold."""
+    group_size: Annotated[int, Field(ge=1)] = 1
+    """Workers of a group. A generation has whole groups only."""
     phase: Annotated[Phase | str, Field(union_mode="left_to_right")] = Phase.WARMING
     generation: int = 0
     """Number of the generation that all its ranks have adopted; 0: none yet. The member that holds the generation's
@@ -125,8 +131,8 @@ class Member(Record):
     learning: bool = False
     """A part of the training state of its ranks has not arrived yet, in the generation that they have adopted."""
     holds: bool = False
-    """Its ranks hold the whole training state although it has been in no generation: they have kept their processes
-    when another rank of the worker was killed."""
+    """Its ranks hold the whole training state, or all shards of their worker, although it has been in no generation:
+    they have kept their processes when another rank of the worker was killed."""
     restarts: int = 0
     """In-place restarts of this worker's ranks."""
     health: str = Health.OK

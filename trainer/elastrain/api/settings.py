@@ -14,6 +14,11 @@ ALL: Literal["all"] = "all"
 Shards = PositiveInt | Literal["all"]
 
 
+def workers_of_a_group(shards: Shards, nproc: int) -> int:
+    """Workers that hold one copy of the model together, with ``nproc`` ranks each; 1: a worker has whole copies."""
+    return 1 if shards == ALL else max(shards // nproc, 1)
+
+
 def _checked(path: str) -> str:
     for rule, holds in rules.CHECKPOINT_PATHS:
         if not holds(path):

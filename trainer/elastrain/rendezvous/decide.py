@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 
 from elastrain.api.records import Generation, GenerationMember
 from elastrain.jobstate import RegisteredMember
-from elastrain.rendezvous.view import View
+from elastrain.rendezvous import groups
+from elastrain.rendezvous.view import View, is_ready
 
 MAX_OUTSTANDING = 6
 """Most proposals newer than the oldest generation in force. With each step, ranks carry one readiness flag per proposal
@@ -177,8 +178,9 @@ def _first(  # noqa: PLR0911 - one return per rule
     assert view.target is not None
     if view.target.desired == 0:
         return Nothing("no members are desired")
-    if (missing := _least(view) - len(view.joiners)) > 0:
-        return Nothing(f"{len(view.joiners)} of at least {_least(view)} members are ready", changes=missing)
+    if len(view.joiners) < _least(view):
+        missing = _least(view) - sum(map(is_ready, view.outsiders))
+        return Nothing(_too_few(view.joiners, view, "ready"), changes=max(missing, 1))
     if not view.adopted and now < memory.base_since + timing.adopt:
         return Wait(memory.base_since + timing.adopt, "all members to stop")
     if (wait := _for_state(view, memory, now, timing)) is not None:
@@ -202,8 +204,8 @@ def _planned(  # noqa: PLR0911 - one return per rule
     if view.unready:
         # They train, and become ready when they can enter another generation; until then this one stays.
         return Nothing(f"{_names(view.unready)} must stop training first")
-    if view.keepers and stayers:
-        return Nothing(f"{_names(stayers)} must receive the state that only {_names(view.keepers)} holds")
+    if view.keepers and (learners := tuple(m for m in stayers if m not in view.keepers)):
+        return Nothing(f"{_names(learners)} must receive the state that only {_names(view.keepers)} holds")
     if view.leavers:
         return _propose_or_stop(view, stayers, joiners)
     if not view.adopted and now < memory.base_since + timing.adopt:
@@ -214,7 +216,7 @@ def _planned(  # noqa: PLR0911 - one return per rule
         return Wait(settled, f"{_names(view.warming)} to be ready")
     if memory.breaks >= 2 and now < memory.retry_at:
         return Wait(memory.retry_at, f"a pause after {memory.breaks} failures in a row")
-    return _propose(view, stayers + joiners, "Grow")
+    return _propose(view, view.whole(stayers + joiners), "Grow")
 
 
 def _unplanned(view: View, memory: DecisionState, now: float, timing: Timing, last: bool) -> Action:
@@ -236,7 +238,7 @@ def _unplanned(view: View, memory: DecisionState, now: float, timing: Timing, la
     stayers, joiners = _candidates(view, last)
     if memory.breaks >= 2 and now < memory.retry_at:
         # After a loss the survivors continue at once; new members enter when the series of failures is over.
-        if not view.lost or len(stayers) < _least(view) <= len(stayers + joiners):
+        if not view.lost or len(view.whole(stayers)) < _least(view) <= len(stayers + joiners):
             return Wait(memory.retry_at, f"a pause after {memory.breaks} failures in a row")
         joiners = ()
     return _propose_or_stop(view, stayers, joiners)
@@ -262,7 +264,7 @@ def _candidates(view: View, last: bool) -> tuple[tuple[RegisteredMember, ...], t
     if not last:
         return view.stayers, view.joiners
     in_force = view.in_force or 0
-    return tuple(m for m in view.stayers if view.adopted_by(m) >= in_force), ()
+    return view.whole(m for m in view.stayers if view.adopted_by(m) >= in_force), ()
 
 
 def _propose_or_stop(
@@ -270,17 +272,19 @@ def _propose_or_stop(
 ) -> Action:
     """The chosen members, and those leavers that have to give them the state. If they are too few, all stop.
 
-    All stop also if no member stays and none can give: the leavers save what they have before the joiners begin, which
-    would otherwise train beside them.
+    All stop also if too few stay to hold the whole state and none can give: the leavers save what they have before the
+    joiners begin, which would otherwise train beside them.
     """
     assert view.target is not None
-    chosen = stayers + joiners
-    keepers = view.keepers[: max(0, view.target.max - len(chosen))]
-    if chosen and len(chosen) >= _least(view) and (stayers or keepers or not view.leavers):
+    chosen = view.whole(stayers + joiners)
+    room = max(0, view.target.max - len(chosen))
+    # Not those of a group that is chosen with another worker in the leaver's place.
+    keepers = groups.whole(groups.whole(m for m in view.keepers if m not in chosen)[:room])
+    if chosen and len(chosen) >= _least(view) and (groups.cover(stayers) or keepers or not view.leavers):
         return _propose(view, keepers + chosen, _why(view, joiners))
     if view.leavers:
         return _propose(view, (), "Stop")
-    return Nothing(f"{len(chosen)} of at least {_least(view)} members are left")
+    return Nothing(_too_few(chosen, view, "left"))
 
 
 def _propose(view: View, chosen: tuple[RegisteredMember, ...], reason: str) -> Propose:
@@ -316,6 +320,16 @@ def _why(view: View, joiners: tuple[RegisteredMember, ...]) -> str:
         own = "Replace" if joiners else "Drain"
         return (view.target.reason or own) if requested and view.target else own
     return "Grow" if joiners else "Broken"
+
+
+def _too_few(members: groups.Group, view: View, are: str) -> str:
+    waits = [m for m in view.alive.values() if is_ready(m) and not view.is_leaving(m) and m not in members]
+    apart = (
+        f"; {_names(tuple(waits))} wait for other workers of their groups"
+        if any(m.record.group_size > 1 for m in waits)
+        else ""
+    )
+    return f"{len(members)} of at least {_least(view)} members are {are}{apart}"
 
 
 def _least(view: View) -> int:

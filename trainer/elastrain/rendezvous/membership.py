@@ -49,6 +49,9 @@ class Membership:
         address: str,
         on_change: Callable[[], None] | None = None,
         slots: int = 1,
+        group: int = 0,
+        place: int = 0,
+        group_size: int = 1,
         node: str = "",
         agent_port: int = 0,
         lease_ttl: int = names.DEFAULT_LEASE_TTL,
@@ -66,8 +69,9 @@ class Membership:
         self.lease_ttl = lease_ttl
         self._client = client
         self._record = Member(
-            id=_new_id(worker), worker=worker, node=node, address=address, agent_port=agent_port, slots=slots
-        )
+            id=_new_id(worker), worker=worker, node=node, address=address, agent_port=agent_port, slots=slots,
+            group=group, place=place, group_size=group_size,
+        )  # fmt: skip
         self._lock = threading.Lock()
         self._lease: Lease | None = None
         self._stopped = False

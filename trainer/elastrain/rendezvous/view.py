@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from elastrain.api.records import UNREADABLE, Closed, Generation, Phase, Target
 from elastrain.jobstate import RegisteredMember
+from elastrain.rendezvous import groups
 
 
 @dataclass(frozen=True)
@@ -108,8 +109,8 @@ class View:
 
     @cached_property
     def stayers(self) -> tuple[RegisteredMember, ...]:
-        """Live members of the newest generation that can enter the next one now, in rank order."""
-        return tuple(m for m in self.base_alive if is_ready(m) and not self.is_leaving(m))
+        """Live members of the newest generation that can enter the next one now, in whole groups, in rank order."""
+        return tuple(m for group in self._groups if all(map(is_ready, group)) for m in group if m.id in self._inside)
 
     @cached_property
     def unready(self) -> tuple[RegisteredMember, ...]:
@@ -124,10 +125,43 @@ class View:
 
     @cached_property
     def joiners(self) -> tuple[RegisteredMember, ...]:
-        """Outsiders that are ready and fit under the target's desired size; oldest first."""
-        desired = self.target.desired if self.target else 0
-        room = max(0, desired - len(self.stayers) - len(self.unready))
-        return tuple(m for m in self.outsiders if is_ready(m))[:room]
+        """Outsiders that are ready and complete a group of the newest generation, or are whole groups that fit under
+        the target's desired size; oldest first."""
+        room = self.target.desired if self.target else 0
+        found: list[RegisteredMember] = []
+        for group in self._groups:
+            stays = any(m.id in self._inside for m in group)
+            if (stays or len(group) <= room) and all(map(is_ready, group)):
+                found += [m for m in group if m.id not in self._inside]
+            room -= len(group) if stays or len(group) <= room else 0
+        return tuple(found)
+
+    @cached_property
+    def _inside(self) -> frozenset[str]:
+        """Ids of live members of the newest generation that are not leaving."""
+        return frozenset(m.id for m in self.base_alive if not self.is_leaving(m))
+
+    @cached_property
+    def _groups(self) -> list[groups.Group]:
+        """Whole groups of members that are not leaving: first those of the newest generation, in rank order."""
+        inside = [m for m in self.base_alive if m.id in self._inside]
+        others = [m for m in self.outsiders if is_ready(m)]
+        newest = max(self.taken, default=0)
+        holders = [m for m in (*inside, *others) if self._adopted_by.get(m.id) == newest and self.holds(m)]
+        return groups.arrange(inside, others, self._trains, [m for m in holders if is_ready(m)])
+
+    @property
+    def _trains(self) -> list[groups.Group]:
+        """The groups of the newest generation, without members that do not stay."""
+        members = self.generation.members if self.generation else ()
+        size = max((m.record.group_size for m in self.base_alive), default=1)
+        chunks = (members[i : i + size] for i in range(0, len(members), size))
+        return [tuple(self.alive[m.id] for m in chunk if m.id in self._inside) for chunk in chunks]
+
+    def whole(self, members: Iterable[RegisteredMember]) -> groups.Group:
+        """Those of ``members`` that are whole groups, in the order of a generation."""
+        ids = {m.id for m in members}
+        return tuple(m for group in self._groups if all(m.id in ids for m in group) for m in group)
 
     @cached_property
     def warming(self) -> tuple[RegisteredMember, ...]:
@@ -161,10 +195,10 @@ class View:
 
     @cached_property
     def may_return(self) -> tuple[str, ...]:
-        """Workers of the generation that trained last, if none of its members is alive, so that no other member holds
-        the state: a lease can expire although its member lives. Without those that left, died or registered anew."""
+        """Workers of the generation that trained last, if its live members do not hold the whole state: a lease can
+        expire although its member lives. Without those that left, died or registered anew."""
         last = max((g for g in self.generations if g.number in self.taken), key=lambda g: g.number, default=None)
-        if last is None or any(m.id in self.alive and self.holds(self.alive[m.id]) for m in last.members):
+        if last is None or groups.cover(m for i in last.ids if (m := self.alive.get(i)) and self.holds(m)):
             return ()
         left = {m.id for m in self.gone if m.record.phase in (Phase.LEAVING, Phase.FINISHED)}
         anew = {m.record.worker for m in self.alive.values()}
@@ -187,22 +221,22 @@ class View:
             return False
         if not self.complete:
             return self.generation.number not in self.notified
-        return any(map(self.holds, self.alive.values()))
+        return groups.cover(m for m in self.alive.values() if self.holds(m))
 
     def holds(self, member: RegisteredMember) -> bool:
-        """Whether the member holds the training state: it has been in a generation, and has received all of it, or it
-        has kept one."""
+        """Whether the member holds the training state, or its part as a worker of a group: it has been in a
+        generation, and has received all of it, or it has kept one."""
         return member.record.holds or (member.id in self._adopted_by and not member.record.learning)
 
     @cached_property
     def keepers(self) -> tuple[RegisteredMember, ...]:
-        """Members that are leaving and hold the newest training state, if no stayer does: they leave when one has
-        received it."""
-        if any(map(self.holds, self.stayers)):
+        """Groups that are leaving, at least one worker of each, and hold the newest training state, if the stayers do
+        not: they leave when these have received it."""
+        if groups.cover(filter(self.holds, self.stayers)):
             return ()
         newest = max(self.taken, default=0)
         holders = (m for m in self.alive.values() if self.holds(m) and self._adopted_by.get(m.id) == newest)
-        return tuple(m for m in holders if self.is_leaving(m))
+        return tuple(m for group in groups.of(holders) if any(map(self.is_leaving, group)) for m in group)
 
     def adopted_by(self, member: RegisteredMember) -> int:
         """Number of the newest generation that a member has adopted; 0: none."""

@@ -68,11 +68,11 @@ class Checkup:
             return f"fewer than minReplicas members were ready for {self.policy.min_timeout:.0f} s"
         if not self.policy.exclude_stragglers or self.verdict.health is not Health.SLOW or situation.target is None:
             return None
-        members = situation.members.values()
+        members = situation.members
         # One at a time, so that two leaves together cannot go below the minimum.
-        first = min((m.id for m in members if m.health == Health.SLOW), default=None)
-        turn = first == situation.me and not any(m.phase is Phase.LEAVING for m in members)
-        spare = _ready(situation) > situation.target.min
+        first = min((m.id for m in members.values() if m.health == Health.SLOW), default=None)
+        turn = first == situation.me and not any(m.phase is Phase.LEAVING for m in members.values())
+        spare = first is not None and _ready(situation) - members[first].group_size >= situation.target.min
         if turn and spare and now - self.watch.slow_since >= EXCLUDE_SECONDS:
             return f"straggler: {self.verdict.message}"
         return None

@@ -37,6 +37,7 @@ def messages_for(rank: Rank, context: RankContext) -> Iterator[AgentMessage]:
             address=my.address,
             lease_ttl=my.lease_ttl,
             settings=my.ranks,
+            first_shard=my.place * my.nproc,
             step=seen.step,
             saved_step=seen.saved_step,
         )

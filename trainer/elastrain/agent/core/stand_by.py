@@ -31,5 +31,6 @@ def in_vain(ranks: Sequence[Rank], bounds: Bounds, now: float) -> str:
 
 
 def hold_all(ranks: Sequence[Rank], shards: Shards) -> bool:
-    """Whether ranks that have kept their processes hold the whole training state, in ``shards`` parts."""
-    return shards != "all" and len({r.local_rank % shards for r in ranks if r.holds}) == shards
+    """Whether ranks that have kept their processes hold the whole training state, in ``shards`` parts, or all parts
+    that their worker has of a larger group."""
+    return shards != "all" and len({r.local_rank % shards for r in ranks if r.holds}) == min(shards, len(ranks))

@@ -90,9 +90,9 @@ class Session:
 
     @property
     def shard(self) -> int:
-        """The part of the model that this rank holds: the ranks of a worker form whole groups."""
+        """The part of the model that this rank holds: by its worker's place in a group, and its own on the worker."""
         shards = self.welcome.settings.shards
-        return 0 if shards == "all" else self._local_rank % shards
+        return 0 if shards == "all" else (self.welcome.first_shard + self._local_rank) % shards
 
     # -- to the agent ------------------------------------------------------------------------------------------------
     def send(self, message: RankMessage) -> None:
@@ -133,8 +133,10 @@ class Session:
 
     @property
     def outside(self) -> bool:
-        """Whether this rank has been in no generation since its worker is this member."""
-        return not self._adopted
+        """Whether this rank has been in no generation since its worker is this member, or stands by outside of one."""
+        with self._changed:
+            g = self._proposed.get(self._adopted)
+            return not self._adopted or (g is not None and g.size > 0 and self._rank_in(g) is None)
 
     def rejoin(self) -> bool:
         """Wait until the agent has registered this rank's worker as a new member, which is not ready yet.

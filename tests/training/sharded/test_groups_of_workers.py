@@ -1,0 +1,158 @@
+"""A group of several workers, each with an agent of its own: a loss costs the step in hand, and the mates stand by.
+
+Promises 1, 2, 4 and 5, for groups. ``a0`` and ``a1`` are the two workers of group a.
+"""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from elastrain.api.records import Leader, Phase
+from sharded_model import assert_same_model
+
+ALL = ("a0", "a1", "b0", "b1")
+
+
+@pytest.fixture
+def job(groups):
+    """Two groups train."""
+    groups.want(2)
+    groups.start(*ALL)
+    groups.first = groups.together(*ALL)
+    assert groups.groups() == ["a", "b"]
+    return groups
+
+
+def stands_by(job, worker: str) -> None:
+    """Wait until the worker is in no generation, with its processes."""
+    job.wait(
+        f"{worker} to stand by",
+        lambda: (
+            job.members()[worker].generation == job.generation().number
+            and not job.generation().member(job.members()[worker].id)
+        ),
+    )
+    assert job.members()[worker].phase is Phase.READY
+
+
+def test_the_mate_of_a_killed_worker_stands_by_and_their_group_returns_if_the_worker_is_replaced(job) -> None:
+    pids = {w: job.pids(w) for w in ("a0", "a1", "b0")}
+    job["b1"].signal(signal.SIGKILL)
+    job.together("a0", "a1", after=job.first)
+    stands_by(job, "b0")
+    job.start("b1")
+    job.together(*ALL, after=job.first + 1)
+    assert_same_model(job.of_groups("a", "b"))
+    assert {w: job.pids(w) for w in pids} == pids, "a process of another worker changed"
+    job.verdict()
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_a_worker_whose_rank_was_killed_returns_to_its_mate(job, where) -> None:
+    """Its agent starts the rank again; the mate is a rank of another agent."""
+    pids = {w: job.pids(w) for w in ("a0", "a1", "b0")}
+    job.order(f"die-in-{where}", ("b1", 0))
+    job.together(*ALL, after=job.first)
+    assert_same_model(job.of_groups("a", "b"))
+    assert {w: job.pids(w) for w in pids} == pids, "a process of another worker changed"
+    job.verdict()
+
+
+@pytest.mark.nightly
+def test_training_goes_on_if_all_workers_of_a_group_die(job) -> None:
+    for worker in ("b0", "b1"):
+        job[worker].signal(signal.SIGKILL)
+    job.together("a0", "a1", after=job.first)
+    job.start("b0", "b1")
+    job.together(*ALL, after=job.first + 1)
+    assert_same_model(job.of_groups("a", "b"))
+    job.verdict()
+
+
+@pytest.mark.nightly
+def test_two_mates_stand_by_and_no_step_is_lost_if_one_worker_of_each_of_two_groups_dies(groups) -> None:
+    """``c`` trains on; of a and b one worker each is left."""
+    groups.want(3)
+    groups.start(*ALL, "c0", "c1")
+    first = groups.together(*ALL, "c0", "c1")
+    pids = {w: groups.pids(w) for w in ("a0", "b1", "c0", "c1")}
+    for worker in ("a1", "b0"):
+        groups[worker].signal(signal.SIGKILL)
+    groups.together("c0", "c1", after=first)
+    groups.start("a1", "b0")
+    groups.together(*ALL, "c0", "c1", after=first + 1)
+    assert_same_model(groups.of_groups("a", "b", "c"))
+    assert {w: groups.pids(w) for w in pids} == pids, "a process of another worker changed"
+    groups.verdict()
+
+
+@pytest.mark.nightly
+def test_no_step_is_lost_if_one_worker_of_each_group_dies_and_they_held_other_shards(job) -> None:
+    """No group is whole; the two that are left hold the whole state between them, and train together."""
+    pids = {w: job.pids(w) for w in ("a0", "b1")}
+    for worker in ("a1", "b0"):
+        job[worker].signal(signal.SIGKILL)
+    mixed = job.together("a0", "b1", after=job.first)
+    job.start("a1", "b0")
+    job.together(*ALL, after=mixed)
+    assert_same_model(job.of_groups("a", "b"))
+    assert {w: job.pids(w) for w in pids} == pids, "a process of another worker changed"
+    job.verdict()
+
+
+@pytest.mark.nightly
+def test_a_joining_group_gets_each_shard_from_another_holder_if_its_source_dies(job) -> None:
+    source = job.generation().members[0].worker
+    orders = job.ask("die-as-source", (source, 0))
+    job.want(3)
+    job.start("j0", "j1")
+    job.wait("the source to die", lambda: not orders[0].exists())
+    job.together(*ALL, "j0", "j1", after=job.first + 1)
+    assert_same_model(job.of_groups("a", "b", "j"))
+    job.verdict()
+
+
+@pytest.mark.nightly
+def test_the_mate_of_a_drained_worker_stands_by_and_their_group_returns_if_the_worker_is_replaced(job) -> None:
+    pids = job.pids("a0")
+    job["a1"].process.send_signal(signal.SIGTERM)
+    job.together("b0", "b1", after=job.first)
+    assert job["a1"].ends().outcome == "drained"
+    stands_by(job, "a0")
+    job.start("a1")
+    job.together(*ALL, after=job.first + 1)
+    assert_same_model(job.of_groups("a", "b"))
+    assert job.pids("a0") == pids
+    job.verdict()
+
+
+@pytest.mark.nightly
+def test_another_member_leads_if_the_leader_dies(job) -> None:
+    kv = job.client.get(job.keys.leader)
+    leader = Leader.decode(kv.value).worker
+    mate = f"{leader[0]}{1 - int(leader[1])}"
+    others = [w for w in ALL if w[0] != leader[0]]
+    pids = {w: job.pids(w) for w in (mate, *others)}
+    job[leader].signal(signal.SIGKILL)
+    job.together(*others, after=job.first)
+    job.start(leader)
+    job.together(*ALL, after=job.first + 1)
+    assert_same_model(job.of_groups("a", "b"))
+    assert {w: job.pids(w) for w in pids} == pids, "a process of another worker changed"
+    job.verdict()
+
+
+@pytest.mark.nightly
+def test_the_mate_begins_with_the_new_worker_if_the_only_group_loses_one(groups) -> None:
+    """The shard is lost, and without a checkpoint so are the steps."""
+    groups.want(1)
+    groups.start("a0", "a1")
+    first = groups.together("a0", "a1")
+    groups["a1"].signal(signal.SIGKILL)
+    groups.wait("it to be missed", lambda: "a1" not in groups.members())
+    groups.start("a1")
+    groups.together("a0", "a1", after=first)
+    assert_same_model(groups.of_groups("a"))
