@@ -16,6 +16,7 @@ from elastrain_operator.model import (
     Pod,
     Refusal,
     RefusalKind,
+    Slot,
     Trouble,
 )
 from elastrain_operator.policy.ending import verdict as verdicts
@@ -23,7 +24,7 @@ from elastrain_operator.policy.losses import arrival, exclusion, failures, pendi
 from elastrain_operator.policy.losses import lost as losses
 from elastrain_operator.policy.report import data_loss, progress
 from elastrain_operator.policy.size import budget as budgets
-from elastrain_operator.policy.size import claims, drain, gang, leaving, rollout, spares, wanted, workers
+from elastrain_operator.policy.size import claims, drain, gang, groups, leaving, rollout, spares, wanted, workers
 from elastrain_operator.policy.size import victims as victims_policy
 from elastrain_operator.policy.size.gang import Attempt, Gang
 from elastrain_operator.policy.size.rollout import Rollout, Scene
@@ -131,11 +132,24 @@ class PlanContext:
         bound = sum(bool(p.node) for p in self.workers)
         quota = self.refusal is not None and self.refusal.kind is RefusalKind.QUOTA_EXCEEDED
         holds = bound > 0 or (quota and bool(self.workers))
-        return gang.update(self.state.gang, Attempt(self.observed.job.uid, spec.min_replicas, bound, holds), self.now)
+        return gang.update(
+            self.state.gang, Attempt(self.observed.job.uid, spec.min_replicas * spec.group_size, bound, holds), self.now
+        )
 
     @cached_property
     def workers(self) -> tuple[Pod, ...]:
         return workers.active(self.observed.pods, self.asked, self.silent)
+
+    @cached_property
+    def units(self) -> tuple[Pod, ...]:
+        """What is counted as replicas: the workers, or one pod for each group of several workers."""
+        return groups.stand_ins(self.workers, self.spec.group_size, rollout.version(self.spec.template))
+
+    @cached_property
+    def slots(self) -> tuple[Slot, ...]:
+        """Where groups lack a worker that is to be created now."""
+        staying = [p for p in self.workers if p not in self.victims and p not in self.withdrawn]
+        return groups.slots(staying, self.observed.pods, self.spec.group_size, 0)
 
     @cached_property
     def troubles(self) -> dict[str, Trouble]:
@@ -144,7 +158,7 @@ class PlanContext:
 
     @cached_property
     def desired(self) -> int:
-        """Desired workers now; none while a minimum that could not be bound is released."""
+        """Desired replicas now; none while a minimum that could not be bound is released."""
         if self.gang.until is not None:
             return 0
         return wanted.wanted(self.spec, self.status, self.observed.share)
@@ -154,11 +168,11 @@ class PlanContext:
         """Desired warm spares now, beside the desired workers."""
         old = self.status.generation
         in_force = progress.in_force(old, self.members)[0] if self.members else old
-        return spares.wanted(self.spec, self.desired, len(self.workers), in_force, self.observed.share)
+        return spares.wanted(self.spec, self.desired, len(self.units), in_force, self.observed.share)
 
     @cached_property
     def beyond(self) -> int:
-        """Pods that may exist beyond the desired workers: spares, and workers that wait for an autoscaler's nodes."""
+        """Replicas that may exist beyond the desired ones: spares, and those that wait for an autoscaler's nodes."""
         share = self.observed.share
         return self.spares + (share.pending if share and share.size is not None and self.desired else 0)
 
@@ -191,7 +205,7 @@ class PlanContext:
         """Workers to be asked to leave now; none while etcd is unknown or the job is finishing."""
         if self.members is None or self.finishing:
             return ()
-        chosen = self.rollout.leave
+        chosen = groups.with_mates(self.rollout.leave, self.workers)
         others = [p for p in self.workers if p not in chosen]
         most, minimum = self.desired + self.rollout.extra, self.spec.min_replicas
         more = victims_policy.choose(others, most, minimum, self.members, self.observed.share, spares=self.beyond)
@@ -209,13 +223,13 @@ class PlanContext:
             )
         return rollout.rollout(
             Scene(
-                workers=self.workers,
+                workers=self.units,
                 pods=self.observed.pods,
                 version=rollout.version(self.spec.template),
                 desired=self.desired,
                 minimum=self.spec.min_replicas,
                 at_a_time=self.spec.max_unavailable,
-                leaving=sum(not p.over for p in self.observed.pods if p.name in self.asked),
+                leaving=len(groups.of(p for p in self.observed.pods if p.name in self.asked and not p.over)),
                 refusal=refusal if refusal and refusal.generation == self.observed.job.generation else None,
                 members=self.members,
                 now=self.now,
@@ -234,22 +248,28 @@ class PlanContext:
 
     @cached_property
     def late(self) -> tuple[Pod, ...]:
-        """Workers that have not started in time and are deleted; if they are needed, a verdict comes first."""
+        """Workers that have not started in time and are withdrawn; if they are needed, a verdict comes first."""
         workers = [p for p in self.workers if p not in self.victims and p.name not in self.signals]
         return pending.late(workers, self.spec.pending_deadline_seconds, self.now)
+
+    @cached_property
+    def withdrawn(self) -> tuple[Pod, ...]:
+        """These, and their whole groups, which hold resources in vain; not workers that train for another group."""
+        trains = [p for p in self.workers if self.members is None or self.members.trains(p.name)]
+        return tuple(p for p in groups.with_mates(self.late, self.workers) if p not in trains)
 
     @cached_property
     def signals(self) -> frozenset[str]:
         """Workers (names) that stay Pending beyond the desired number, for an autoscaler to see."""
         waiting = sorted((p for p in self.workers if not p.node), key=lambda p: -p.ordinal)
-        return frozenset(
-            p.name for p in waiting[: max(min(len(self.workers) - self.desired, self.beyond - self.spares), 0)]
-        )
+        size = self.spec.group_size
+        more = min(len(self.workers) - self.desired * size, (self.beyond - self.spares) * size)
+        return frozenset(p.name for p in waiting[: max(more, 0)])
 
     @cached_property
     def withdrawal(self) -> Withdrawal | None:
         fresh = pending.withdraw(self.late, self.spec.pending_deadline_seconds, self.now)
-        return fresh or pending.continued(self.status.withdrawal, self.workers, self.spec.min_replicas, self.now)
+        return fresh or pending.continued(self.status.withdrawal, self.units, self.spec.min_replicas, self.now)
 
     @cached_property
     def exclusions(self) -> exclusion.NodeExclusions:
@@ -263,7 +283,8 @@ class PlanContext:
 
     @cached_property
     def leaving(self) -> frozenset[str]:
-        return self.asked | {p.name for p in self.victims}
+        started = {p.name for p in self.withdrawn if p.started}
+        return self.asked | {p.name for p in self.victims} | started
 
     @cached_property
     def start(self) -> datetime | None:

@@ -45,6 +45,14 @@ class Ending:
     """Seconds that its container ran, by its node's clock; None: it never ran, or that is unknown."""
 
 
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A worker's group and its place there, if a group has several workers."""
+
+    group: int
+    place: int
+
+
 UNSCHEDULABLE = "Unschedulable"
 """The scheduler's reason for a pod for which it finds no node."""
 
@@ -99,6 +107,8 @@ class Pod:
     """Kueue's Workload that it is charged to; empty: none."""
     kept: bool | None = None
     """Whether its annotations keep autoscalers from removing its node; None: it has none."""
+    slot: Slot | None = None
+    """From its labels; None: it has no group."""
 
 
 class Cause(StrEnum):
@@ -208,10 +218,11 @@ class Outage:
 
 @dataclass(frozen=True, slots=True)
 class DisruptionBudget:
-    """A job's PodDisruptionBudget: of these workers, an eviction leaves at least one."""
+    """A job's PodDisruptionBudget: of these workers, evictions leave at least ``least``."""
 
     ordinals: tuple[int, ...] = ()
     """Empty: no budget."""
+    least: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,6 +362,8 @@ class Plan:
     """To be written to etcd; None: unchanged, or etcd is unknown."""
     create: tuple[int, ...] = ()
     """Ordinals of the pods to create."""
+    slots: tuple[Slot, ...] = ()
+    """Their groups and places, in their order; empty: each worker is a group by itself."""
     seats: tuple[Seat, ...] = ()
     """Kueue's places of these pods, in their order; empty: the job is not under Kueue."""
     probe: int | None = None

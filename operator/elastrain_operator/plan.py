@@ -10,7 +10,7 @@ from elastrain.api.job import ConditionType, JobSpec, JobStatus
 from elastrain.api.records import Target
 from elastrain_operator.allocation.model import Claims
 from elastrain_operator.context import PlanContext
-from elastrain_operator.model import Deletion, DisruptionBudget, JobEvent, LoopState, Loss, Observed, Plan
+from elastrain_operator.model import Deletion, DisruptionBudget, JobEvent, LoopState, Loss, Observed, Plan, Slot
 from elastrain_operator.policy.ending import clean, deletion, success
 from elastrain_operator.policy.ending import ttl as ttl_policy
 from elastrain_operator.policy.ending import verdict as verdicts
@@ -19,7 +19,7 @@ from elastrain_operator.policy.losses import arrival, pending, restarts, streak,
 from elastrain_operator.policy.report import accelerator_seconds, conditions, data_loss, events
 from elastrain_operator.policy.report.conditions import Claim
 from elastrain_operator.policy.size import claims as claims_policy
-from elastrain_operator.policy.size import drain, eviction, gang, workers
+from elastrain_operator.policy.size import drain, eviction, gang, groups, workers
 from elastrain_operator.policy.size import target as targets
 from elastrain_operator.status import held_until, if_changed, status_of, usage
 
@@ -57,7 +57,7 @@ def plan(
         or verdicts.failure(spec.backoff_limit, context.count.restarts, context.losses)
         or streak.verdict(spec, context.streak)
         or verdicts.overdue(spec, context.start, now)
-        or (None if context.finishing else pending.verdict(spec, context.workers, now))
+        or (None if context.finishing else pending.verdict(spec, context.workers, context.units, now))
     )
     return _end(context, verdict) if verdict else _go_on(context)
 
@@ -80,7 +80,7 @@ def deleted(
     """The plan for a job that is being deleted and still exists, since ``finalizers`` hold it: it claims nothing any
     more, and its workers leave. Needs neither its spec nor etcd."""
     state, pods = state or LoopState(), observed.pods
-    live = sum(not p.ending for p in pods)
+    live = len(groups.of(p for p in pods if not p.ending))
     generation = observed.job.generation
     before = state.usage or status.accelerator_seconds
     usage = accelerator_seconds.account(before, pods, accelerator_seconds.Place(), None, now)
@@ -116,30 +116,42 @@ def _only_say(status: JobStatus, generation: int | None, claim: Claim, now: date
 def _go_on(context: PlanContext) -> Plan:
     spec, seen, now = context.spec, context.observed, context.now
     wait = _creation_wait(context)
-    create = () if wait or context.etcd is None or context.finishing else _create(context)
+    slots = () if wait or context.etcd is None or context.finishing else _missing(context)
+    create = workers.ordinals(len(slots), context.state.unborn, context.observed.pods, context.status.next_ordinal)
     ended = clean.ended(seen.pods, frozenset(context.count.counted), now)
-    delete = _unique((*_drained(context), *_silenced(context), *pending.deletions(context.late), *ended))
+    delete = _unique(
+        (
+            *_drained(context),
+            *_silenced(context),
+            *pending.deletions(p for p in context.withdrawn if not p.started),
+            *ended,
+        )
+    )
     target = (
         targets.target(spec, context.desired, context.etcd.target, context.leaving, stop=False, above=context.floor)
         if context.etcd
         else None
     )
-    status = status_of(context, create, wait)
+    slots = slots[: len(create)]
+    status = status_of(context, create, slots, wait)
     made = _finish_plan(
         context, status, target, create=create, delete=delete, due=_deadlines(context, wait), lost=context.count.fresh
     )
+    if context.spec.group_size > 1:
+        made = replace(made, slots=slots)
     probe = None if wait or create or not context.must_probe else status.next_ordinal
     marks = eviction.marks(context.spec.template, context.observed.pods, context.budget)
     return replace(made, probe=probe, marks=marks, unheard=context.unheard, gang=context.gang)
 
 
-def _create(context: PlanContext) -> tuple[int, ...]:
-    missing = max(context.desired + context.beyond - len(context.workers), 0) or context.rollout.create
+def _missing(context: PlanContext) -> tuple[Slot, ...]:
+    """A slot for each pod to create now."""
+    more = max(context.desired + context.beyond - len(context.units), 0) or context.rollout.create
+    more = min(more, workers.BATCH)
+    slots = (*context.slots, *groups.slots((), context.observed.pods, context.spec.group_size, more))
     if context.state.refusal:
-        missing = min(missing, 1)  # one pod shows whether the API server still refuses
-    if context.observed.seats is not None:
-        missing = min(missing, len(context.observed.seats))
-    return workers.ordinals(missing, context.state.unborn, context.observed.pods, context.status.next_ordinal)
+        slots = slots[:1]  # one pod shows whether the API server still refuses
+    return slots if context.observed.seats is None else slots[: len(context.observed.seats)]
 
 
 def _pace(context: PlanContext) -> datetime | None:
@@ -187,7 +199,7 @@ def _silenced(context: PlanContext) -> Iterable[Deletion]:
 
 # ---- a job that ends -----------------------------------------------------------------------------------------------
 def _end(context: PlanContext, verdict: Verdict) -> Plan:
-    status = status_of(context, (), None)
+    status = status_of(context, (), (), None)
     lasting = [c for c in status.conditions if c.type != ConditionType.GROWN]  # an ended job does not grow
     merged = conditions.merge(lasting, conditions.ended(verdict), context.observed.job.generation, context.now)
     status = status.model_copy(
@@ -206,7 +218,7 @@ def _end(context: PlanContext, verdict: Verdict) -> Plan:
 
 def _after_end(context: PlanContext, terminal: ConditionType) -> Plan:
     old, seen = context.status, context.observed
-    live = sum(not p.ending for p in seen.pods)
+    live = len(groups.of(p for p in seen.pods if not p.ending))
     status = old.model_copy(
         update={
             "replicas": live,
@@ -279,7 +291,9 @@ def _finish_plan(
         target=target,
         create=create,
         # Needed workers come first; beyond the desired number a new worker is a spare.
-        stand_by=create[max(context.desired - len(context.workers), 0) :] if create and context.spares else (),
+        stand_by=create[max(context.desired * context.spec.group_size - len(context.workers), 0) :]
+        if create and context.spares
+        else (),
         seats=(context.observed.seats or ())[: len(create)],
         delete=delete,
         delete_job=delete_job,

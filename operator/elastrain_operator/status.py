@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from elastrain.api import names
 from elastrain.api.job import AcceleratorSeconds, ConditionType, GenerationStatus, JobStatus
 from elastrain_operator.context import PlanContext
-from elastrain_operator.model import Coordination, Outage
+from elastrain_operator.model import Coordination, Outage, Slot
 from elastrain_operator.policy.losses import arrival, exclusion
 from elastrain_operator.policy.report import (
     accelerator_seconds,
@@ -21,14 +21,22 @@ from elastrain_operator.policy.report import (
 )
 from elastrain_operator.policy.report import gang as gang_report
 from elastrain_operator.policy.report.conditions import Claim
-from elastrain_operator.policy.size import gang, leaving, rollout, spares, wanted
+from elastrain_operator.policy.size import gang, groups, leaving, rollout, spares, wanted
 
 
-def status_of(context: PlanContext, create: tuple[int, ...], wait: datetime | None) -> JobStatus:
-    """The status of a job that has not ended. Values from etcd stay unchanged while etcd is unknown."""
+def status_of(
+    context: PlanContext, create: tuple[int, ...], slots: tuple[Slot, ...], wait: datetime | None
+) -> JobStatus:
+    """The status of a job that has not ended. Values from etcd stay unchanged while etcd is unknown.
+
+    ``create``, ``slots``: ordinals of the pods that are created now, and their places in groups.
+    """
     old, seen, etcd, spec = context.status, context.observed, context.etcd, context.spec
     known = context.members
-    generation, ready = progress.in_force(old.generation, known) if known else (old.generation, old.ready_replicas)
+    generation, ready = old.generation, old.ready_replicas
+    if known:
+        generation, alive = progress.in_force(old.generation, known)
+        ready = alive // spec.group_size
     report = etcd.progress if etcd else None
     picture = _picture(context, generation, ready, wait)
     claims, unhealthy = [*conditions.active(picture), *_claims(context)], old.unhealthy_workers
@@ -41,17 +49,19 @@ def status_of(context: PlanContext, create: tuple[int, ...], wait: datetime | No
     merged = conditions.merge(old.conditions, claims, seen.job.generation, context.now)
     warm = spares.standing_by(known) if known and spec.warm_spares else None
     place = accelerator_seconds.place(generation, known, context.finishing, warm or frozenset()) if known else None
-    coming = 0 if context.state.refusal else len(create)  # counted at once, which saves a write of the status
-    beyond = min(max(len(context.workers) + coming - context.desired, 0), context.beyond)
+    there = groups.of(p for p in seen.pods if not p.ending)
+    # Those that come are counted at once, which saves a write of the status.
+    coming = 0 if context.state.refusal else groups.new(there, slots, spec.group_size)
+    beyond = min(max(len(context.units) + coming - context.desired, 0), context.beyond)
     following = max([old.next_ordinal, *(n + 1 for n in create), *(p.ordinal + 1 for p in seen.pods)])
     return JobStatus(
         phase=conditions.phase(merged, ready),
         conditions=merged,
-        replicas=sum(not p.ending for p in seen.pods) + coming - beyond,
+        replicas=len(there) + coming - beyond,
         desired_replicas=context.desired,
         ready_replicas=ready,
         spares=spares.status(spec, old.spares, context.spares, warm),
-        selector=f"{names.LABEL_JOB_UID}={seen.job.uid}",
+        selector=_selector(context),
         generation=generation,
         step=context.step,
         progress=pace.progress_status(old.progress, report, context.now),
@@ -72,11 +82,20 @@ def status_of(context: PlanContext, create: tuple[int, ...], wait: datetime | No
     )
 
 
+def _selector(context: PlanContext) -> str:
+    """As many pods as there are replicas, which an HPA expects: of each group the first worker."""
+    of_job = f"{names.LABEL_JOB_UID}={context.observed.job.uid}"
+    return of_job if context.spec.group_size == 1 else f"{of_job},{names.LABEL_PLACE}=0"
+
+
 def _picture(
     context: PlanContext, generation: GenerationStatus | None, ready: int, wait: datetime | None
 ) -> conditions.Picture:
     seen, etcd = context.observed, context.etcd
-    aside = {p.name for p in (*context.victims, *context.late)} | context.signals
+    aside = {p.name for p in (*context.victims, *context.withdrawn)} | context.signals
+    size = context.spec.group_size
+    if generation is not None:
+        generation = generation.model_copy(update={"size": generation.size // size})
     workers = tuple(p for p in context.workers if p.name not in aside)
     return conditions.Picture(
         desired=context.desired,
@@ -84,6 +103,7 @@ def _picture(
         workers=workers,
         draining=sum(not p.over for p in seen.pods if p.name in context.leaving),
         generation=generation,
+        group_size=size,
         pending_generation=_pending(etcd, generation.number if generation else None),
         progress=etcd.progress if etcd else None,
         outage=None if etcd else seen.outage or Outage(),
@@ -103,13 +123,13 @@ def _picture(
 
 def _claims(context: PlanContext) -> Iterable[Claim]:
     """Conditions that only some jobs have."""
-    old, total = context.status.conditions, len(context.workers)
+    old, total = context.status.conditions, len(context.units)
     if context.etcd is not None:
         was_reported = any(c.type == ConditionType.UP_TO_DATE for c in old)
         yield from rollout.claim(context.rollout, total, was_reported, context.spec.max_unavailable)
     yield from exclusion.claim(context.exclusions, old)
     grouped = any(c.type == ConditionType.GANG_SCHEDULED for c in old)
-    yield from gang_report.claim(context.state.group, context.spec.min_replicas, grouped)
+    yield from gang_report.claim(context.state.group, context.spec.min_replicas * context.spec.group_size, grouped)
 
 
 def usage(context: PlanContext) -> AcceleratorSeconds | None:

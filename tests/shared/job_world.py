@@ -14,7 +14,7 @@ from elastrain_operator.allocation.model import Share
 from elastrain_operator.model import Coordination, Ending, JobRef, LoopState, Observed, Plan, Pod
 from elastrain_operator.plan import plan
 from elastrain_operator.policy.report import data_loss
-from elastrain_operator.policy.size import leaving, rollout
+from elastrain_operator.policy.size import groups, leaving, rollout
 
 JOB = JobRef("default", "job", "uid", 1)
 START = datetime(2030, 1, 1, tzinfo=UTC)
@@ -92,8 +92,9 @@ class JobWorld:
         if made.target is not None:
             self.records = dataclasses.replace(self.records, target=made.target)
         version = rollout.version(self.spec.template)
-        for n in made.create if self.state.refusal is None else ():
-            self.pods[f"job-{n}"] = Pod(f"job-{n}", f"uid-{n}", n, self.now, template=version)
+        slots = made.slots or (None,) * len(made.create)
+        for n, slot in zip(made.create, slots, strict=True) if self.state.refusal is None else ():
+            self.pods[f"job-{n}"] = Pod(f"job-{n}", f"uid-{n}", n, self.now, template=version, slot=slot)
         for deletion in made.delete:
             pod = self.pods[deletion.pod]
             if pod.ending or not pod.started:
@@ -123,8 +124,10 @@ class JobWorld:
         if not self.reachable or target is None or (progress and progress.finished):
             return
         able = [p.name for p in self.running() if p.name not in target.leaving] if target.desired else []
-        stayers = [n for n in able if n in self.placed()]
-        wanted = stayers + [n for n in able if n not in stayers][: max(target.desired - len(stayers), 0)]
+        whole = [g for g in groups.of(self.pods[n] for n in able) if len(g) == self.spec.group_size]
+        ready = [p.name for group in whole for p in sorted(group, key=lambda p: p.slot.place if p.slot else 0)]
+        stayers = [n for n in ready if n in self.placed()]
+        wanted = stayers + [n for n in ready if n not in stayers][: max(target.desired - len(stayers), 0)]
         if set(wanted) != self.placed() and (len(wanted) >= target.min or not target.desired):
             newest = builders.generation(newest.number + 1 if newest else 1, *wanted)
         self.records = dataclasses.replace(self.records, generation=newest)

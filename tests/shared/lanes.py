@@ -32,6 +32,7 @@ LANES: dict[str, tuple[str, ...]] = {
         "tests/protocol/operator/test_failover_on_apiserver.py",
         "tests/protocol/operator/test_fenced_writes.py",
         "tests/protocol/operator/test_gangs_on_apiserver.py",
+        "tests/protocol/operator/test_groups_on_apiserver.py",
         "tests/protocol/operator/test_lifecycle_on_apiserver.py",
         "tests/protocol/operator/test_metrics_on_apiserver.py",
         "tests/protocol/operator/test_operator_on_apiserver.py",

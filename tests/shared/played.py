@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import builders
+from elastrain.api import names
 from elastrain.api.keys import JobKeys
 from elastrain.api.records import CheckpointState, Member, Outcome, Phase, Progress, Rescale, Target, Termination
 from elastrain.etcd import EtcdClient
@@ -28,6 +29,8 @@ class Played:
         self.held: set[str] = set()
         self.may_start: Callable[[str, dict[str, Any]], bool] = lambda _name, _pod: True
         """Asked about each pod that is not held; a test that plays the scheduler answers by the pod's node."""
+        self.group_size = 1
+        """Workers of a group; a generation has whole groups."""
         self.number, self.in_generation = 0, ()
         self._running: set[str] = set()
         self._stop = threading.Event()
@@ -110,7 +113,7 @@ class Played:
                 self.cluster.set_trainer(name, "Running", {"running": {"startedAt": started}}, ready=True)
                 self._running.add(name)
         leaving = set(target.leaving) if target.desired else set(self._running)
-        able = sorted(self._running - leaving)
+        able = self._whole(sorted(self._running - leaving), pods)
         stayers = [name for name in able if name in self.in_generation]
         joiners = [name for name in able if name not in stayers]
         room = max(target.desired - len(stayers), 0)
@@ -125,6 +128,16 @@ class Played:
             self.client.delete(self.keys.member(name))
             self.cluster.end_trainer(name, Termination(outcome=Outcome.DRAINED))
             self._running.discard(name)
+
+    def _whole(self, able: list[str], pods: dict[str, Any]) -> list[str]:
+        """Workers whose groups are whole, group by group, in each by place."""
+        if self.group_size == 1:
+            return able
+        groups: dict[str, dict[str, str]] = {}
+        for name in able:
+            labels = pods[name]["metadata"]["labels"]
+            groups.setdefault(labels[names.LABEL_GROUP], {})[labels[names.LABEL_PLACE]] = name
+        return [g[place] for g in groups.values() if len(g) == self.group_size for place in sorted(g)]
 
     def _form(self, wanted: tuple[str, ...]) -> None:
         self.number, self.in_generation = self.number + 1, wanted

@@ -144,6 +144,8 @@ class Job:
     """Seconds of training left at the current speed, by the trainer's count; None: unknown."""
     nproc: int = 1
     """Ranks per worker, for messages."""
+    group_size: int = 1
+    """Workers of a replica: ``min``, ``cap`` and every size above ``min`` are multiples of it."""
     spares: int = 0
     """Desired warm spares beside its workers."""
     generation: int | None = None
@@ -251,6 +253,14 @@ class Share:
     """Workers within ``size`` that wait for such nodes: the rest of a minimum."""
     probe: bool = False
     """The API server must admit a pod of the job (in a dry run) before other workers leave for it."""
+
+    def in_replicas(self, workers: int) -> Share:
+        """The share of a job whose replicas have so many workers each; without workers that make no whole replica."""
+        if workers == 1 or self.size is None:
+            return self
+        return replace(
+            self, size=self.size // workers, spares=self.spares // workers, pending=-(-self.pending // workers)
+        )
 
     def differs(self, other: Share | None) -> bool:
         """Whether the difference requires an action, beyond a changed message."""

@@ -62,7 +62,7 @@ def manifest(job: JobRef, budget: DisruptionBudget) -> dict[str, Any]:
         "kind": "PodDisruptionBudget",
         "metadata": owned(job, name(job)),
         "spec": {
-            "minAvailable": 1,
+            "minAvailable": budget.least,
             "selector": {"matchLabels": {names.LABEL_JOB_UID: job.uid}, "matchExpressions": [chosen]},
         },
     }

@@ -225,12 +225,12 @@ class Executor:
         first pod is checked for unknown fields."""
         first, *others = plan.create
         limit, template = asyncio.Semaphore(PARALLEL), version(spec.template)
-        result = await self._create_one(job, _seated(made, plan, 0), limit, strict=state.checked != template)
+        result = await self._create_one(job, _placed(made, job, spec, plan, 0), limit, strict=state.checked != template)
         if not isinstance(result, Pod):
             return {first: result}
         state.checked = template
         siblings = (
-            _seated(manifests.sibling(made, job, n, stands_by=n in plan.stand_by), plan, place)
+            _placed(manifests.sibling(made, job, n, stands_by=n in plan.stand_by), job, spec, plan, place)
             for place, n in enumerate(others, start=1)
         )
         more = await asyncio.gather(*(self._create_one(job, manifest, limit, strict=False) for manifest in siblings))
@@ -270,7 +270,8 @@ class Executor:
     def _rendered(self, job: JobRef, spec: JobSpec, ordinal: int, plan: Plan) -> _Manifest:
         """The manifest, or why there is none."""
         try:
-            return manifests.pod(job, spec, ordinal, self._config, plan.keep_off, stands_by=ordinal in plan.stand_by)
+            standing, slot = ordinal in plan.stand_by, plan.slots[0] if plan.slots else None
+            return manifests.pod(job, spec, ordinal, self._config, plan.keep_off, stands_by=standing, slot=slot)
         except manifests.TemplateInvalid as error:
             return Refused(RefusalKind.TEMPLATE_INVALID, str(error))
 
@@ -378,6 +379,8 @@ def _name(job: JobRef) -> str:
     return f"{job.namespace}/{job.name}"
 
 
-def _seated(manifest: dict[str, Any], plan: Plan, place: int) -> dict[str, Any]:
-    """The manifest with its place in a Workload of Kueue, if the job has Workloads."""
-    return seated(manifest, plan.seats[place]) if plan.seats else manifest
+def _placed(manifest: dict[str, Any], job: JobRef, spec: JobSpec, plan: Plan, number: int) -> dict[str, Any]:
+    """The manifest of the pod that is created as this ``number``, with its places in a group and in a Workload."""
+    if plan.slots:
+        manifest = manifests.grouped(manifest, job, spec, plan.slots[number])
+    return seated(manifest, plan.seats[number]) if plan.seats else manifest

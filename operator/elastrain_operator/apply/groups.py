@@ -53,7 +53,9 @@ class Groups:
         except ApiError as error:
             return self._failed(error, wanted, state)
         state.group = Group(wanted, written=True)
-        log.info("gang", job=f"{job.namespace}/{job.name}", scheduler=self._name, min=spec.min_replicas)
+        log.info(
+            "gang", job=f"{job.namespace}/{job.name}", scheduler=self._name, min=spec.min_replicas * spec.group_size
+        )
         return None
 
     async def drop(self, job: JobRef, state: LoopState) -> ApiError | None:

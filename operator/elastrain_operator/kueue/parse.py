@@ -129,6 +129,7 @@ def request(body: Raw, spec: JobSpec, size: int, ended: str) -> Request:
         queue=label(body, QUEUE_LABEL),
         minimum=spec.min_replicas,
         wanted=spec.desired_replicas,
+        pods=spec.group_size,
         size=size,
         priority_class=label(body, CLASS_LABEL),
         suspend=spec.suspend,

@@ -12,7 +12,7 @@ from elastrain.api import manifest, names
 from elastrain.api.job import ConditionType, JobSpec, JobStatus
 from elastrain.api.records import Termination
 from elastrain_operator.kueue.model import WORKLOAD_NOTE
-from elastrain_operator.model import Ending, JobRef, Pod
+from elastrain_operator.model import Ending, JobRef, Pod, Slot
 from elastrain_operator.observe import resources
 from elastrain_operator.observe.owner import ordinal, owner
 from elastrain_operator.observe.raw import Raw, mapping, number, objects, text
@@ -129,8 +129,14 @@ def pod(body: Raw, now: datetime, before: Pod | None = None) -> Pod | None:
         accelerators=_accelerators(spec),
         demand=resources.demand(spec),
         workload=text(mapping(meta.get("annotations")).get(WORKLOAD_NOTE)),
+        slot=_slot(mapping(meta.get("labels"))),
         kept=_KEPT.get(text(mapping(meta.get("annotations")).get(names.SAFE_TO_EVICT))),
     )
+
+
+def _slot(labels: Raw) -> Slot | None:
+    group, place = text(labels.get(names.LABEL_GROUP)), text(labels.get(names.LABEL_PLACE))
+    return Slot(int(group), int(place)) if _COUNT.fullmatch(group) and _COUNT.fullmatch(place) else None
 
 
 def is_ready(body: Raw) -> bool:

@@ -89,6 +89,15 @@ def apart(body: dict[str, Any], job_uid: str) -> None:
     }
 
 
+def together(body: dict[str, Any], labels: dict[str, str], topology: str) -> None:
+    """Prefer nodes on which the label ``topology`` has the same value as for other pods with these ``labels``."""
+    term = {"labelSelector": {"matchLabels": labels}, "topologyKey": topology}
+    preferred = [{"weight": 100, "podAffinityTerm": term}]
+    body["affinity"] = (body.get("affinity") or {}) | {
+        "podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred},
+    }
+
+
 def _objects(value: Any) -> list[dict[str, Any]] | None:
     """A list of objects, empty if absent; None for anything else."""
     if value is None:

@@ -88,7 +88,7 @@ def _with(body: Raw, path: list[str], value: Any) -> Body:
 
 
 def _coscheduling(_job: JobRef, spec: JobSpec) -> Body:
-    return {"minMember": spec.min_replicas, "minResources": _resources(spec)}
+    return {"minMember": spec.min_replicas * spec.group_size, "minResources": _resources(spec)}
 
 
 def _volcano(_job: JobRef, spec: JobSpec) -> Body:
@@ -102,7 +102,7 @@ def _volcano(_job: JobRef, spec: JobSpec) -> Body:
 def _workload(job: JobRef, spec: JobSpec) -> Body:
     return {
         "controllerRef": {"apiGroup": names.GROUP, "kind": names.KIND, "name": job.name},
-        "podGroups": [{"name": WORKERS, "policy": {"gang": {"minCount": spec.min_replicas}}}],
+        "podGroups": [{"name": WORKERS, "policy": {"gang": {"minCount": spec.min_replicas * spec.group_size}}}],
     }
 
 
@@ -113,7 +113,7 @@ def _resources(spec: JobSpec) -> dict[str, str]:
         demand: Amounts = nodes.kind(spec.template).demand
     except (AttributeError, KeyError, TypeError, ValueError):
         return {}
-    total = {resource: amount * spec.min_replicas for resource, amount in demand if resource != PODS}
+    total = {resource: amount * spec.min_replicas * spec.group_size for resource, amount in demand if resource != PODS}
     return {resource: f"{amount}m" if resource == "cpu" else str(amount) for resource, amount in total.items()}
 
 

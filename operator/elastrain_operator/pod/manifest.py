@@ -13,7 +13,7 @@ from elastrain.api.accelerators import AcceleratorUnclear, accelerator, extended
 from elastrain.api.job import JobSpec, trainer_container
 from elastrain.api.settings import RankSettings
 from elastrain_operator.config import OperatorConfig, WorkerEtcd
-from elastrain_operator.model import JobRef
+from elastrain_operator.model import JobRef, Slot
 from elastrain_operator.observe.parse import DEFAULT_GRACE
 from elastrain_operator.pod import defaults, nodecheck, security, uses
 from elastrain_operator.pod.template import problems
@@ -47,8 +47,11 @@ def pod(
     keep_off: Collection[str] = (),
     *,
     stands_by: bool = False,
+    slot: Slot | None = None,
 ) -> dict[str, Any]:
     """Manifest of worker ``ordinal``, which avoids the nodes ``keep_off`` (names). ``stands_by``: it will be a spare.
+
+    ``slot``: its group and place there; None: it has no group.
 
     Fields of the template are kept, except those that make a pod a worker: name, owner, elastrain's labels,
     ``restartPolicy``, the agent before the command, the termination log and the ``ELASTRAIN_`` variables. Absent fields
@@ -71,7 +74,7 @@ def pod(
     _mount_credentials(body, trainer, _secret_name(job, config.worker_etcd))
     nodecheck.let_meet(body, trainer, spec.preflight, SECRET_MOUNT)
     metadata = template.get("metadata") or {}
-    return {
+    made = {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {
@@ -88,12 +91,24 @@ def pod(
         },
         "spec": body,
     }
+    return made if slot is None else grouped(made, job, spec, slot)
+
+
+def grouped(manifest: dict[str, Any], job: JobRef, spec: JobSpec, slot: Slot) -> dict[str, Any]:
+    """``manifest`` for a group and a place in it. A template with pod affinity keeps its own."""
+    metadata = manifest["metadata"]
+    place = {names.LABEL_GROUP: str(slot.group), names.LABEL_PLACE: str(slot.place)}
+    body = dict(manifest["spec"])
+    topology = spec.parallelism.topology_key if spec.parallelism else None
+    if topology and "podAffinity" not in (spec.template["spec"].get("affinity") or {}):
+        defaults.together(body, {names.LABEL_JOB_UID: job.uid, names.LABEL_GROUP: place[names.LABEL_GROUP]}, topology)
+    return {**manifest, "metadata": {**metadata, "labels": {**metadata["labels"], **place}}, "spec": body}
 
 
 def sibling(manifest: dict[str, Any], job: JobRef, ordinal: int, *, stands_by: bool = False) -> dict[str, Any]:
     """The manifest of another worker, from one that :func:`pod` made for the same job, spec and nodes: workers differ
     in name and ordinal, and spares (``stands_by``) in the preferred nodes. All other fields are shared with
-    ``manifest``."""
+    ``manifest``. :func:`grouped` changes the group."""
     metadata = manifest["metadata"]
     labelled = {**metadata["labels"], names.LABEL_ORDINAL: str(ordinal)}
     body = manifest["spec"]
@@ -210,6 +225,9 @@ def _environment(job: JobRef, spec: JobSpec, config: OperatorConfig, grace: floa
         names.ENV_NODE: "spec.nodeName",
         names.ENV_ADDRESS: "status.podIP",
     }
+    if spec.group_size > 1:
+        downward[names.ENV_GROUP] = f"metadata.labels['{names.LABEL_GROUP}']"
+        downward[names.ENV_PLACE] = f"metadata.labels['{names.LABEL_PLACE}']"
     environment: list[dict[str, Any]] = [{"name": k, "value": v} for k, v in values.items()]
     environment += [{"name": k, "valueFrom": {"fieldRef": {"fieldPath": v}}} for k, v in downward.items()]
     if etcd.user:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -241,6 +242,8 @@ class JobLoop:
             await self._executor.execute(self.job, None, refusal, state)
             return self._config.resync
         observed = await self._observe(status)
+        if observed.share is not None:
+            observed = replace(observed, share=observed.share.in_replicas(spec.group_size))
         turn = self._kueue.decide(body, self.job, spec, status, observed) if self._kueue else None
         observed = turn.seated(observed) if turn else observed
         state.lost_since = data_loss.since(state.lost_since, status, observed.coordination, clock.now())

@@ -26,6 +26,11 @@ def test_a_worker_may_hold_one_group_or_several(nproc: int) -> None:
     assert spec(nprocPerNode=nproc, parallelism={"shards": 2}).shards == 2
 
 
+@pytest.mark.parametrize(("nproc", "workers"), [(1, 4), (2, 2), (4, 1), (8, 1)])
+def test_a_group_may_have_several_workers(nproc: int, workers: int) -> None:
+    assert spec(nprocPerNode=nproc, parallelism={"shards": 4}).group_size == workers
+
+
 @pytest.mark.parametrize("nproc", [1, 3, "auto"])
 def test_all_ranks_of_any_workers_may_hold_one_copy(nproc: Any) -> None:
     assert spec(nprocPerNode=nproc, parallelism={"shards": "all"}).shards == "all"
@@ -37,8 +42,8 @@ def test_all_ranks_of_any_workers_may_hold_one_copy(nproc: Any) -> None:
         ({"parallelism": {"shards": 0}}, "must be a whole number from 1 to 2147483647, or all"),
         ({"parallelism": {"shards": "some"}}, "must be a whole number from 1 to 2147483647, or all"),
         ({"parallelism": {"shards": "all"}, "checkpoint": {"path": "/c"}}, "must be a number in a job with"),
-        ({"parallelism": {"shards": 2}}, r"must divide nprocPerNode \(1\)"),
         ({"nprocPerNode": 3, "parallelism": {"shards": 2}}, r"must divide nprocPerNode \(3\)"),
+        ({"nprocPerNode": 2, "parallelism": {"shards": 3}}, r"must divide nprocPerNode \(2\), .* a multiple of it"),
         ({"nprocPerNode": "auto", "parallelism": {"shards": 2}}, r"must divide nprocPerNode \(auto\), .* a number"),
     ],
 )

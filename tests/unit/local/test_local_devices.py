@@ -24,3 +24,8 @@ def test_devices_are_those_that_cuda_would_show(visible, there, devices):
 def test_auto_is_one_rank_for_each_device_and_one_without(manifest, tmp_path, monkeypatch, devices, ranks):
     monkeypatch.setattr(local, "cuda_devices", lambda _: devices)
     assert local.local_spec(load(manifest(nprocPerNode="auto")), tmp_path).nproc == ranks
+
+
+def test_a_group_of_several_workers_is_one_worker_with_all_their_ranks(manifest, tmp_path):
+    found = local.local_spec(load(manifest(nprocPerNode=2, parallelism={"shards": 6})), tmp_path)
+    assert (found.nproc, found.shards, found.desired) == (6, 6, load(manifest()).spec.desired_replicas)

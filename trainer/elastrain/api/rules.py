@@ -141,10 +141,11 @@ _IN_GROUPS = (
 
 SHARDS_FIT = Rule(
     field="parallelism.shards",
-    words="must divide nprocPerNode ({nprocPerNode}), which must be a number: the ranks of a group belong to one "
-    "worker; groups of several workers are not supported yet",
+    words="must divide nprocPerNode ({nprocPerNode}), which must be a number, or be a multiple of it: a worker is one "
+    "group or several, or a group is several workers",
     cel=f"!({_IN_GROUPS}) || (type(self.nprocPerNode) == int"
-    " && int(self.nprocPerNode) % int(self.parallelism.shards) == 0)",
+    " && (int(self.nprocPerNode) % int(self.parallelism.shards) == 0"
+    " || int(self.parallelism.shards) % int(self.nprocPerNode) == 0))",
 )
 
 ALL_SHARDS_WITHOUT_CHECKPOINT = Rule(

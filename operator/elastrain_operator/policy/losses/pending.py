@@ -29,16 +29,19 @@ def next_deadline(workers: Iterable[Pod], limit: int | None) -> datetime | None:
     return min((p.seen + timedelta(seconds=limit) for p in workers if _waits(p)), default=None)
 
 
-def verdict(spec: JobSpec, workers: Sequence[Pod], now: datetime) -> Verdict | None:
-    """The job fails if a worker is late and fewer than ``minReplicas`` have started: they hold resources in vain."""
+def verdict(spec: JobSpec, workers: Sequence[Pod], units: Iterable[Pod], now: datetime) -> Verdict | None:
+    """The job fails if a worker is late and fewer than ``minReplicas`` have started: they hold resources in vain.
+
+    ``units``: as of :func:`elastrain_operator.policy.size.groups.stand_ins`.
+    """
     limit, minimum = spec.pending_deadline_seconds, spec.min_replicas
     overdue = late(workers, limit, now)
-    started = sum(p.started for p in workers)
+    started = sum(p.started for p in units)
     if spec.suspend or not overdue or started >= minimum:
         return None
+    have = headcount(started) if spec.group_size == 1 else f"{started} group{'s' * (started != 1)}"
     text = (
-        f"{headcount(started)} started, minReplicas is {minimum}, and within pendingDeadlineSeconds ({limit}) "
-        f"{_not_started(overdue)}"
+        f"{have} started, minReplicas is {minimum}, and within pendingDeadlineSeconds ({limit}) {_not_started(overdue)}"
     )
     return Verdict(ConditionType.FAILED, "PendingDeadlineExceeded", text)
 
@@ -63,7 +66,7 @@ def continued(previous: Withdrawal | None, workers: Iterable[Pod], minimum: int,
 
 
 def deletions(overdue: Iterable[Pod]) -> tuple[Deletion, ...]:
-    """Deletions of the late workers. They never ran, so no state is lost."""
+    """Deletions of the late workers, and of others of their groups that never ran: no state is lost."""
     return tuple(Deletion(p.name, p.uid, "did not start within pendingDeadlineSeconds") for p in overdue)
 
 

@@ -44,10 +44,12 @@ def verdict(spec: JobSpec, streak: LossStreak | None) -> Verdict | None:
         ("infrastructureLimit", streak.infrastructure, spec.infrastructure_limit),
         ("preemptionLimit", streak.preemption, spec.preemption_limit),
     ):
-        if count > limit * spec.max_replicas:
+        most = limit * spec.max_replicas * spec.group_size
+        if count > most:
+            groups = f" of {spec.group_size} workers each" if spec.group_size > 1 else ""
             text = (
                 f"{count} workers in a row were lost without a committed step, {field} ({limit}) times maxReplicas "
-                f"({spec.max_replicas}) is {limit * spec.max_replicas}; last: {streak.message}"
+                f"({spec.max_replicas}{groups}) is {most}; last: {streak.message}"
             )
             return Verdict(ConditionType.FAILED, f"{field[0].upper()}{field[1:]}Exceeded", text)
     return None
@@ -57,7 +59,7 @@ def not_before(spec: JobSpec, streak: LossStreak | None) -> datetime | None:
     """When the next worker may be created: at once after the first round of losses, then with delays up to 5 min."""
     if streak is None:
         return None
-    rounds = math.ceil((streak.infrastructure + streak.preemption) / max(spec.desired_replicas, 1))
+    rounds = math.ceil((streak.infrastructure + streak.preemption) / max(spec.desired_replicas * spec.group_size, 1))
     wait = delay(rounds)
     return datetime.fromisoformat(streak.time) + timedelta(seconds=wait) if wait else None
 

@@ -60,6 +60,8 @@ class Picture:
     """After failures: when the next worker is created."""
     share: Share | None = None
     """The allocator's answer; None: the operator does not share the cluster out."""
+    group_size: int = 1
+    """Workers of a replica. Sizes and the generation's size count replicas."""
     released: str = ""
     """Why a minimum that was bound in part was released; empty: it was not."""
 
@@ -140,7 +142,7 @@ def _pods_ready(p: Picture) -> Claim:
         return Claim(kind, "Unknown", reason, "the training workers are unknown without the job's records in etcd")
     if not p.desired and (p.released or p.share):
         return Claim(kind, "False", *_unstarted(p))
-    have = f"{p.ready} of {p.desired} workers train"
+    have = f"{p.ready} of {p.desired} {_replicas(p)} train"
     if p.ready == p.desired and not p.draining:
         return Claim(kind, "True", "AllTrain", have)
     reason, text = next(_obstacles(p), ("Starting", ""))
@@ -161,7 +163,7 @@ def _obstacles(p: Picture) -> Iterator[tuple[str, str]]:
     """Why fewer workers train than desired, the best explanation first: reason and message."""
     if p.finishing:
         yield "Finishing", "the training loop has ended"
-    missing = len(p.workers) < p.desired
+    missing = len(p.workers) < p.desired * p.group_size
     if p.refusal and missing:
         yield p.refusal.kind.value, p.refusal.message
     if p.withdrawal and missing:
@@ -190,7 +192,7 @@ def _suspended(p: Picture) -> Claim:
 
 def _running(p: Picture) -> Claim:
     if p.generation and p.generation.size and p.ready:
-        text = f"generation {p.generation.number}: {p.ready} of {p.generation.size} workers alive"
+        text = f"generation {p.generation.number}: {p.ready} of {p.generation.size} {_replicas(p)} alive"
         if p.progress and p.progress.stragglers:
             text += f"; delayed by {', '.join(p.progress.stragglers)}"
         return Claim(ConditionType.RUNNING, "True", "Training", text)
@@ -205,10 +207,20 @@ def _rescaling(p: Picture) -> Claim:
     if p.pending_generation is not None and size:
         return Claim(kind, "True", "Switching", f"members are entering generation {p.pending_generation}")
     if size and size != p.desired:
-        return Claim(kind, "True", "SizeDiffers", f"{headcount(size)} in the generation, {p.desired} desired")
+        return Claim(kind, "True", "SizeDiffers", f"{_count(size, p)} in the generation, {p.desired} desired")
     if size and p.ready < size:
-        return Claim(kind, "True", "WorkerLost", f"{size - p.ready} of {size} workers of the generation are gone")
-    return Claim(kind, "False", "Settled" if size else "NoGeneration", f"{headcount(size)} in the generation")
+        text = f"{size - p.ready} of {size} {_replicas(p)} of the generation are gone"
+        return Claim(kind, "True", "WorkerLost", text)
+    return Claim(kind, "False", "Settled" if size else "NoGeneration", f"{_count(size, p)} in the generation")
+
+
+def _replicas(p: Picture) -> str:
+    """What is counted as replicas."""
+    return "workers" if p.group_size == 1 else "groups"
+
+
+def _count(number: int, p: Picture) -> str:
+    return headcount(number) if p.group_size == 1 else f"{number} group{'s' * (number != 1)}"
 
 
 def _checkpoint(progress: Progress | None, problem: str) -> Claim:

@@ -1,4 +1,4 @@
-"""The job's PodDisruptionBudget: of the workers that hold the training state, one stays. Pure.
+"""The job's PodDisruptionBudget: of the workers that hold the training state, one stays; of groups, a whole one. Pure.
 
 Parallel drains, or a consolidation of nodes, could otherwise evict all holders of the only copy of a model. The budget
 names the holders by their ordinals, so that it never blocks the eviction of a worker that holds nothing (a joiner, a
@@ -17,6 +17,7 @@ from elastrain.api.job import JobSpec
 from elastrain.api.records import Progress
 from elastrain_operator.model import Coordination, DisruptionBudget, Pod
 from elastrain_operator.policy.report import durability
+from elastrain_operator.policy.size import groups
 from elastrain_operator.policy.size.holders import staying
 
 
@@ -30,9 +31,14 @@ def budget(spec: JobSpec, pods: Collection[Pod], seen: Coordination | None) -> D
     stay = staying(pods, seen)
     if stay is None or seen is None:
         return None
-    if len(stay) == 1 and _has_saved(spec, seen.progress):
+    size, holders = spec.group_size, [p for p in pods if p.name in stay]
+    whole = [group for group in groups.of(holders) if len(group) == size]
+    if (len(whole) == 1 or len(stay) == 1) and _has_saved(spec, seen.progress):
         return DisruptionBudget()
-    return DisruptionBudget(tuple(sorted(p.ordinal for p in pods if p.name in stay)))
+    held = [p for group in whole for p in group] or holders  # of no whole group: workers of several hold it together
+    # One eviction less than there are groups leaves one of them whole, whichever workers are evicted.
+    least = 1 if size == 1 else len(held) - max(len(whole) - 1, 0)
+    return DisruptionBudget(tuple(sorted(p.ordinal for p in held)), least)
 
 
 def _has_saved(spec: JobSpec, progress: Progress | None) -> bool:

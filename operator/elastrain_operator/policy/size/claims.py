@@ -48,15 +48,16 @@ def claims(
     # The allocator's last selection must not influence its next one.
     share = replace(seen.share, release=frozenset()) if seen.share else None
     stays = tuple(reversed(victims.order(active, etcd, share)))
-    size = status.desired_replicas or 0
+    size = (status.desired_replicas or 0) * spec.group_size
     extra = _spares(spec, stays, size, placed)
     stays = tuple(sorted(stays, key=lambda p: p.name in extra))  # training workers stay before spares
     job = Job(
         uid=seen.job.uid,
         namespace=seen.job.namespace,
         name=seen.job.name,
-        min=spec.min_replicas,
-        cap=spec.desired_replicas,
+        min=spec.min_replicas * spec.group_size,
+        cap=spec.desired_replicas * spec.group_size,
+        group_size=spec.group_size,
         kind=_kind(spec, status),
         elastic=spec.replicas is None,
         created=seen.created.timestamp() if seen.created else 0.0,
@@ -67,7 +68,7 @@ def claims(
         pause=rescaled.pause_seconds if rescaled else None,
         remaining=_remaining(etcd),
         nproc=_ranks(spec),
-        spares=spec.warm_spares if status.generation and status.generation.size else 0,
+        spares=spec.warm_spares * spec.group_size if status.generation and status.generation.size else 0,
         generation=seen.job.generation,
         admitted=_is_admitted(active, creation),
         refused=creation.refusal.at if creation.refusal and creation.refusal.attempts > 1 else None,

@@ -35,6 +35,10 @@ def marks(template: Mapping[str, Any], pods: Collection[Pod], budget: Disruption
     if budget is None or is_users(template):
         return ()
     live = sorted((p for p in pods if not (p.over or p.ending or p.terminating)), key=lambda p: p.ordinal)
-    holders = last([p.name for p in live if p.ordinal in budget.ordinals], live)
-    keeper = next((p.name for p in live if p.name in holders), None)
-    return tuple(Mark(p.name, p.uid, p.name == keeper) for p in live if p.kept is not (p.name == keeper))
+    held = [p.name for p in live if p.ordinal in budget.ordinals]
+    if 1 < budget.least == len(held):  # of the last group, all
+        keepers = held
+    else:
+        holders = last(held, live)
+        keepers = [p.name for p in live if p.name in holders][:1]
+    return tuple(Mark(p.name, p.uid, p.name in keepers) for p in live if p.kept is not (p.name in keepers))

@@ -43,5 +43,5 @@ def status(
     """The status of ``desired`` spares; None if the spec asks for none. ``standing``: None: unknown."""
     if not spec.warm_spares:
         return None
-    ready = (previous.ready if previous else 0) if standing is None else len(standing)
+    ready = (previous.ready if previous else 0) if standing is None else len(standing) // spec.group_size
     return SparesStatus(ready=min(ready, desired), desired=desired)

@@ -11,16 +11,17 @@ from elastrain.api.records import Target
 def target(
     spec: JobSpec, desired: int, previous: Target | None, leaving: Iterable[str], *, stop: bool, above: int = 0
 ) -> Target:
-    """The target of ``desired`` workers; ``stop``: the job has failed, all workers save and leave.
+    """The target of ``desired`` replicas, in workers; ``stop``: the job has failed, all workers save and leave.
 
     The reason changes only with the size: removing a gone worker from ``leaving`` keeps it.
     """
+    size = spec.group_size
     return Target(
-        min=spec.min_replicas,
-        max=spec.max_replicas,
-        desired=desired,
+        min=spec.min_replicas * size,
+        max=spec.max_replicas * size,
+        desired=desired * size,
         leaving=tuple(sorted(leaving)),
-        reason=_reason(spec, previous, desired, stop),
+        reason=_reason(spec, previous, desired * size, stop),
         above=above,
     )
 

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from elastrain.api.records import Health
 from elastrain.sizing import WorkerFacts, leave_order, surplus
 from elastrain_operator.allocation.model import Share
 from elastrain_operator.model import Coordination, Pod
+from elastrain_operator.policy.size import groups
 
 SICK = {Health.STUCK: 2, Health.SLOW: 1}
 """Members that delay all others, by their own records: a larger value leaves earlier. Waiting counts as 0."""
 
 
 def order(workers: Sequence[Pod], members: Coordination | None, share: Share | None) -> tuple[Pod, ...]:
-    """``workers`` in the order in which they leave. ``members``: None if membership is unknown."""
-    pods = {p.name: p for p in workers}
-    return tuple(pods[w.name] for w in leave_order(_facts(workers, members, share)))
+    """``workers`` in the order in which they leave, group by group. ``members``: None if membership is unknown."""
+    units = {group[0].name: group for group in groups.of(workers)}
+    return tuple(p for w in leave_order(_facts(units.values(), members, share)) for p in units[w.name])
 
 
 def choose(
@@ -29,43 +30,45 @@ def choose(
     *,
     spares: int = 0,
 ) -> tuple[Pod, ...]:
-    """The workers that are asked to leave: the surplus, and those for which a better node has room.
+    """The workers that are asked to leave, in whole groups: the surplus, and those for which a better node has room.
 
-    The latter are replaced, and only while ``minimum`` workers, and ``minimum`` training ones, remain. ``spares``:
-    workers beyond ``desired`` that may stand by.
+    The latter are replaced, and only while ``minimum`` groups, and ``minimum`` training ones, remain. ``spares``:
+    groups beyond ``desired`` that may stand by. Where workers have no groups, each is one.
     """
-    ranked = leave_order(_facts(workers, members, share))
+    units = {group[0].name: group for group in groups.of(workers)}
+    ranked = leave_order(_facts(units.values(), members, share))
     chosen = list(surplus(ranked, desired, spares))
     if share and share.replace and desired:
         train_on = sum(w.trains for w in ranked if w not in chosen) - minimum
         for worker in ranked:
-            if worker.name not in share.replace or worker in chosen:
+            if worker in chosen or share.replace.isdisjoint(p.name for p in units[worker.name]):
                 continue
             if len(ranked) - len(chosen) <= minimum or (worker.trains and train_on <= 0):
                 continue
             train_on -= worker.trains
             chosen.append(worker)
-    pods = {p.name: p for p in workers}
-    return tuple(pods[w.name] for w in chosen)
+    return tuple(p for w in chosen for p in units[w.name])
 
 
-def _facts(workers: Sequence[Pod], members: Coordination | None, share: Share | None) -> list[WorkerFacts]:
+def _facts(units: Collection[groups.Group], members: Coordination | None, share: Share | None) -> list[WorkerFacts]:
+    """Of each group, under the name of its first worker: it trains and is ready if all its workers are."""
     sickness = {m.worker: SICK[Health(m.health)] for m in members.members if m.health in SICK} if members else {}
     training = {m.worker for m in members.generation.members} if members and members.generation else frozenset()
-    on_node = Counter(p.node for p in workers)
+    on_node = Counter(p.node for group in units for p in group)
+    most = max(map(len, units), default=1)
     release = share.release if share else frozenset()
     shaky = share.shaky if share else frozenset()
     return [
         WorkerFacts(
-            name=p.name,
-            ordinal=p.ordinal,
-            trains=p.name in training,
-            ready=p.ready,
-            released=p.name in release,
-            unstable=bool(p.name in shaky or p.disruption or p.went_unready),
-            sickness=sickness.get(p.name, 0),
-            started=p.started,
-            neighbours=on_node[p.node] if p.node else 0,
+            name=group[0].name,
+            ordinal=min(p.ordinal for p in group),
+            trains=all(p.name in training for p in group),
+            ready=all(p.ready for p in group),
+            released=any(p.name in release for p in group),
+            unstable=any(p.name in shaky or p.disruption or p.went_unready for p in group),
+            sickness=max(sickness.get(p.name, 0) for p in group),
+            started=len(group) == most and all(p.started for p in group),
+            neighbours=min(on_node[p.node] if p.node else 0 for p in group),
         )
-        for p in workers
+        for group in units
     ]

@@ -12,7 +12,7 @@ from elastrain.api import accelerators, names, rules
 from elastrain.api.base import ApiModel, NonNegativeInt, PositiveInt, rule_broken
 from elastrain.api.job.embedded import AsDict, PodTemplate
 from elastrain.api.job.fields import MemorySize, Nproc, QualifiedName, Shards
-from elastrain.api.settings import ALL, CheckpointSpec
+from elastrain.api.settings import ALL, CheckpointSpec, workers_of_a_group
 
 
 class CleanPodPolicy(StrEnum):
@@ -62,10 +62,13 @@ class ParallelismSpec(ApiModel):
     shards: Shards = 1
     """Ranks that hold one copy of the model together, a *group*; the script shards it by
     `fully_shard(…, mesh=job.mesh)`. 1: each rank holds a whole copy. A number must divide `nprocPerNode`, so that a
-    worker is one group or several and the job grows and shrinks by whole groups. `all`: the ranks of all workers hold
-    one copy, which is sharded anew when their number changes. `all` does not go
-    together with `checkpoint` yet. May only change while
-    ``suspend`` is true."""
+    worker is one group or several, or be a multiple of it. Then a group has `shards` / `nprocPerNode` workers, and a
+    *replica* is a group in all fields of the job and in `kubectl scale`. `all`: the ranks of all workers hold one copy,
+    which is sharded anew when their number changes. `all` does not go together with `checkpoint` yet. May only change
+    while ``suspend`` is true."""
+    topology_key: QualifiedName | None = None
+    """Label of nodes, such as that of a rack or an NVLink domain: the workers of a group prefer nodes on which its
+    value is the same. Absent: no preference."""
     max_redone_steps: NonNegativeInt = 20
     """With `shards: all`: most committed steps that are repeated after a rank is lost. Each rank copies its shard to
     the memory of a neighbour, in the background and at least twice within so many steps. Less repeats less and copies
@@ -170,7 +173,7 @@ class JobSpec(ApiModel):
                 raise rule_broken(rules.ALL_SHARDS_WITHOUT_CHECKPOINT.words, value.shards)
             return value
         nproc = info.data.get("nproc_per_node", value.shards)  # absent: invalid, which has an error of its own
-        if not isinstance(nproc, int) or nproc % value.shards:
+        if not isinstance(nproc, int) or (nproc % value.shards and value.shards % nproc):
             raise rule_broken(rules.SHARDS_FIT.in_words({"nprocPerNode": nproc}), value.shards)
         return value
 
@@ -185,8 +188,14 @@ class JobSpec(ApiModel):
         return (self.parallelism or ParallelismSpec()).max_redone_steps
 
     @property
+    def group_size(self) -> int:
+        """Workers of a replica: of a group that holds one copy of the model together; else 1."""
+        nproc = self.nproc_per_node
+        return workers_of_a_group(self.shards, nproc) if isinstance(nproc, int) else 1
+
+    @property
     def desired_replicas(self) -> int:
-        """Desired number of workers: ``maxReplicas`` if ``replicas`` is absent, 0 while suspended."""
+        """Desired number of replicas: ``maxReplicas`` if ``replicas`` is absent, 0 while suspended."""
         if self.suspend:
             return 0
         return self.max_replicas if self.replicas is None else self.replicas

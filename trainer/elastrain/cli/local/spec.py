@@ -71,7 +71,8 @@ def local_spec(
         max=job.spec.max_replicas,
         desired=job.spec.desired_replicas,
         spares=job.spec.warm_spares,
-        nproc=_ranks(job.spec.nproc_per_node, environment),
+        # A group of several workers is one here, with the ranks of all.
+        nproc=_ranks(job.spec.nproc_per_node, environment) * job.spec.group_size,
         shards=job.spec.shards,
         max_redone_steps=job.spec.max_redone_steps,
         backoff_limit=job.spec.backoff_limit,

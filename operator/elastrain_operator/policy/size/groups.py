@@ -1,0 +1,93 @@
+"""Groups of several workers, as units of all decisions about size: created, drained and replaced as a whole. Pure.
+
+A worker's group and its place there are labels of its pod. Workers of a job without such groups are units by
+themselves, so that the other policies count units and never ask.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+
+from elastrain_operator.model import Pod, Slot
+
+Group = tuple[Pod, ...]
+
+
+def of(workers: Iterable[Pod]) -> tuple[Group, ...]:
+    """The workers of each group. One that claims a place which another worker has is a group by itself."""
+    found: dict[tuple[int | None, str], list[Pod]] = {}
+    for pod in workers:
+        key = (None, pod.name) if pod.slot is None else (pod.slot.group, "")
+        if any(p.slot == pod.slot for p in found.get(key, ())):
+            key = (None, pod.name)
+        found.setdefault(key, []).append(pod)
+    return tuple(map(tuple, found.values()))
+
+
+def stand_ins(workers: Iterable[Pod], size: int, template: str = "") -> tuple[Pod, ...]:
+    """One pod for each group, which is what all workers of the group are: started if all are, say. ``size``: workers of
+    a group; a group that lacks one has not started. One whose template is not ``template`` stands for its group."""
+    if size == 1:
+        return tuple(workers)
+    return tuple(_stand_in(group, size, template) for group in of(workers))
+
+
+def _stand_in(group: Group, size: int, template: str) -> Pod:
+    whole = len(group) == size
+
+    def last(pod: Pod) -> tuple[bool, bool, bool, int]:
+        return (pod.template == template, pod.started, pod.ready, pod.ordinal)
+
+    first = min(group, key=last)
+    return replace(
+        first,
+        started=whole and all(p.started for p in group),
+        ready=whole and all(p.ready for p in group),
+        node=first.node if whole and all(p.node for p in group) else "",
+        disruption=next((p.disruption for p in group if p.disruption), ""),
+        trouble=next((p.trouble for p in group if p.trouble), None),
+    )
+
+
+def with_mates(chosen: Collection[Pod], workers: Sequence[Pod]) -> tuple[Pod, ...]:
+    """The ``chosen`` workers and all others of their groups, in the order of the groups of ``chosen``."""
+    names = {p.name: n for n, p in enumerate(chosen)}
+    found = [
+        (min(names[p.name] for p in group if p.name in names), group) for group in of(workers) if _any(group, names)
+    ]
+    return tuple(p for _, group in sorted(found, key=lambda f: f[0]) for p in group)
+
+
+def slots(workers: Sequence[Pod], pods: Iterable[Pod], size: int, more: int) -> tuple[Slot, ...]:
+    """Where new workers belong: first in groups of ``workers`` that lack one, then in ``more`` new groups.
+
+    A new group's number is the smallest that none of ``pods`` has.
+    """
+    holes = [
+        Slot(group[0].slot.group, place)
+        for group in of(workers)
+        if group[0].slot and len(group) < size and not _repeats(group, workers)
+        for place in range(size)
+        if place not in {p.slot.place for p in group if p.slot}
+    ]
+    taken = {p.slot.group for p in pods if p.slot}
+    free = (n for n in itertools.count() if n not in taken)
+    return (*holes, *(Slot(number, place) for number in itertools.islice(free, more) for place in range(size)))
+
+
+def new(there: Iterable[Group], coming: Iterable[Slot], size: int) -> int:
+    """How many of the groups to which new workers belong are not ``there`` yet."""
+    if size == 1:
+        return len(tuple(coming))
+    return len({s.group for s in coming} - {group[0].slot.group for group in there if group[0].slot})
+
+
+def _repeats(group: Group, workers: Iterable[Pod]) -> bool:
+    """Whether another worker has the place of this group's only one: it leaves, and gets no mates."""
+    return len(group) == 1 and next(p.name for p in workers if p.slot == group[0].slot) != group[0].name
+
+
+def _any(group: Group, names: Collection[str]) -> bool:
+    return any(p.name in names for p in group)
