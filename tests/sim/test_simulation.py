@@ -104,6 +104,12 @@ def test_a_bug_is_found(bug):
     assert f"python -m sim --seed {found.seed} --trace" in found.failure, "it says how to see it again"
 
 
+def test_a_generation_with_half_a_group_is_found():
+    with present("half_a_group_trains"):
+        assert "has workers with the places" in simulate(54).failure
+    assert not simulate(54).failure
+
+
 def first_finding(bug: str, words: str, seeds: int) -> Result:
     with present(bug):
         for seed in range(seeds):

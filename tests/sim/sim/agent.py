@@ -79,6 +79,9 @@ class Agent:
             address=self.address,
             agent_port=PORT,
             slots=settings.nproc,
+            group=settings.group,
+            place=settings.place,
+            group_size=settings.group_size,
         )
         self.machine = MemberMachine(self.keys, self.own, lease_ttl=settings.lease_ttl)
         self.client = Client(process, world.network, world.etcd)

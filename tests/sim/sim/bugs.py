@@ -15,7 +15,7 @@ from elastrain.api.vouch import Vouch
 from elastrain.elastic.membership import entry
 from elastrain.elastic.membership.control import Summed
 from elastrain.etcd import Transaction
-from elastrain.rendezvous import decide, protocol
+from elastrain.rendezvous import decide, groups, protocol
 from elastrain.rendezvous.view import View
 from elastrain_operator.leader import fencing
 from elastrain_operator.observe import parse, pods
@@ -58,6 +58,16 @@ def a_worker_is_deleted_unasked() -> Any:
         return (*honest(pods, counted, now), *extra)
 
     return mock.patch.object(clean, "ended", ended)
+
+
+def half_a_group_trains() -> Any:
+    def of(inside: Any, others: Any = ()) -> list[groups.Group]:
+        found: dict[Any, dict[int, Any]] = {}
+        for m in (*inside, *others):
+            found.setdefault(groups._key(m), {})[m.record.place] = m
+        return [tuple(g[place] for place in sorted(g)) for g in found.values()]
+
+    return mock.patch.object(groups, "of", of)
 
 
 def ordinals_are_used_again() -> Any:
@@ -135,7 +145,7 @@ BUGS: dict[str, Callable[[], Any]] = {
     for f in (
         a_leader_writes_without_comparing, a_step_is_committed_without_all_ranks, leaving_is_ignored,
         leases_do_not_expire, a_worker_is_deleted_before_its_drain, a_worker_is_deleted_unasked,
-        ordinals_are_used_again, joiners_are_never_admitted, ended_generations_are_never_told,
+        half_a_group_trains, ordinals_are_used_again, joiners_are_never_admitted, ended_generations_are_never_told,
         ranks_commit_without_their_agents_vouch, ranks_switch_without_a_vote,
         the_state_of_the_first_rank_wins,
         an_operator_writes_without_its_fence, an_ended_generation_passes_for_whole,

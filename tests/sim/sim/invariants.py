@@ -62,7 +62,8 @@ class Sum:
     samples: tuple[tuple[int, ...], ...]
     states: tuple[int, ...]
     living: int
-    """Greatest step that a living replica outside of this generation held."""
+    """Greatest step that a living replica outside of this generation held; of groups, that living ranks outside of it
+    held all parts of."""
 
 
 @dataclass
@@ -148,12 +149,12 @@ class Ledger:
     def _living(self, comm: Comm) -> int:
         """The furthest replica that lives, is connected and is not part of the sum, nor waits for its own result."""
         inside = {id(r) for r in comm.members.values()}
-        steps = [
-            r.step
-            for r in self.world.ranks
-            if r.process.alive and r.has_state and id(r) not in inside and self._was_member(r, comm.generation.number)
-        ]
-        return max(steps, default=0)
+        steps: dict[int, list[int]] = {place: [0] for place in range(self.world.group_size)}
+        for r in self.world.ranks:
+            lives = r.process.alive and r.has_state and id(r) not in inside
+            if lives and self._was_member(r, comm.generation.number):
+                steps[r.agent.own.place].append(r.step)
+        return min(max(of_place) for of_place in steps.values())
 
     def _was_member(self, rank: Rank, number: int) -> bool:
         """Whether etcd showed the member when that generation was formed, and has done so since."""
@@ -222,8 +223,8 @@ class Invariants:
         self._trained = 0
         self._checks: tuple[Callable[[], None], ...] = (
             self.survivors_are_left_alone, self.batches_are_exact, self.losses_equal_the_fixed_size_run,
-            self.no_step_is_redone, self.one_generation_trains, self.outages_stop_nothing, self.waits_are_told,
-            self.one_operator_writes, self.verdicts_are_true,
+            self.groups_are_whole, self.no_step_is_redone, self.one_generation_trains, self.outages_stop_nothing,
+            self.waits_are_told, self.one_operator_writes, self.verdicts_are_true,
         )  # fmt: skip
 
     def check(self) -> None:
@@ -286,6 +287,15 @@ class Invariants:
                 step = done.steps[0]
                 raise Violation(5, f"generation {done.generation} computes step {step}, a replica has {done.living}")
 
+    def groups_are_whole(self) -> None:
+        """Promise 4: without a worker of a group, a part of the model would not be trained."""
+        places = {agent.worker: agent.own.place for agent in self.ledger.world.agents}
+        for generation in self.ledger.generations[self._generations :]:
+            found = [places[m.worker] for m in generation.members]
+            size = self.ledger.world.group_size
+            if found != [*range(size)] * (len(found) // size):
+                raise Violation(4, f"generation {generation.number} has workers with the places {found}")
+
     def one_generation_trains(self) -> None:
         """Promise 6: numbers only grow while a member remembers them, and once a generation has summed gradients no
         older one does."""
@@ -347,6 +357,7 @@ class Invariants:
                 return
         pods = world.api.objects["pods"].values()
         live = [p for p in pods if p.get("status", {}).get("phase") not in ("Failed", "Succeeded")]
+        desired *= world.group_size
         if len(live) != desired:
             names = [p["metadata"]["name"] for p in live]
             raise Wedge(f"no leaked pod, none missing: {len(live)} pods exist ({names}), {desired} are wanted")

@@ -131,6 +131,8 @@ class Container:
             return
         env = {e["name"]: e.get("value", "") for e in self.pod["spec"]["containers"][0]["env"]}
         env |= {names.ENV_WORKER: self.name, names.ENV_NODE: self.node.name, names.ENV_ADDRESS: self.address}
+        labels = self.pod["metadata"]["labels"]
+        env |= {names.ENV_GROUP: labels.get(names.LABEL_GROUP, ""), names.ENV_PLACE: labels.get(names.LABEL_PLACE, "")}
         self._started = self._time()
         extra = b',"spoken":"newer"' if self.world.rng.random() < self.world.skew else b""
         self.agent = Agent(self.world, self.process, Settings.from_environment(env), self._ended, extra)

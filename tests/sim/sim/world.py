@@ -73,6 +73,8 @@ class World:
         self.cordoned: set[str] = set()
         self.room = rng.choice((0, 0, 1, 2))
         """Workers that a node takes, where operators share the cluster out; 0: they do not."""
+        self.group_size = 2 if seed % 10 == 4 else 1
+        """Workers of a replica: in every tenth schedule a group has two."""
         self.nodes = {f"node-{n}": Node(self, f"node-{n}") for n in range(rng.choice((3, 4)))}
         self.operators = [Operator(self, "operator-a")]
         if rng.random() < 0.5:
@@ -97,6 +99,8 @@ class World:
             "minReplicas": least, "maxReplicas": most, "replicas": rng.randint(least, most), "template": {"spec": pod},
             "nprocPerNode": rng.choice((1, 1, 1, 2)), "backoffLimit": 100,
         }  # fmt: skip
+        if self.group_size > 1:
+            spec["parallelism"] = {"shards": self.group_size * spec["nprocPerNode"]}
         if self.room:
             container["resources"] = {"requests": {"cpu": "1"}}
             if rng.random() < 0.5:
