@@ -10,6 +10,7 @@ from elastrain.api.job import ConditionType, JobSpec, JobStatus
 from elastrain.api.records import Target
 from elastrain_operator.allocation.model import Claims
 from elastrain_operator.context import PlanContext
+from elastrain_operator.kueue.model import Seat
 from elastrain_operator.model import Deletion, DisruptionBudget, JobEvent, LoopState, Loss, Observed, Plan, Slot
 from elastrain_operator.policy.ending import clean, deletion, success
 from elastrain_operator.policy.ending import ttl as ttl_policy
@@ -116,7 +117,7 @@ def _only_say(status: JobStatus, generation: int | None, claim: Claim, now: date
 def _go_on(context: PlanContext) -> Plan:
     spec, seen, now = context.spec, context.observed, context.now
     wait = _creation_wait(context)
-    slots = () if wait or context.etcd is None or context.finishing else _missing(context)
+    slots, seats = ((), ()) if wait or context.etcd is None or context.finishing else _missing(context)
     create = workers.ordinals(len(slots), context.state.unborn, context.observed.pods, context.status.next_ordinal)
     ended = clean.ended(seen.pods, frozenset(context.count.counted), now)
     delete = _unique(
@@ -137,21 +138,23 @@ def _go_on(context: PlanContext) -> Plan:
     made = _finish_plan(
         context, status, target, create=create, delete=delete, due=_deadlines(context, wait), lost=context.count.fresh
     )
-    if context.spec.group_size > 1:
-        made = replace(made, slots=slots)
+    made = replace(made, seats=seats[: len(create)], slots=slots if context.spec.group_size > 1 else ())
     probe = None if wait or create or not context.must_probe else status.next_ordinal
     marks = eviction.marks(context.spec.template, context.observed.pods, context.budget)
     return replace(made, probe=probe, marks=marks, unheard=context.unheard, gang=context.gang)
 
 
-def _missing(context: PlanContext) -> tuple[Slot, ...]:
-    """A slot for each pod to create now."""
+def _missing(context: PlanContext) -> tuple[tuple[Slot, ...], tuple[Seat, ...]]:
+    """A slot for each pod to create now, and if Kueue decides the job's size, a seat for each slot."""
     more = max(context.desired + context.beyond - len(context.units), 0) or context.rollout.create
     more = min(more, workers.BATCH)
     slots = (*context.slots, *groups.slots((), context.observed.pods, context.spec.group_size, more))
     if context.state.refusal:
         slots = slots[:1]  # one pod shows whether the API server still refuses
-    return slots if context.observed.seats is None else slots[: len(context.observed.seats)]
+    if context.observed.seats is None:
+        return slots, ()
+    charged = groups.charged(slots, context.workers, context.observed.seats)
+    return tuple(slot for slot, _ in charged), tuple(seat for _, seat in charged)
 
 
 def _pace(context: PlanContext) -> datetime | None:
@@ -294,7 +297,6 @@ def _finish_plan(
         stand_by=create[max(context.desired * context.spec.group_size - len(context.workers), 0) :]
         if create and context.spares
         else (),
-        seats=(context.observed.seats or ())[: len(create)],
         delete=delete,
         delete_job=delete_job,
         events=published,

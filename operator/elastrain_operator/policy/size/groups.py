@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
+from elastrain_operator.kueue.model import Seat
 from elastrain_operator.model import Pod, Slot
 
 Group = tuple[Pod, ...]
@@ -75,6 +76,22 @@ def slots(workers: Sequence[Pod], pods: Iterable[Pod], size: int, more: int) -> 
     taken = {p.slot.group for p in pods if p.slot}
     free = (n for n in itertools.count() if n not in taken)
     return (*holes, *(Slot(number, place) for number in itertools.islice(free, more) for place in range(size)))
+
+
+def charged(slots: Iterable[Slot], workers: Iterable[Pod], seats: Iterable[Seat]) -> tuple[tuple[Slot, Seat], ...]:
+    """Slots that have a seat: a worker is charged to the Workload of its mates, and a new group to one Workload."""
+    free: dict[str, list[Seat]] = {}
+    for seat in seats:
+        free.setdefault(seat.workload, []).append(seat)
+    workloads = {p.slot.group: p.workload for p in workers if p.slot}
+    found: list[tuple[Slot, Seat]] = []
+    for group, of_group in itertools.groupby(slots, key=lambda slot: slot.group):
+        wanted = list(of_group)
+        roomy = next((name for name, left in free.items() if len(left) >= len(wanted)), "")
+        left = free.get(workloads.get(group, roomy), [])
+        found += zip(wanted, left, strict=False)
+        del left[: len(wanted)]
+    return tuple(found)
 
 
 def new(there: Iterable[Group], coming: Iterable[Slot], size: int) -> int:
