@@ -19,7 +19,7 @@ KEEPS_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(2**32), "MALLOC_MMAP_THRESHOLD_": 
 """Makes glibc keep freed memory, in both variants. Otherwise it returns and fetches again tens of megabytes within some
 steps, up to 14 ms at a time, and a few bytes of earlier allocations decide in which variant."""
 POLL_SECONDS = 0.5
-START_SECONDS = 120.0
+START_SECONDS = 600.0
 
 
 def drive(case: Case, directory: Path, limit: float, cards: int) -> Comparison:
