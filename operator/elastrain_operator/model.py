@@ -302,6 +302,8 @@ class LoopState:
     """When a failed write of it is repeated."""
     group: Group | None = None
     """The job's gang; None: unknown, or no scheduler is told of gangs."""
+    unanswered_since: datetime | None = None
+    """Since when the allocator owes an answer for the present spec; None: it owes none."""
     lost_since: datetime | None = None
     """Since when etcd lacks records that it has had (``policy/report/data_loss.py``); None: it lacks none."""
 

@@ -209,6 +209,7 @@ def _end(context: PlanContext, verdict: Verdict) -> Plan:
         update={
             "conditions": merged,
             "phase": verdict.condition.value,
+            "ready_replicas": 0,  # no generation trains any more, though scripts may still run
             "leaving": [],
             "completion_time": context.now.isoformat(),
             "accelerator_seconds": accelerator_seconds.dissolved(status.accelerator_seconds),

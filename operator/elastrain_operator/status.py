@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 
 from elastrain.api import names
-from elastrain.api.job import AcceleratorSeconds, ConditionType, GenerationStatus, JobStatus
+from elastrain.api.job import AcceleratorSeconds, Condition, ConditionType, GenerationStatus, JobStatus
 from elastrain_operator.context import PlanContext
 from elastrain_operator.model import Coordination, Outage, Slot
 from elastrain_operator.policy.losses import arrival, exclusion
@@ -43,7 +43,10 @@ def status_of(
     if known:
         unhealthy = health.unhealthy(unhealthy, known, context.now)
         claims.append(health.claim(unhealthy, generation))
-    grown = wanted.grown(old.conditions, spec.suspend, seen.share, context.desired, spec.desired_replicas)
+    answered = context.state.unanswered_since is None
+    grown = wanted.grown(
+        old.conditions, spec.suspend, seen.share, context.desired, spec.desired_replicas, answered=answered
+    )
     if grown and not context.finishing:
         claims.append(grown)
     merged = conditions.merge(old.conditions, claims, seen.job.generation, context.now)
@@ -151,23 +154,36 @@ def if_changed(old: JobStatus, new: JobStatus) -> JobStatus | None:
 
 
 def held_until(context: PlanContext, written: JobStatus | None) -> datetime | None:
-    """Until when a status without urgent changes is delayed; None: write it now, if at all."""
-    last = context.state.status_written
-    if written is None or last is None or _essence(written) != _essence(context.status):
+    """Until when a status without urgent changes is delayed; None: write it now, if at all.
+
+    A new spec of which only the generation is to be reported is delayed until the allocator has answered it, bounded.
+    """
+    last, asked = context.state.status_written, context.state.unanswered_since
+    if written is None:
         return None
-    until = last + timedelta(seconds=context.state.status_interval)
-    return until if until > context.now else None
+    untils = []
+    if asked is not None and _essence(written, of_any_spec=True) == _essence(context.status, of_any_spec=True):
+        untils.append(asked + wanted.ANSWER)
+    if last is not None and _essence(written) == _essence(context.status):
+        untils.append(last + timedelta(seconds=context.state.status_interval))
+    return max((until for until in untils if until > context.now), default=None)
 
 
 _WAITS = frozenset({"step", "progress", "accelerator_seconds", "replicas", "conditions"})
 
 
-def _essence(status: JobStatus) -> tuple[dict[str, object], list[dict[str, object]]]:
+def _essence(status: JobStatus, *, of_any_spec: bool = False) -> tuple[dict[str, object], list[dict[str, object]]]:
     """A status without its non-urgent parts: step and progress, accelerator usage, the figures of these in messages of
     true conditions, idle accelerators, and the number of pods (during a start; each loss and each change of the
-    generation also changes other fields). Not a copy of the model, since this runs in most passes."""
-    quiet = [
-        {**vars(c), "message": ""} if c.status == "True" or c.type == ConditionType.GROWN else vars(c)
-        for c in status.conditions
-    ]
-    return {name: value for name, value in vars(status).items() if name not in _WAITS}, quiet
+    generation also changes other fields). ``of_any_spec``: also without the spec's generation. Not a copy of the model,
+    since this runs in most passes."""
+    quiet = [{**vars(c), "observed_generation": None, **_said(c)} for c in status.conditions]
+    waits = _WAITS | {"observed_generation"} if of_any_spec else _WAITS
+    return {name: value for name, value in vars(status).items() if name not in waits}, quiet
+
+
+def _said(condition: Condition) -> dict[str, str]:
+    """What a condition says only for people, blank: they may see it later."""
+    if condition.type == ConditionType.RESCALING and condition.status == "True":
+        return {"reason": "", "message": ""}  # members enter a generation one by one
+    return {"message": ""} if condition.status == "True" or condition.type == ConditionType.GROWN else {}

@@ -337,6 +337,7 @@ class _Sharing:
             size=size,
             reason=reason.value,
             message=message,
+            generation=job.generation,
             release=frozenset(w.name for w in job.workers if w.node and w.name not in grant.stays),
             replace=self._replaceable(grant, going),
             pending=self._pending(grant, reason),

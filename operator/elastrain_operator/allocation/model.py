@@ -245,6 +245,8 @@ class Share:
     """``size`` is None because of a missing permission, not of missing data: a new job need not wait."""
     is_answer: bool = True
     """False: this operator has not looked at the cluster yet. What its predecessor has reported stays."""
+    generation: int | None = None
+    """``metadata.generation`` of the spec that it answers; None: of any."""
     spares: int = 0
     """Warm spares, in room that no worker needs."""
     pending: int = 0

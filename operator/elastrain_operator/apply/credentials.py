@@ -81,16 +81,21 @@ class Vault:
         self._ca = tls.read(self._ca_file).ca
         self._wanted = credentials.fingerprint(self._ca, self._key, self._prefix)
         self._recent: dict[JobKeys, tuple[Issued, float, int]] = {}  # with the time, and etcd's losses of data by then
+        self._written: dict[JobKeys, float] = {}  # when this process wrote the job's Secret
         self._nudged = asyncio.Event()
 
     # ---- one job ---------------------------------------------------------------------------------------------------
-    async def keep(self, job: JobRef, *, creating: bool = False, live: bool = False) -> None:
-        """Ensure that a job's workers can log in. Without a change it makes no call."""
+    async def keep(self, job: JobRef, *, creating: bool = False, live: bool = False, wait_long: bool = False) -> None:
+        """Ensure that a job's workers can log in. Without a change it makes no call: the Secret is written once, and
+        again while workers ``wait_long`` to start, since it may have been deleted."""
         keys = JobKeys(job.namespace, job.name, job.uid)
         wanted, issued = self._wanted, self._issued(keys)
         if issued is None and (self._records.outage or self._records.is_unread(keys)):
             return  # unknown, which differs from absent
-        due = credentials.due(issued, wanted, creating=creating, live=live)
+        wrote = self._written.get(keys)
+        doubted = creating and wrote is None
+        doubted = doubted or (wait_long and (wrote is None or time.monotonic() - wrote > INTERVAL))
+        due = credentials.due(issued, wanted, creating=creating, live=live, doubted=doubted)
         if not (due.user or due.secret):
             return
         name = credentials.user(self._prefix, keys)
@@ -101,6 +106,7 @@ class Vault:
         if due.secret:
             manifest = manifests.secret(job, name, password, self._ca)
             await self._secrets.write_secret(job.namespace, manifest, expected=issued is not None)
+            self._written[keys] = time.monotonic()
         if issued != wanted:
             await self._records.put_issued(keys, wanted)
             self._recent[keys] = wanted, time.monotonic(), self._records.losses
@@ -122,6 +128,7 @@ class Vault:
     async def remove(self, keys: JobKeys) -> None:
         """Remove the user of a job that is gone."""
         self._recent.pop(keys, None)
+        self._written.pop(keys, None)
         await asyncio.to_thread(self._users.remove, credentials.user(self._prefix, keys))
 
     async def jobs(self) -> set[JobKeys]:

@@ -28,6 +28,7 @@ from elastrain_operator.model import Deletion, JobEvent, JobRef, LoopState, Plan
 from elastrain_operator.observe import parse
 from elastrain_operator.observe.owner import owner
 from elastrain_operator.pod import manifest as manifests
+from elastrain_operator.policy import credentials
 from elastrain_operator.policy.report import unreadable
 from elastrain_operator.policy.report.events import LONGEST
 from elastrain_operator.policy.size.rollout import version
@@ -149,12 +150,12 @@ class Executor:
         if plan.delete:
             await self._delete(job, plan.delete)
 
-    async def keep_in_etcd(self, job: JobRef, *, live: bool) -> None:
-        """Have the job's records name this cluster, and its ``live`` pods able to log in. Raises ``ApiError``
+    async def keep_in_etcd(self, job: JobRef, pods: Sequence[Pod]) -> None:
+        """Have the job's records name this cluster, and its live ``pods`` able to log in. Raises ``ApiError``
         and ``EtcdError``."""
         await self._targets.adopt(JobKeys(job.namespace, job.name, job.uid))
-        if self._vault is not None and live:
-            await self._vault.keep(job, live=True)
+        if self._vault is not None and any(not pod.over for pod in pods):
+            await self._vault.keep(job, live=True, wait_long=credentials.wait_long(pods, clock.now()))
 
     def _span(self, job: JobRef, name: str, **attributes: str | int) -> AbstractContextManager[None]:
         return nullcontext() if self._traces is None else self._traces.span(job, name, **attributes)
@@ -200,8 +201,8 @@ class Executor:
     async def _created_or_refused(
         self, job: JobRef, spec: JobSpec, rendered: _Manifest, plan: Plan, state: LoopState
     ) -> dict[int, _Result]:
-        """By ordinal. Before the pods come their gang and their credentials. If the job has these already, they are
-        written again beside the pods, which wait for a Secret that was deleted."""
+        """By ordinal. Before the pods come their gang and their credentials. If an earlier operator has written these,
+        they are written again beside the pods, which wait for a Secret that was deleted."""
         first, has_issued = plan.create[0], self._vault is not None and self._vault.has_issued(job)
         found: Refused | ApiError | EtcdError | None = None
         if self._groups:

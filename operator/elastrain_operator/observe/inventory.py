@@ -93,6 +93,11 @@ class Inventory:
         return None
 
     @property
+    def looks(self) -> bool:
+        """The cluster is unknown only because its first lists are under way."""
+        return any(not kept.listed for kept in self._all) and not any(kept.problem for kept in self._all)
+
+    @property
     def denied(self) -> bool:
         """The cluster stays unknown: the API server has confirmed that a permission is missing."""
         return any(self._missing(kept) for kept in self._all)

@@ -9,14 +9,18 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 
 from elastrain.api.keys import JobKeys
 from elastrain.api.records import Issued
-from elastrain_operator.model import JobRef
+from elastrain_operator.model import JobRef, Pod
 
 COMMON_NAME = "default"
 """In names of users, of each cluster without a name of its own."""
+PATIENCE = timedelta(seconds=30)
+"""Time on a node after which a worker that has not started may lack its Secret; images may take longer."""
 _PREFIX = "elastrain/"
 
 
@@ -30,14 +34,20 @@ class Due:
     """The Secret in the job's namespace."""
 
 
-def due(issued: Issued | None, wanted: Issued, *, creating: bool, live: bool) -> Due:
-    """``issued``: the record in etcd (None: none). ``creating``: pods are about to be created. ``live``: pods exist."""
+def due(issued: Issued | None, wanted: Issued, *, creating: bool, live: bool, doubted: bool) -> Due:
+    """``issued``: the record in etcd (None: none). ``creating``: pods are about to be created. ``live``: pods exist.
+    ``doubted``: this operator has not written the Secret, or workers have waited long since."""
     if not (creating or live):
         return Due()
     if issued is None or issued.key != wanted.key:
         return Due(user=True, secret=True)
-    # If the Secret was deleted, pods would wait for it forever; so it is written again before each batch.
-    return Due(secret=creating or issued != wanted)
+    # If the Secret was deleted, pods would wait for it forever.
+    return Due(secret=doubted or issued != wanted)
+
+
+def wait_long(pods: Iterable[Pod], now: datetime) -> bool:
+    """Whether a worker that has a node does not start, as if the Secret that it mounts were gone."""
+    return any(p.bound and not p.started and not p.ending and now - p.bound >= PATIENCE for p in pods)
 
 
 def fingerprint(ca: bytes, key: bytes, cluster: str = COMMON_NAME) -> Issued:

@@ -42,6 +42,9 @@ class Cluster(Protocol):
     def problem(self) -> str | None: ...
 
     @property
+    def looks(self) -> bool: ...
+
+    @property
     def denied(self) -> bool: ...
 
     def nodes(self, now: datetime) -> tuple[Node, ...]: ...
@@ -153,7 +156,7 @@ class Capacity:
         """One allocation; returns the seconds after which time alone requires another, and its seconds of processor
         time."""
         if cluster.problem:
-            self._not_known(cluster.problem, cluster.denied)
+            self._not_known(cluster.problem, denied=cluster.denied, looks=cluster.looks)
             return None, 0.0
         now = clock.now()
         snapshot, before = timed(self._snapshot, cluster, now)
@@ -210,11 +213,13 @@ class Capacity:
             now,
         )
 
-    def _not_known(self, problem: str, denied: bool) -> None:
-        """Jobs keep their size and report why; new jobs do not wait if a permission is missing."""
+    def _not_known(self, problem: str, *, denied: bool, looks: bool) -> None:
+        """Jobs keep their size and report why, unless this operator has just begun and ``looks``; new jobs do not wait
+        if a permission is missing."""
         rule = "running jobs keep their size, new ones start with minReplicas" if denied else "jobs keep their size"
         text = f"the cluster is unknown: {problem}; meanwhile {rule}"
-        self._unknown = Share(None, "CapacityDenied" if denied else "CapacityUnknown", text, blind=denied)
+        reason = "CapacityDenied" if denied else "CapacityUnknown"
+        self._unknown = Share(None, reason, text, blind=denied, is_answer=not looks)
         for uid, claims in self._claims.items():
             if claims.job and self._unknown.differs(self._shares.get(uid)):
                 self._shares[uid] = self._unknown

@@ -29,6 +29,7 @@ from elastrain_operator.observe.records import Mirror
 from elastrain_operator.plan import STATUS_INTERVAL
 from elastrain_operator.policy.report import data_loss
 from elastrain_operator.policy.report.routine import is_routine
+from elastrain_operator.policy.size import wanted
 from elastrain_operator.reconcile.capacity import Capacity
 from elastrain_operator.waiting import until
 
@@ -246,6 +247,7 @@ class JobLoop:
             observed = replace(observed, share=observed.share.in_replicas(spec.group_size))
         turn = self._kueue.decide(body, self.job, spec, status, observed) if self._kueue else None
         observed = turn.seated(observed) if turn else observed
+        state.unanswered_since = wanted.unanswered_since(state.unanswered_since, observed, clock.now())
         state.lost_since = data_loss.since(state.lost_since, status, observed.coordination, clock.now())
         with metrics.PLAN_SECONDS.time():
             decided = plan.plan(spec, status, observed, clock.now(), state, drain_extra=self._config.drain_extra)
@@ -260,7 +262,7 @@ class JobLoop:
             self.wake()  # to update the status, and the claims
         elif decided.create:
             self._wake_soon()  # to show them in the status: the watch will report no change of them
-        await self._executor.keep_in_etcd(self.job, live=any(not pod.over for pod in observed.pods))
+        await self._executor.keep_in_etcd(self.job, observed.pods)
         due = min(decided.requeue_after or self._config.resync, self._config.resync)
         if self._kueue is None or turn is None:
             return due

@@ -134,7 +134,19 @@ def test_nothing_is_written_without_a_change(new_vault, world):
     keep(vault)
     assert world.writes == []
     keep(vault, creating=True)
-    assert world.writes == ["secret"], "in case it was deleted"
+    keep(vault, live=True, wait_long=True)
+    assert world.writes == []
+    keep(new_vault(), creating=True)
+    assert world.writes == ["secret"], "of an earlier operator: it may have been deleted"
+
+
+def test_a_secret_is_written_again_while_workers_wait_long_to_start(new_vault, world, monkeypatch):
+    monkeypatch.setattr(vaults, "INTERVAL", 0.0)
+    vault = new_vault()
+    keep(vault, creating=True)
+    world.writes.clear()
+    keep(vault, live=True, wait_long=True)
+    assert world.writes == ["secret"], "it may have been deleted"
 
 
 @pytest.mark.parametrize("failing", [1, 2, 3])

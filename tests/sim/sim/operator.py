@@ -172,7 +172,7 @@ class Operator:
 class Inventory:
     """The cluster, as an operator that shares it out sees it."""
 
-    problem, denied = None, False
+    problem, denied, looks = None, False, False
 
     def __init__(self, world: World) -> None:
         self._world = world

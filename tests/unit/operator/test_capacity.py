@@ -11,8 +11,8 @@ import pytest
 
 from conditions import until
 from elastrain.api.job import Condition
-from elastrain_operator.allocation.model import Claims, Held, Job, Kind, Node, Policy
-from elastrain_operator.model import Pod
+from elastrain_operator.allocation.model import Claims, Held, Job, Kind, Node, Policy, Share
+from elastrain_operator.model import JobRef, Observed, Pod
 from elastrain_operator.policy.size import wanted
 from elastrain_operator.reconcile import capacity as capacity_module
 from elastrain_operator.reconcile.capacity import Capacity
@@ -25,7 +25,7 @@ ONE = ((GPU, 1), ("pods", 1))
 class Cluster:
     def __init__(self, *free: int) -> None:
         self.problem: str | None = None
-        self.denied = False
+        self.denied = self.looks = False
         self.free = free
 
     def nodes(self, now):
@@ -183,6 +183,43 @@ def test_jobs_keep_their_size_until_the_cluster_is_known():
         await until(lambda: shared.share_of("a").size == 4, "its share")
 
     run(cluster, scenario)
+
+
+def test_jobs_are_not_told_of_an_unknown_cluster_while_a_new_operator_looks():
+    """Else each restart of the operator would write the status of each job twice."""
+    cluster = Cluster(4)
+    cluster.problem, cluster.looks = "the nodes of the cluster are not listed yet", True
+
+    async def scenario(shared, told):
+        shared.claim("a", wants("a"))
+        await until(lambda: "not listed" in shared.share_of("a").message, "the first attempt")
+        assert not shared.share_of("a").is_answer
+        cluster.looks = False
+        cluster.problem = "no route to host"
+        shared.nudge()
+        await until(lambda: shared.share_of("a").is_answer, "a failed look is said")
+
+    run(cluster, scenario)
+
+
+def test_report_of_a_changed_spec_waits_for_the_allocators_answer():
+    """Else it is a write of the status of its own."""
+    told = Condition(type="Grown", status="True", reason="AtMax", message="3", last_transition_time=NOW.isoformat())
+    former = Share(3, "AtMax", "3 workers: all of replicas", generation=1)
+    assert wanted.grown([told], False, former, 3, 4, answered=False) is None
+    seen = Observed(JobRef("ns", "job", "uid", 2), share=former)
+    assert wanted.unanswered_since(None, seen, NOW) == NOW
+    assert wanted.unanswered_since(NOW, seen, NOW + wanted.ANSWER) == NOW, "it waits from the first time on"
+    assert wanted.unanswered_since(NOW, replace(seen, share=replace(former, generation=2)), NOW) is None
+    assert wanted.unanswered_since(NOW, replace(seen, share=None), NOW) is None
+
+
+def test_an_answer_names_the_spec_that_it_is_for():
+    async def scenario(shared, told):
+        shared.claim("a", wants("a", generation=7))
+        await until(lambda: shared.share_of("a").generation == 7, "an answer")
+
+    run(Cluster(4), scenario)
 
 
 def test_new_jobs_start_with_their_minimum_if_a_permission_is_missing():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from elastrain.api.keys import JobKeys
 from elastrain.api.records import Issued
-from elastrain_operator.model import JobRef
+from elastrain_operator.model import JobRef, Pod
 from elastrain_operator.policy import credentials
 from elastrain_operator.policy.credentials import Due
 
@@ -30,7 +31,7 @@ clusters = st.text(st.characters(codec="ascii", categories=["L", "N", "P"]), min
         (None, True, False, Due(user=True, secret=True)),
         (None, False, True, Due(user=True, secret=True)),  # its pods are older, or etcd lost its data
         (NOW, False, True, Due()),
-        (NOW, True, True, Due(secret=True)),  # it may have been deleted
+        (NOW, True, True, Due(secret=True)),  # an earlier operator wrote it: it may have been deleted
         (FORMER, False, True, Due(secret=True)),  # the CA was replaced
         (FORMER, False, False, Due()),
         (OTHER_KEY, False, True, Due(user=True, secret=True)),  # never a Secret with a password that etcd does not have
@@ -44,13 +45,29 @@ clusters = st.text(st.characters(codec="ascii", categories=["L", "N", "P"]), min
     ],
 )
 def test_due_credentials(issued, creating, live, expected):
-    assert credentials.due(issued, NOW, creating=creating, live=live) == expected
+    assert credentials.due(issued, NOW, creating=creating, live=live, doubted=creating) == expected
 
 
-@given(st.sampled_from([None, NOW, FORMER, OTHER_KEY]), st.booleans(), st.booleans())
-def test_workers_never_start_without_a_user_and_a_secret(issued: Issued | None, creating: bool, live: bool):
-    due = credentials.due(issued, NOW, creating=creating, live=live)
-    if creating:
+def test_a_secret_that_is_as_wanted_is_not_written_again():
+    assert credentials.due(NOW, NOW, creating=True, live=True, doubted=False) == Due()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "started", "expected"), [(31.0, False, True), (29.0, False, False), (31.0, True, False)]
+)
+def test_a_worker_that_does_not_start_on_its_node_may_lack_its_secret(seconds, started, expected):
+    now = datetime(2030, 1, 1, tzinfo=UTC)
+    bound = now - timedelta(seconds=seconds)
+    pod = Pod("job-0", "uid", 0, bound, started=started, node="n", bound=bound)
+    assert credentials.wait_long([pod], now) is expected
+
+
+@given(st.sampled_from([None, NOW, FORMER, OTHER_KEY]), st.booleans(), st.booleans(), st.booleans())
+def test_workers_never_start_without_a_user_and_a_secret(
+    issued: Issued | None, creating: bool, live: bool, doubted: bool
+):
+    due = credentials.due(issued, NOW, creating=creating, live=live, doubted=doubted)
+    if creating and (doubted or issued != NOW):
         assert due.secret, "a pod is created only after its Secret was written"
         assert due.user or (issued and issued.key == NOW.key), "and only with a user that has its password"
     assert not due.user or due.secret, "a user is created with its Secret, which alone has the password"

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import datetime, timedelta
 
 from elastrain.api.job import Condition, ConditionType, JobSpec, JobStatus
 from elastrain_operator.allocation.model import Share
+from elastrain_operator.model import Observed
 from elastrain_operator.policy.report.conditions import Claim
+
+ANSWER = timedelta(seconds=3)
+"""How long the report of a changed spec waits for the allocator's answer, so that both are one write of the status."""
 
 
 def wanted(spec: JobSpec, status: JobStatus, share: Share | None) -> int:
@@ -26,16 +31,26 @@ def wanted(spec: JobSpec, status: JobStatus, share: Share | None) -> int:
     return max(kept, spec.min_replicas) if share.blind else kept
 
 
-def grown(old: Iterable[Condition], suspended: bool, share: Share | None, desired: int, cap: int) -> Claim | None:
+def unanswered_since(before: datetime | None, observed: Observed, now: datetime) -> datetime | None:
+    """Since when the allocator owes an answer for the job's present spec; None: it owes none. ``before``: the last
+    result."""
+    share = observed.share
+    owed = share is not None and share.generation not in {None, observed.job.generation}
+    return (before or now) if owed else None
+
+
+def grown(
+    old: Iterable[Condition], suspended: bool, share: Share | None, desired: int, cap: int, *, answered: bool = True
+) -> Claim | None:
     """The condition that explains why the job is not larger; None: it stays as it is, or no explanation has ever
-    applied."""
+    applied. ``answered``: the share is for the present spec."""
     kind = ConditionType.GROWN
     if suspended or share is None:
         if not any(c.type == kind for c in old):
             return None
         text = "suspend is true" if suspended else "this operator does not share the cluster out"
         return Claim(kind, "Unknown", "Suspended" if suspended else "NotShared", text)
-    if not share.is_answer and any(c.type == kind for c in old):
+    if not (share.is_answer and answered) and any(c.type == kind for c in old):
         return None
     if share.size is None:
         return Claim(kind, "Unknown", share.reason, share.message)
