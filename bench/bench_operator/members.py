@@ -16,9 +16,11 @@ from bench_operator.cluster import NAMESPACE, ControlPlane
 from elastrain.api import names, roster
 from elastrain.api.keys import JobKeys
 from elastrain.api.records import Generation, GenerationMember, Member, Phase
-from elastrain.etcd import EtcdClient, Transaction
+from elastrain.etcd import EtcdClient, EtcdError, Transaction
 
 RESUME_SECONDS = 0.2
+ATTEMPTS = 10
+"""At one write to etcd."""
 _PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 
 
@@ -110,4 +112,17 @@ class RunningPods:
         puts = [(keys.member(m.id), m.encode()) for m in members]
         puts += [(keys.roster(number, i), part.encode()) for i, part in enumerate(roster.split(generation))]
         puts.append((keys.generation, roster.header(generation).encode()))
-        self._client.commit(Transaction(unchanged=(), puts=tuple(puts)), f"form generation {number} of {keys.job}")
+        _commit(self._client, Transaction(unchanged=(), puts=tuple(puts)), f"form generation {number} of {keys.job}")
+
+
+def _commit(client: EtcdClient, transaction: Transaction, what: str) -> None:
+    """Also after an error of a loaded etcd, or an expired token: the next call logs in again."""
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            client.commit(transaction, what)
+        except EtcdError:
+            if attempt == ATTEMPTS:
+                raise
+            time.sleep(RESUME_SECONDS)
+        else:
+            return

@@ -41,6 +41,7 @@ LANES: dict[str, tuple[str, ...]] = {
         "tests/protocol/operator/test_shared_namespace_on_apiserver.py",
         "tests/protocol/operator/test_skew_on_apiserver.py",
         "tests/protocol/operator/test_spares_on_apiserver.py",
+        "tests/protocol/operator/test_writes_on_apiserver.py",
     ),
     # Real ranks, forks of one warm process.
     "training": (

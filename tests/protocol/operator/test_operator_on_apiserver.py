@@ -42,6 +42,7 @@ def test_job_runs_scales_survives_a_loss_and_succeeds(cluster, play, client, eve
 
     player.finish(step=100)
     eventually(lambda: cluster.status("whole").get("phase") == "Succeeded", 30, "the job has succeeded")
+    eventually(lambda: "Succeeded" in dict(cluster.events("whole")), 30, "its event, which is sent in the background")
     reasons = [reason for reason, _ in cluster.events("whole")]
     for once in ("TargetSet", "WorkerLost", "Succeeded"):
         assert reasons.count(once) == 1, cluster.events("whole")

@@ -1,4 +1,4 @@
-"""What each act costs the API server in writes, with TLS, users, Secrets and capacity sharing, as the chart installs them."""
+"""What each act costs the API server in writes, with TLS, users, Secrets and capacity sharing, as the chart does."""
 
 from __future__ import annotations
 
