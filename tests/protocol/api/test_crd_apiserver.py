@@ -136,8 +136,6 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"replicas": "2"}, "spec.replicas", '"string": spec.replicas in body must be of type integer'),
     ({"parallelism": {"shards": 0}}, "spec.parallelism.shards", "0: spec.parallelism.shards in body should be greater"),
     ({"parallelism": {"shards": "some"}}, "spec.parallelism.shards", "spec.parallelism.shards in body should match"),
-    ({"parallelism": {"shards": "all"}, "checkpoint": {"path": "/c"}}, "spec.parallelism",
-     "parallelism.shards (all) must be a number in a job with spec.checkpoint"),
     ({"nprocPerNode": 2, "parallelism": {"shards": 3}}, "spec.parallelism",
      "parallelism.shards (3) must divide nprocPerNode (2)"),
     ({"nprocPerNode": "auto", "parallelism": {"shards": 2}}, "spec.parallelism",

@@ -12,7 +12,7 @@ import torch
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from elastrain.api import names
-from elastrain.api.settings import CheckpointSpec, Interval
+from elastrain.api.settings import CheckpointSpec, Interval, RankSettings
 from elastrain.data.audit import verify
 from sharded_model import STEPS, alone, assert_same_model
 
@@ -195,3 +195,65 @@ def test_job_resumes_from_any_nodes_memory_if_all_processes_are_killed(job, volu
     assert not lost or "/b" in line
     assert min(end["commits"][0] for parts in ends.values() for end in parts) > 2
     assert verify(job.audit).ok
+
+
+# -- one copy of the model over all ranks ------------------------------------------------------------------------------
+@pytest.mark.parametrize("workers", ["x", "xy", "xyz"])
+def test_job_of_one_copy_resumes_with_any_number_of_ranks_if_all_processes_are_killed(
+    one_copy, volume, spec, workers
+) -> None:
+    job = one_copy
+    train_to_a_checkpoint(job, volume, spec, "a", "b")
+    job.kill_all()
+    saved = steps_in(volume)[-1]
+    job.want(len(workers))
+    job.start(*workers, checkpoint=spec)
+    ends = job.parts(*workers)
+    assert_same_model({"all": ends})
+    assert all(end["commits"][0] == saved + 1 for end in ends)
+    assert job.redone() <= EVERY
+
+
+def test_a_checkpoint_of_one_copy_is_read_by_plain_torch_and_by_a_job_of_whole_models(
+    one_copy, volume, spec, tmp_path
+) -> None:
+    job = one_copy
+    train_to_a_checkpoint(job, volume, spec, "a", "b", "c")
+    job.kill_all()
+    path = volume / f"step-{steps_in(volume)[-1]:09d}"
+    assert len(list(path.glob("__*.distcp"))) == 3
+    dcp_to_torch_save(path, tmp_path / "whole.pt")
+    whole = torch.load(tmp_path / "whole.pt", weights_only=False)
+    assert {n: tuple(whole[f"tracked/model/{n}"].shape) for n in alone(1)[0]} == {
+        n: tuple(p.shape) for n, p in alone(1)[0].items()
+    }
+    job.want(1)
+    job.settings = lambda: RankSettings(shards=1)
+    job.start("x", checkpoint=spec)
+    assert_same_model(job.finish("x"))
+    assert resumed(job, "x")
+
+
+def test_training_goes_on_from_the_checkpoint_if_two_neighbours_are_lost_at_once(one_copy, volume, spec) -> None:
+    job = one_copy
+    saved = train_to_a_checkpoint(job, volume, spec, "a", "b", "c")
+    first = job.generation().number
+    job.order("die-in-backward", ("b", 0), ("c", 0))
+    job.together("a", "b", "c", after=first + 1)
+    ends = job.parts("a", "b", "c")
+    assert_same_model({"all": ends})
+    assert min(end["commits"][0] for end in ends) > saved
+    assert job.redone() <= EVERY + job.max_redone_steps
+
+
+def test_job_of_one_copy_resumes_from_the_memory_of_its_nodes(one_copy, volume) -> None:
+    job, spec = one_copy, CheckpointSpec(path=str(volume), every_steps=1000, memory=Interval(every_steps=2))
+    job.want(2)
+    job.start("a", "b", checkpoint=spec)
+    job.together("a", "b")
+    job.steps(4)
+    job.kill_all()
+    job.start("a", "b", checkpoint=spec)
+    assert_same_model({"all": job.parts("a", "b")})
+    (line,) = resumed(job, "a", "b")
+    assert "tier=memory" in line

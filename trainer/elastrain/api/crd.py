@@ -128,7 +128,7 @@ def _add_spec_rules(spec: Schema) -> None:
         rules.NPROC_IS_FIXED.as_validation(".nprocPerNode", "self.nprocPerNode"),
         *(
             rule.as_validation(".parallelism", "has(self.parallelism) ? string(self.parallelism.shards) : '1'")
-            for rule in (rules.SHARDS_FIT, rules.ALL_SHARDS_WITHOUT_CHECKPOINT, rules.SHARDS_ARE_FIXED)
+            for rule in (rules.SHARDS_FIT, rules.SHARDS_ARE_FIXED)
         ),
         rules.MAX_REDONE_STEPS_IS_FIXED.as_validation(
             ".parallelism", "has(self.parallelism) ? self.parallelism.maxRedoneSteps : 20"

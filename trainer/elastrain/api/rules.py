@@ -148,13 +148,6 @@ SHARDS_FIT = Rule(
     " || int(self.parallelism.shards) % int(self.nprocPerNode) == 0))",
 )
 
-ALL_SHARDS_WITHOUT_CHECKPOINT = Rule(
-    field="parallelism.shards",
-    words="must be a number in a job with spec.checkpoint: durable checkpoints of one copy over all ranks are not "
-    "supported yet",
-    cel="!(has(self.parallelism) && string(self.parallelism.shards) == 'all') || !has(self.checkpoint)",
-)
-
 SHARDS_ARE_FIXED = Rule(
     field="parallelism.shards",
     words=_ONLY_WHILE_SUSPENDED,

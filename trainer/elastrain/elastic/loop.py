@@ -193,7 +193,7 @@ class Loop:
                 stop=self._stop_asked,
                 counted=0.5 if 0 < step.counted < step.done else float(step.counted > 0),
                 count=step.count,
-                save=self._world.vote_on_checkpoint(),
+                save=self._world.saving.vote(self._world.step + 1),
             )
             summed = self._strategy.backward(
                 loss, unscaled, part, inputs, communicator, last=step.complete, retain_graph=retain_graph

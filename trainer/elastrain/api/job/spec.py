@@ -166,11 +166,7 @@ class JobSpec(ApiModel):
     @field_validator("parallelism")
     @classmethod
     def _groups_are_whole(cls, value: ParallelismSpec | None, info: ValidationInfo) -> ParallelismSpec | None:
-        if value is None or value.shards == 1:
-            return value
-        if value.shards == ALL:
-            if info.data.get("checkpoint") is not None:
-                raise rule_broken(rules.ALL_SHARDS_WITHOUT_CHECKPOINT.words, value.shards)
+        if value is None or value.shards in (1, ALL):
             return value
         nproc = info.data.get("nproc_per_node", value.shards)  # absent: invalid, which has an error of its own
         if not isinstance(nproc, int) or (nproc % value.shards and value.shards % nproc):

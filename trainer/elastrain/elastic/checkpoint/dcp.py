@@ -284,8 +284,8 @@ def _placed(path: Path, leaf: Any, reading: _Reading, cut: Cut) -> Any:
     if not isinstance(leaf, Entry | Sharded):
         return leaf
     shape = reading.shape_of(leaf.name)
-    dim = leaf.dim if isinstance(leaf, Sharded) else cut.dim_of(path, shape)
-    if cut.shards == 1 or dim is None:
+    dim = leaf.dim if isinstance(leaf, Sharded) and cut.shards > 1 else cut.dim_of(path, shape)
+    if dim is None:
         return reading.tensor(leaf.name, [0] * len(shape), shape)
     stride = leaf.stride if isinstance(leaf, Sharded) else torch.empty(shape, device="meta").stride()
     return Part(reading.tensor(leaf.name, *chunk(shape, dim, cut.shard, cut.shards)), dim, shape, tuple(stride))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import structlog
@@ -36,6 +37,9 @@ log = structlog.get_logger(__name__)
 
 class World:
     """One rank's place among the others."""
+
+    moves_shards = False
+    """Whether sharded tensors travel apart from the rest of the state."""
 
     def __init__(
         self,
@@ -70,8 +74,9 @@ class World:
         self._between = False  # whether the script is in a call between two steps
         self._traces = tracing.recorder(lambda: self.place.rank)
         self._reporter = Reporter(on_rescale=self._traces)
+        self._tree = partial(self._state, emptied=self.moves_shards)
         self._handover = Handover(tracked, self._tree, self._load)
-        self._saving = Saving(keeper, tracked, self._tree, together=strategy.votes)
+        self.saving = Saving(keeper, tracked, self._state, together=strategy.votes)
         self._calls = Calls()
         self.position = Position(session, keeper.newest_step)
         """Of this rank's script among its loops."""
@@ -188,13 +193,9 @@ class World:
         self._agreed = agreed
         self._reporter.committed(time.monotonic(), loss)
 
-    def vote_on_checkpoint(self) -> int:
-        """As of :meth:`Saving.vote`, for the step that is being computed."""
-        return self._saving.vote(self.step + 1)
-
     def committed(self, saves: int = 0) -> None:
         """The state is that of the committed step: save and report it if it is time. ``saves``: the ranks' votes."""
-        self._saving.after_step(saves, self.step, holds=self._has_state)
+        self.saving.after_step(saves, self.step, holds=self._has_state)
         if self.place.rank != 0:
             return
         if self._reporter.due(time.monotonic()) or self.step == self.position.loop_end or self.stopped:
@@ -297,7 +298,7 @@ class World:
         self.place = Place(generation.number, communicator.rank, communicator.world_size)
         self.share = entry.shares.get(communicator.rank, self.place.share)
         self.trained.enter(agreed=bool(entry.shares))  # without learners, the first step compares the sets
-        self._saving.enter(entry.shards, self.place)
+        self.saving.enter(entry.shards, self.place)
         self._session.adopt(generation.number, self.step, complete=self._has_state)
         heard, between = self._session.heard_at(generation.number), self._calls.count > 0
         times = self._reporter.times(heard, communicator.connected_at, entered, synchronised, between=between)
@@ -311,11 +312,7 @@ class World:
         )  # fmt: skip
 
     def _synchronise(self, communicator: Communicator) -> Entry:
-        """Bring all ranks to the state of the furthest one; equal ranks send nothing.
-
-        Raises ``GenerationBroken``; and :class:`LoopOver` or :class:`Withdrawn` if the script of this rank is in
-        another loop.
-        """
+        """Bring all ranks to the newest state; equal ones send nothing. Raises as of :meth:`Position.meet`."""
         entry = self.position.meet(communicator, lambda: self.entry_row(communicator.of))
         entry = self._begin(entry, communicator)
         transfer = entry.transfer(communicator.rank, self._strategy.holders)
@@ -374,12 +371,13 @@ class World:
         Returns the entry by which the others receive it. Raises as of :meth:`Saving.resume`.
         """
         if entry.cold:
-            entry = self._saving.resume(entry, communicator, self._load, torn=self._handover.torn)
+            entry = self.saving.resume(entry, communicator, self._load, torn=self._handover.torn)
             if communicator.rank in entry.sources and self.position.has_left(self.step):
                 self.position.give_way(communicator, [communicator.rank], anew=True)
         return entry
 
-    def _tree(self) -> dict[str, Any]:
+    def _state(self, *, emptied: bool = False) -> dict[str, Any]:
+        """As of :func:`capture.capture`, and all that belongs to it."""
         position = {
             "step": self.step,
             "by": self.position.ballot.by,
@@ -388,7 +386,8 @@ class World:
             "rescales": [r.model_dump() for r in self._reporter.rescales],
             "stopped": self.stopped,
         }
-        return {"tracked": capture.capture(self._tracked), "position": position, "trained": self.trained.describe()}
+        tracked = capture.capture(self._tracked, emptied=emptied)
+        return {"tracked": tracked, "position": position, "trained": self.trained.describe()}
 
     def _load(self, tree: dict[str, Any]) -> None:
         position = tree["position"]
@@ -406,7 +405,7 @@ class World:
     # -- reports -----------------------------------------------------------------------------------------------------
     def _save_now(self, *, healthy: bool) -> None:
         """Save before this rank may end, and report the result. As of :meth:`Saving.save_now`."""
-        if self._has_state and self._saving.save_now(self.step, healthy=healthy) and not (healthy and self.place.rank):
+        if self._has_state and self.saving.save_now(self.step, healthy=healthy) and not (healthy and self.place.rank):
             self._report()
 
     def _report(self) -> None:

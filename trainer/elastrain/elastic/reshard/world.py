@@ -7,7 +7,6 @@ receive theirs over those of the new one.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import structlog
 import torch
@@ -21,7 +20,7 @@ from elastrain.elastic.membership.entry import Entry, EntryRow
 from elastrain.elastic.membership.session import Session
 from elastrain.elastic.membership.world import World
 from elastrain.elastic.reshard.move import Change, Source
-from elastrain.elastic.reshard.origin import FRESH, Held, Origin
+from elastrain.elastic.reshard.origin import Held, Origin
 from elastrain.elastic.reshard.remesh import ShardedTensor, sharded_tensors
 from elastrain.elastic.reshard.snapshots import Snapshots
 from elastrain.elastic.state import capture, digest
@@ -33,6 +32,8 @@ log = structlog.get_logger(__name__)
 
 class OneCopyWorld(World):
     """As :class:`World`, for ranks that hold one copy of the model together."""
+
+    moves_shards = True
 
     def __init__(
         self, session: Session, strategy: FullySharded, tracked: dict[str, Stateful], keeper: CheckpointKeeper
@@ -102,11 +103,10 @@ class OneCopyWorld(World):
         self._move(Change([(p,) for p in places], shards, [new.get(r) for r in range(len(staying))]), communicator)
 
     def _begin(self, entry: Entry, communicator: Communicator) -> Entry:
-        entry = super()._begin(entry, communicator)
         origin = entry.origin
         assert origin is not None
-        if origin.step == FRESH and not self.step:  # not from a checkpoint
-            self.position.ballot.by = communicator.generation
+        if entry.cold:
+            return self._begin_anew(entry, origin, communicator)
         if not origin.snapshot:
             return entry
         if origin.step < self._loop_began or self.position.has_left(origin.step):
@@ -118,10 +118,27 @@ class OneCopyWorld(World):
             self._reporter.rescales = rescales
         return entry
 
+    def _begin_anew(self, entry: Entry, origin: Origin, communicator: Communicator) -> Entry:
+        """No rank holds state: each loads its shard from the newest checkpoint, or training begins."""
+        self._place(origin, communicator)
+        placed = super()._begin(replace(entry, shards=[*self._shards.places]), communicator)
+        if self.step:  # all have loaded what is not sharded, too
+            return replace(placed, shards=entry.shards)
+        self.position.ballot.by = communicator.generation
+        return entry
+
     def _synchronise(self, communicator: Communicator) -> Entry:
         entry = super()._synchronise(communicator)
         origin = entry.origin
         assert origin is not None
+        if not entry.cold:
+            self._place(origin, communicator)
+        self._snapshots.enter(communicator, self._shards.places, self.step, origin.kept)
+        self._take()
+        return replace(entry, shards=[*self._shards.places])
+
+    def _place(self, origin: Origin, communicator: Communicator) -> None:
+        """Bring each rank's shard of ``origin`` to it. Raises ``GenerationBroken``."""
         if not origin.held[communicator.rank]:
             self._shards.lose()  # its own is replaced
         places = origin.places()
@@ -131,9 +148,6 @@ class OneCopyWorld(World):
         elif change.changes:
             self._move(change, communicator)
         self._shards.places = places
-        self._snapshots.enter(communicator, places, self.step, origin.kept)
-        self._take()
-        return entry
 
     def _from_snapshot(self, origin: Origin) -> Source:
         def rows(number: int, tensor: ShardedTensor, shard: int) -> torch.Tensor:
@@ -170,6 +184,3 @@ class OneCopyWorld(World):
                 f"{name}_by": held.by,
             }
         return replace(super().entry_row(generation), shards=shards, shard=shard, **kept)
-
-    def _tree(self) -> dict[str, Any]:
-        return super()._tree() | {"tracked": capture.capture(self._tracked, emptied=True)}
