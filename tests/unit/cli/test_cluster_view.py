@@ -107,6 +107,11 @@ def test_workers_that_cannot_start_are_shown_with_the_remedy() -> None:
     assert reasons[0].change == "free or add nodes with these resources, or lower replicas"
 
 
+def test_groups_of_several_workers_are_counted_as_groups() -> None:
+    reasons = explain(job(RUNNING, parallelism={"shards": 2}), [worker(0)])
+    assert reasons[-1].text.startswith("3 of 4 desired groups train")
+
+
 def test_starting_workers_are_named_without_advice_to_grow() -> None:
     reasons = explain(job(RUNNING), [worker(0), worker(3, phase="Pending")])
     assert [r.text for r in reasons[:-1]] == ["digits-3: starting"], "the number of training workers is shown once"

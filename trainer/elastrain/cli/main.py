@@ -265,10 +265,11 @@ def validate(manifest: Manifest) -> None:
         ranks = spec.ranks_per_worker
     except ValueError as error:
         _refuse(f"{manifest}: not a valid {job.kind}\n  {error}")
-    workers = f"{spec.desired_replicas} worker{'s' * (spec.desired_replicas != 1)}"
+    replicas = f"{spec.desired_replicas} {spec.replica}{'s' * (spec.desired_replicas != 1)}"
+    each = f"of {spec.group_size} workers " if spec.group_size > 1 else ""
     typer.echo(
-        f"{manifest}: valid: job {job.name}, {workers} ({spec.min_replicas} to {spec.max_replicas}) "
-        f"of {ranks} rank{'s' * (ranks != 1)}"
+        f"{manifest}: valid: job {job.name}, {replicas} ({spec.min_replicas} to {spec.max_replicas}) "
+        f"{each}of {ranks} rank{'s' * (ranks != 1)}"
     )
 
 

@@ -37,7 +37,7 @@ def explain(job: ElasticTrainingJob, workers: Sequence[Worker]) -> list[Reason]:
     if job.spec.suspend:
         return [Reason("the job is suspended: 0 workers desired", f"elastrain resume {job.name}")]
     # The last reason contains this text too; a condition may contain no more.
-    bare = f"{status.ready_replicas} of {_desired(job, status)} workers train"
+    bare = f"{status.ready_replicas} of {_desired(job, status)} {job.spec.replica}s train"
     unmet = [reason for reason in _unmet(job, conditions) if reason.text != bare]
     return [*unmet, *_stopped(workers), *_starting(workers), *_spares(job, status), _bounds(job, status)]
 
@@ -113,7 +113,7 @@ def _spares(job: ElasticTrainingJob, status: JobStatus) -> list[Reason]:
 
 def _bounds(job: ElasticTrainingJob, status: JobStatus) -> Reason:
     spec, desired = job.spec, _desired(job, status)
-    state = f"{status.ready_replicas} of {desired} desired workers train"
+    state = f"{status.ready_replicas} of {desired} desired {spec.replica}s train"
     if desired >= spec.max_replicas:
         return Reason(f"{state}; maxReplicas is {spec.max_replicas}", "raise spec.maxReplicas")
     if spec.replicas is None and (queue := queued.queue_of(job)):

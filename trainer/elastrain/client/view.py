@@ -144,7 +144,7 @@ def details(
     status = job.status or JobStatus()
     head = Text.assemble(
         (job.name, "bold"), "  ", (phase_of(job), PHASE_STYLES.get(phase_of(job), "")),
-        f"  {size_of(job)} workers (min {job.spec.min_replicas}, max {job.spec.max_replicas})",
+        f"  {size_of(job)} {job.spec.replica}s (min {job.spec.min_replicas}, max {job.spec.max_replicas})",
     )  # fmt: skip
     if spares := spares_of(job):
         head.append(f"  spares {spares}")

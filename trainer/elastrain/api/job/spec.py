@@ -190,6 +190,11 @@ class JobSpec(ApiModel):
         return workers_of_a_group(self.shards, nproc) if isinstance(nproc, int) else 1
 
     @property
+    def replica(self) -> str:
+        """What is counted as a replica: ``worker`` or ``group``."""
+        return "worker" if self.group_size == 1 else "group"
+
+    @property
     def desired_replicas(self) -> int:
         """Desired number of replicas: ``maxReplicas`` if ``replicas`` is absent, 0 while suspended."""
         if self.suspend:

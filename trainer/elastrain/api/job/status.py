@@ -296,11 +296,12 @@ class JobStatus(StatusModel):
     conditions: list[Condition] = []
     """The state for programs: one entry per type."""
     replicas: int = 0
-    """Worker pods that exist, or are being created, and have not ended, without warm spares."""
+    """Replicas that exist, or are being created, and have not ended, without warm spares."""
     desired_replicas: int | None = None
-    """Desired number of workers, with an absent ``spec.replicas`` and ``suspend`` resolved."""
+    """Desired number of replicas (workers, or groups of several workers), with an absent ``spec.replicas`` and
+    ``suspend`` resolved."""
     ready_replicas: int = 0
-    """Workers in the generation in force."""
+    """Replicas in the generation in force."""
     spares: SparesStatus | None = None
     """Warm spares. Absent: ``spec.warmSpares`` is 0, or the job has ended."""
     selector: str = ""
