@@ -194,3 +194,28 @@ def test_all_workers_of_a_job_use_one_flavor(world, play, eventually):
     eventually(lambda: world.condition("one-flavor", "Grown").get("reason") == "QuotaExhausted", 30, "it says so")
     assert {p["spec"]["nodeSelector"]["pool"] for p in world.pods().values()} == {"a"}
     assert sum(not true(w, "QuotaReserved") for w in world.workloads(job).values()) <= 2
+
+
+def test_workers_of_one_group_are_charged_to_one_workload(world, eventually):
+    world.plain(6)
+    job = world.submit("grouped", 1, 3, nprocPerNode=1, parallelism={"shards": 2})
+
+    def homes():
+        """Workload → groups of its pods."""
+        pods = world.pods()
+        return {
+            workload: sorted(pods[n]["metadata"]["labels"]["elastrain.dev/group"] for n in names if n in pods)
+            for workload, names in world.charged(job).items()
+        }
+
+    def whole():
+        found = homes().values()
+        return len(found) == 3 and all(len(groups) == 2 and len(set(groups)) == 1 for groups in found)
+
+    eventually(whole, 40, "three groups of two workers, each with a Workload of its own")
+    before = homes()
+    for names in list(world.charged(job).values()):
+        world.drop(f"{world.pods_path}/{names[-1]}")
+    eventually(whole, 40, "lost workers are replaced")
+    assert homes() == before, "in the Workloads of their mates"
+    assert {w["spec"]["podSets"][0]["count"] for w in world.workloads(job).values()} == {2}

@@ -338,3 +338,14 @@ def test_extras_of_a_mirrored_job_are_named_after_the_job_of_this_cluster() -> N
     charged = Holder("p2", "job-12345678-1")
     again = decided(base, job=request, pods=(*pods, charged))
     assert next(w.name for w in again.writes if isinstance(w, Create)) == "job-12345678-2", "a pod holds the first name"
+
+
+def test_groups_of_several_workers_are_counted_as_groups_and_reserved_as_workers() -> None:
+    job = dataclasses.replace(JOB, pods=2)
+    base = dataclasses.replace(BASE, count=4)
+    made = decided(base, extra(1, count=2, reserved=True, admitted=True, flavors=("a",)), job=job, pods=PODS)
+    assert made.share.size == 3
+    assert "admits 3 of 5 groups" in made.share.message
+    assert [seat.workload for seat in made.seats] == ["job-1", "job-1", "job-1-1", "job-1-1"]
+    assert made.unbound is not None
+    assert sum(number for _, number in made.unbound) == 4, "workers, not replicas: no node has them yet"
