@@ -103,7 +103,7 @@ def test_jobs_without_the_label_run_and_queued_ones_go_on_while_kueue_is_not_ins
     world.plain(4)
     job = world.submit("queued", 1, 2)
     play(job)
-    eventually(lambda: world.training(job) == 2, 30, "it trains")
+    eventually(lambda: world.training(job) == 2, 60, "it trains")
     pods = {n: p["metadata"]["uid"] for n, p in world.pods().items()}
     api = "/apis/kueue.x-k8s.io/v1beta2"
     kueue.stop()
@@ -126,8 +126,8 @@ def test_jobs_without_the_label_run_and_queued_ones_go_on_while_kueue_is_not_ins
         kueue.start()
     world.plain(4)
     play(fresh)
-    eventually(lambda: world.training(fresh) == 1, 90, "it starts when Kueue is back")
-    eventually(lambda: world.training(job) == 2 and true(world.base(job), "Admitted"), 120, "and so does the other")
+    eventually(lambda: world.training(fresh) == 1, 180, "it starts when Kueue is back")
+    eventually(lambda: world.training(job) == 2 and true(world.base(job), "Admitted"), 180, "and so does the other")
 
 
 @pytest.mark.nightly
