@@ -35,9 +35,7 @@ class World(Cluster):
         self._made: list[str] = []
         self.call("POST", "/api/v1/namespaces", {"metadata": {"name": namespace}})
         self.call("POST", f"/api/v1/namespaces/{namespace}/serviceaccounts", {"metadata": {"name": "default"}})
-        for name, value in CLASSES.items():
-            with contextlib.suppress(urllib.error.HTTPError):
-                self.make("workloadpriorityclasses", "WorkloadPriorityClass", name, value=value, keep=True)
+        self.make_classes()
 
     def close(self) -> None:
         """Delete what this world made."""
@@ -51,6 +49,12 @@ class World(Cluster):
     def drop(self, path: str) -> None:
         with contextlib.suppress(urllib.error.HTTPError):
             self.call("DELETE", path)
+
+    def make_classes(self) -> None:
+        """The priority classes, which all worlds share, where they are missing."""
+        for name, value in CLASSES.items():
+            with contextlib.suppress(urllib.error.HTTPError):
+                self.make("workloadpriorityclasses", "WorkloadPriorityClass", name, value=value, keep=True)
 
     # ---- Kueue -------------------------------------------------------------------------------------------------------
     def make(self, plural: str, kind: str, name: str, *, keep: bool = False, **fields: Any) -> None:

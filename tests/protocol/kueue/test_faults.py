@@ -124,10 +124,16 @@ def test_jobs_without_the_label_run_and_queued_ones_go_on_while_kueue_is_not_ins
     finally:
         install_crds(kueue_plane)
         kueue.start()
+    world.make_classes()  # their deletion was part of the kinds'
     world.plain(4)
     play(fresh)
     eventually(lambda: world.training(fresh) == 1, 180, "it starts when Kueue is back")
-    eventually(lambda: world.training(job) == 2 and true(world.base(job), "Admitted"), 180, "and so does the other")
+
+    def is_admitted_again():
+        base = world.workloads(job).get(world.base_name(job))
+        return base is not None and true(base, "Admitted") and world.training(job) == 2
+
+    eventually(is_admitted_again, 180, "and so does the other")
 
 
 @pytest.mark.nightly
