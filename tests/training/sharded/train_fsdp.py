@@ -3,8 +3,10 @@
 What a rank does once if the test has left it ``<worker>.<local rank>.<order>``, with a step from which on: it dies in a
 forward (``die-in-forward``), in a backward (``die-in-backward``) or as it gives its state (``die-as-source``); its
 connections end before its vote (``cut-before-vote``), or after it, so that it misses the result (``cut-after-vote``).
-It dies as it writes its part of a checkpoint (``die-in-save``) or when all parts are there (``die-before-commit``), or
-its disk is full (``disk-full``).
+It dies in a batch of an evaluation (``die-in-evaluation``), as it writes its part of a checkpoint (``die-in-save``) or
+when all parts are there (``die-before-commit``), or its disk is full (``disk-full``).
+
+``EVALUATE=n``: it evaluates after each n-th step. ``MICRO``: samples of a micro-batch.
 """
 
 import errno
@@ -15,11 +17,12 @@ import sys
 import time
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import elastrain
 from elastrain.elastic.checkpoint.digests import DigestingWriter
@@ -134,7 +137,22 @@ def main() -> None:
         commits: list[int] = []
         norms: list[float] = []
         job.on_commit(lambda: commits.append(job.step))
-        loader = job.dataloader(data(), global_batch_size=11, seed=3)
+        micro, every = os.environ.get("MICRO"), int(os.environ.get("EVALUATE", "0"))
+        loader = job.dataloader(data(), global_batch_size=11, seed=3, micro_batch_size=int(micro) if micro else None)
+        evaluations: dict[int, dict] = {}
+
+        def measure(batch: list[torch.Tensor]) -> dict[str, Any]:
+            die("die-in-evaluation")
+            x, y = batch
+            return {"loss": (nn.functional.cross_entropy(model(x), y), len(y)), "seen": len(y)}
+
+        def evaluate() -> None:
+            sums = job.evaluate(DataLoader(data(), batch_size=9), measure)
+            if job.rank >= 0:  # else the others have gone on without this rank
+                evaluations[job.step] = sums
+
+        if every:
+            job.every(every, evaluate)
         for x, y in job.steps(loader, steps=steps):
             if not (folder / "run-free").exists():
                 time.sleep(delay)
@@ -142,7 +160,7 @@ def main() -> None:
             job.backward(nn.functional.cross_entropy(model(x), y))
             norm = job.clip_grad_norm_(0.3)
             optimizer.step()
-            if job.committed:
+            if job.committed and norm is not None:
                 norms.append(norm.item())
     local_state = {name: p if whole else p.to_local() for name, p in model.module.state_dict().items()}
     torch.save(
@@ -152,6 +170,7 @@ def main() -> None:
             "state": local_state,
             "commits": commits,
             "norms": norms,
+            "evaluations": evaluations,
             "step": job.step,
         },
         folder / f"final-{worker}-{local}.pt",

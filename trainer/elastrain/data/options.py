@@ -23,10 +23,11 @@ def order_of(
     batch_sampler: Any = None,
     micro_batch_size: int | None = None,
     micro_batches: int | None = None,
+    even: bool = False,
 ) -> Order:
     """The order of ``dataset`` by these arguments of ``job.dataloader()``, of which it documents the meaning.
 
-    Raises ``ValueError`` or ``TypeError`` naming the argument.
+    ``even``: as of :class:`Order`. Raises ``ValueError`` or ``TypeError`` naming the argument.
     """
     length, stream = length_of(dataset), isinstance(dataset, ElasticIterable)
     if batch_sampler is not None:
@@ -41,6 +42,7 @@ def order_of(
         sampler, global_batch_size = batch_sampler.sampler, batch_sampler.batch_size
         drop_last, batch_sampler = batch_sampler.drop_last, None
     options: dict[str, Any] = {"seed": seed, "micro_batch_size": micro_batch_size, "micro_batches": micro_batches}
+    options["even"] = even
     if batch_sampler is not None:
         batches = batches_by_number(batch_sampler, seed)
         return Order(batches.samples, batches.batch_size, shuffle=False, batch_sampler=batches, **options)

@@ -79,6 +79,9 @@ class Order:
     micro_batches: int | None = None
     """Number of logical micro-batches of every global batch, at any world size. A rank's part is a run of whole ones.
     None: the batch is cut by samples."""
+    even: bool = False
+    """All ranks compute equally many micro-batches, some perhaps stand-ins: a forward of a sharded model needs several
+    ranks."""
     sampler: Sampler | None = field(default=None, compare=False)
     """Says which samples an epoch has; None: all samples of the data set."""
     batch_sampler: BatchSampler | None = field(default=None, compare=False)
@@ -140,6 +143,12 @@ class Order:
         At least one: an empty part has one stand-in of weight 0.
         """
         batch = self._batch(step)
+        cut = self._cut(batch, part, parts)
+        if self.even and len(cut) < (longest := len(self._cut(batch, 0, parts))):
+            cut += (batch.slice(0, 0),) * (longest - len(cut))
+        return cut
+
+    def _cut(self, batch: _Batch, part: int, parts: int) -> tuple[Slice, ...]:
         whole = self._slice(batch, part, parts)
         if not whole.indices or (self.micro_batches is None and self.micro_batch_size is None):
             return (whole,)

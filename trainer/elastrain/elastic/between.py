@@ -49,15 +49,24 @@ class Between:
         """This rank begins a batch of an evaluation."""
         self._heartbeat.body(self.place.generation, self.place.world_size)
 
+    @property
+    def missed(self) -> bool:
+        """Whether the next exchange gives a result that this rank has missed."""
+        return self._world.calls.handed
+
+    def attempt(self, kind: Kind, mine: bytes) -> list[bytes] | None:
+        """As :meth:`exchange`, in the generation in force; None: it has broken."""
+        self._heartbeat.waits()
+        result = self._world.exchange(kind, mine)
+        self._heartbeat.outside()
+        return result
+
     def exchange(self, kind: Kind, mine: bytes) -> list[bytes]:
         """``mine`` of every rank, by rank; of this rank alone if it meets no other. Raises ``Drained``.
 
         A lost rank is waited for no longer than in a step.
         """
         while self.meets():
-            self._heartbeat.waits()
-            result = self._world.exchange(kind, mine)
-            self._heartbeat.outside()
-            if result is not None:
+            if (result := self.attempt(kind, mine)) is not None:
                 return result
         return [mine]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -40,6 +40,13 @@ class Ranks(Protocol):
 
     def exchange(self, kind: Kind, mine: bytes) -> list[bytes]:
         """``mine`` of every rank, by rank. It may change :attr:`place`. Raises ``Drained``."""
+
+    def attempt(self, kind: Kind, mine: bytes) -> list[bytes] | None:
+        """The same in the present generation; None: it has broken."""
+
+    @property
+    def missed(self) -> bool:
+        """Whether the next exchange gives a result that this rank has missed."""
 
     def computes(self) -> None:
         """This rank begins a batch."""
@@ -123,25 +130,39 @@ class Evaluation:
     """One call of ``job.evaluate()``."""
 
     def __init__(
-        self, batches: Batches, function: Callable[[Any], Mapping[str, Any]], modules: Iterable[nn.Module]
+        self,
+        batches: Batches,
+        function: Callable[[Any], Mapping[str, Any]],
+        modules: Iterable[nn.Module],
+        *,
+        together: bool = False,
+        around: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
-        """``modules``: in ``eval()`` mode while ``function`` runs."""
+        """``modules``: in ``eval()`` mode while ``function`` runs. ``around``: entered for each batch.
+
+        ``together``: all ranks compute a batch in each round, since a forward needs several of them. A rank for which
+        none is left computes the first one of the round again, and a round that a loss interrupts begins again.
+        """
         self._batches, self._function, self._modules = batches, function, list(modules)
+        self._together, self._around = together, around
         self._sums = Sums()
         self._kept = Kept()
 
     def run(self, ranks: Ranks) -> dict[str, Any]:
         """The sums over all batches."""
         place: Place | None = None
-        mine: Iterator[tuple[int, Any]] = iter(())
+        mine: Iterator[tuple[int | None, Any]] = iter(())
         shape = (len(self._batches), self._batches.samples)
         while self._sums.next < len(self._batches) and ranks.meets():
             if place != ranks.place:
                 place = ranks.place
-                mine = self._mine(range(self._sums.next, len(self._batches))[place.rank :: place.world_size])
+                mine = self._share(place)
             ranks.computes()
-            terms = self._compute(mine)
-            rows = [pickle.loads(row) for row in ranks.exchange(Kind.EVALUATE, pickle.dumps((shape, terms)))]  # noqa: S301
+            terms = {} if self._together and ranks.missed else self._compute(mine)
+            exchange = ranks.attempt if self._together else ranks.exchange
+            if (given := exchange(Kind.EVALUATE, pickle.dumps((shape, terms)))) is None:
+                continue
+            rows = [pickle.loads(row) for row in given]  # noqa: S301 - from ranks of the same job
             for rank, (other, _) in enumerate(rows):
                 if other != rows[0][0]:
                     raise ValueError(
@@ -153,18 +174,25 @@ class Evaluation:
 
     def first(self) -> dict[str, Any]:
         """The sums of the first batch, if nothing depends on them."""
-        self._sums.take(self._compute(self._mine([0])))
+        self._sums.take(self._compute(zip([0], self._batches.load([0]), strict=True)))
         return self._sums.result()
 
-    def _mine(self, numbers: Sequence[int]) -> Iterator[tuple[int, Any]]:
-        return zip(numbers, self._batches.load(numbers), strict=False)
+    def _share(self, place: Place) -> Iterator[tuple[int | None, Any]]:
+        """This rank's batches among those without a result, by number; None: its terms do not count."""
+        left = range(self._sums.next, len(self._batches))
+        numbers: list[int | None] = [*left[place.rank :: place.world_size]]
+        load = [n for n in numbers if n is not None]
+        if self._together and len(numbers) < -(-len(left) // place.world_size):
+            numbers, load = [*numbers, None], [*load, left[0]]
+        return zip(numbers, self._batches.load(load), strict=False)
 
-    def _compute(self, mine: Iterator[tuple[int, Any]]) -> dict[int, Terms]:
+    def _compute(self, mine: Iterator[tuple[int | None, Any]]) -> dict[int, Terms]:
         """The terms of this rank's next batch, if there is one."""
-        with self._evaluating():
+        with self._evaluating(), self._around():
             for number, data in mine:
-                self._batches.seed(number)
-                return {number: terms_of(self._function(data))}
+                self._batches.seed(number or 0)
+                terms = terms_of(self._function(data))
+                return {} if number is None else {number: terms}
         return {}
 
     @contextmanager

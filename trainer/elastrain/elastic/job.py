@@ -246,6 +246,7 @@ class Job:
             drop_last=drop_last,
             micro_batch_size=micro_batch_size,
             micro_batches=micro_batches,
+            even=self._strategy.votes,
         )
         self._strategy.check(order)
         return ElasticLoader(dataset, order, keyed=randomness == "keyed", **loader_options)
@@ -332,10 +333,9 @@ class Job:
         naming the argument, and :class:`Drained`.
         """
         self._loop.contract.acts(Call.MEET, "job.evaluate()")
-        self._strategy.check_evaluation()
         modules = [obj for obj in (self._world.model, *self._tracked.values()) if isinstance(obj, nn.Module)]
-        evaluation = Evaluation(Batches(loader), fn, modules)
-        return evaluation.first() if self._loop.phase is Phase.PASSED else evaluation.run(self._loop.between)
+        one = Evaluation(Batches(loader), fn, modules, together=self._strategy.votes, around=self._strategy.evaluation)
+        return one.first() if self._loop.phase is Phase.PASSED else one.run(self._loop.between)
 
     def stop(self) -> None:
         """End training early, on all ranks at the same step: :meth:`steps` ends, and does not begin again.

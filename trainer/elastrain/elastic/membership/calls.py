@@ -30,12 +30,12 @@ class Calls:
         """Those that are complete."""
         self._last: list[bytes] = []
         """The result of the newest."""
-        self._handed = False
+        self.handed = False
         """Whether a peer has completed the exchange in which this rank was interrupted."""
 
     def reset(self) -> None:
         """The state is that of a newly committed step."""
-        self.count, self._last, self._handed = 0, [], False
+        self.count, self._last, self.handed = 0, [], False
 
     def attempt(
         self, communicator: Communicator, kind: Kind, mine: bytes, connected: Collection[int]
@@ -48,8 +48,8 @@ class Calls:
         """
         if len(mine) > MAX_BYTES:
             raise ValueError(f"{kind.call}: {len(mine)} bytes of this rank; at most {MAX_BYTES} may travel")
-        if self._handed:
-            self._handed = False
+        if self.handed:
+            self.handed = False
             return self._last, None
         try:
             table = communicator.all_gather_ints([len(mine), *map(int, control.encode(connected))], kind)
@@ -67,4 +67,4 @@ class Calls:
         mine = pickle.dumps(self._last) if communicator.rank == entry.ahead else b""
         result = communicator.all_gather_bytes(mine, Kind.ENTRY)[entry.ahead]
         if communicator.rank in entry.behind:
-            self.count, self._last, self._handed = self.count + 1, pickle.loads(result), True  # noqa: S301 - a rank
+            self.count, self._last, self.handed = self.count + 1, pickle.loads(result), True  # noqa: S301 - a rank

@@ -77,7 +77,7 @@ class World:
         self._tree = partial(self._state, emptied=self.moves_shards)
         self._handover = Handover(tracked, self._tree, self._load)
         self.saving = Saving(keeper, tracked, self._state, together=strategy.votes)
-        self._calls = Calls()
+        self.calls = Calls()
         self.position = Position(session, keeper.newest_step)
         """Of this rank's script among its loops."""
 
@@ -187,7 +187,7 @@ class World:
         all ranks switch to now. ``learning``: the next step has the same learners.
         """
         self.step, self.position.ballot.by = self.step + 1, by
-        self._calls.reset()
+        self.calls.reset()
         if not learning:
             self.share = self.place.share
         self._agreed = agreed
@@ -224,7 +224,7 @@ class World:
         assert self.communicator is not None
         self.communicator.step = self.step
         proposals = [self._session.proposal(n) for n in self._session.connected()]
-        result, self._agreed = self._calls.attempt(self.communicator, kind, mine, smaller(self._generation, proposals))
+        result, self._agreed = self.calls.attempt(self.communicator, kind, mine, smaller(self._generation, proposals))
         return result
 
     def finish(self) -> None:
@@ -272,7 +272,7 @@ class World:
 
     def stop_for(self, generation: Generation) -> None:
         """Adopt a generation without a place for this rank: keep the state, save it if all stop, and wait."""
-        if not generation.size and not self._calls.count:  # outside of a loop code may have changed the state already
+        if not generation.size and not self.calls.count:  # outside of a loop code may have changed the state already
             self._save_now(healthy=self.communicator is not None)
         self.number = generation.number
         self._leave()
@@ -300,7 +300,7 @@ class World:
         self.trained.enter(agreed=bool(entry.shares))  # without learners, the first step compares the sets
         self.saving.enter(entry.shards, self.place)
         self._session.adopt(generation.number, self.step, complete=self._has_state)
-        heard, between = self._session.heard_at(generation.number), self._calls.count > 0
+        heard, between = self._session.heard_at(generation.number), self.calls.count > 0
         times = self._reporter.times(heard, communicator.connected_at, entered, synchronised, between=between)
         self._reporter.entered(Switch(generation, entry.from_size, self.step, max(0, entry.reached - self.step), times))
         if between:
@@ -327,7 +327,7 @@ class World:
         if communicator.broken is not None:
             raise GenerationBroken(communicator.generation, communicator.broken)
         self._held = not self._handover.receiving
-        self._calls.catch_up(communicator, entry)
+        self.calls.catch_up(communicator, entry)
         return entry
 
     def entry_row(self, generation: Generation) -> EntryRow:
@@ -348,7 +348,7 @@ class World:
             ),
             loop_end=self.position.loop_end,
             trained=self.trained.digest,
-            calls=self._calls.count,
+            calls=self.calls.count,
             between=int(self._between),
             shard=self._session.shard,
             **self.position.ballot.row(self.step),
@@ -393,7 +393,7 @@ class World:
         position = tree["position"]
         self.step, self._keeper.lineage = position["step"], position["lineage"]
         self.position.ballot.by = position.get("by", 0)  # absent in older checkpoints
-        self._calls.reset()
+        self.calls.reset()
         self._reporter.loss = position.get("loss")  # absent in older checkpoints
         self.stopped = position.get("stopped", False)
         self._reporter.rescales = [Rescale.model_validate(r) for r in position["rescales"]]

@@ -109,7 +109,7 @@ class OneCopyWorld(World):
             return self._begin_anew(entry, origin, communicator)
         if not origin.snapshot:
             return entry
-        if origin.step < self._loop_began or self.position.has_left(origin.step):
+        if origin.step < self._loop_began or self.position.has_left(origin.step) or self._between:
             self.position.start_anew(communicator, f"the script has left the loop of step {origin.step}")
         log.warning("steps are repeated from a snapshot", reached=entry.reached, step=origin.step)
         if origin.held[communicator.rank]:

@@ -20,17 +20,17 @@ from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
 from elastrain.elastic.comm.subgroup import Subgroup
 
 _OUTSIDE = (
-    "a forward of a sharded model needs all ranks of its group, which meet in the loop body only: evaluation of "
-    "sharded models is not supported yet (docs/sharded.md)"
+    "a forward of a sharded model needs all ranks of its group, which run equally many in the loop body and in "
+    "job.evaluate(loader, fn): call the model there (docs/sharded.md)"
 )
 
 
 class ShardedComm:
     """The subgroups of this rank in the generation in force. Lasts as long as the model."""
 
-    def __init__(self, in_body: Callable[[], bool]) -> None:
-        """``in_body()``: whether a loop body runs."""
-        self._in_body = in_body
+    def __init__(self, serves: Callable[[], bool]) -> None:
+        """``serves()``: whether all ranks run forwards now."""
+        self._serves = serves
         self._communicator: Communicator | None = None
         self._group: Subgroup | None = None
         self._twins: Subgroup | None = None
@@ -63,8 +63,8 @@ class ShardedComm:
 
     def _run(self, out: torch.Tensor, subgroup: Subgroup | None, collective: Callable[[Subgroup], None]) -> None:
         """Fill ``out`` by ``collective``, or with zeros: what memory held could be a NaN. Raises ``RuntimeError``
-        outside of a loop body."""
-        if not self._in_body():
+        where the other ranks run no forward."""
+        if not self._serves():
             raise RuntimeError(_OUTSIDE)
         if subgroup is not None and self._communicator is not None and self._communicator.broken is None:
             try:

@@ -14,8 +14,8 @@ collective after it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -59,11 +59,7 @@ class Sharded:
         return self._mesh
 
     def check(self, order: Order) -> None:
-        if order.in_micro_batches:
-            raise ValueError(
-                f"job.dataloader(micro_batch_size=…, micro_batches=…): {_NOT_YET}: ranks of a group would run "
-                "different numbers of forwards"
-            )
+        """Any order: the ranks run equally many micro-batches."""
 
     def wrap(self, module: nn.Module, ddp_options: dict[str, Any]) -> ElasticModule:
         if ddp_options:
@@ -91,15 +87,16 @@ class Sharded:
     def check_warm_up(self, changed_buffers: list[str]) -> None:
         """Buffers may change: each rank has its own."""
 
-    def check_evaluation(self) -> None:
-        raise ValueError(f"job.evaluate(): {_NOT_YET}: ranks of a group would run different numbers of forwards")
+    def evaluation(self) -> AbstractContextManager[object]:
+        assert self._model is not None
+        return self._model.evaluates()
 
     def holders(self, sources: Sequence[int]) -> Holders:
         return lambda _: sources
 
     def begin_step(self) -> None:
         assert self._model is not None
-        self._model.squares = None
+        self._model.begin_step()
 
     def body(self, part: Slice, communicator: Communicator, *, last: bool) -> AbstractContextManager[object]:
         return nullcontext()
@@ -121,6 +118,10 @@ class Sharded:
         if unscaled is not loss:
             raise ValueError(f"job.backward(): a loss that a GradScaler has scaled {_NOT_YET}; use bfloat16")
         (loss * part.weight).backward(retain_graph=retain_graph)
+        if not last:
+            model.put_aside()
+            return None
+        model.add_up()
         if communicator.broken is not None:
             return None
         return model.vote(communicator, inputs, unscaled.detach() * part.weight)
@@ -139,10 +140,13 @@ class ShardedModule(ElasticModule):
         from elastrain.elastic.strategies.fsdp import ShardedComm, communicate_by
 
         self._ranks = ranks
-        self._comm = ShardedComm(self._runs_a_body)
+        self._comm = ShardedComm(self._serves)
         communicate_by(self._comm, module)
         first = next(p for p in module.parameters() if p.requires_grad)
         self._vector = ControlVector(first)
+        self._partial: dict[nn.Parameter, torch.Tensor] = {}
+        """Sums of the gradients of the step's micro-batches so far."""
+        self._evaluates = False
 
     def offer(self, demanded: Transport) -> Offer:
         if demanded == "nccl":
@@ -156,6 +160,40 @@ class ShardedModule(ElasticModule):
     def detach(self) -> None:
         self._comm.leave()
         super().detach()
+
+    def begin_step(self) -> None:
+        self.squares, self._partial = None, {}
+
+    def put_aside(self) -> None:
+        """Keep the gradients of a micro-batch where no code of the script changes them."""
+        for p in self.module.parameters():
+            if p.grad is None:
+                continue
+            if (kept := self._partial.setdefault(p, p.grad)) is not p.grad:
+                kept.to_local().add_(p.grad.to_local())
+            p.grad = None
+
+    def add_up(self) -> None:
+        """The gradients of the last micro-batch become those of the step."""
+        if self._partial:
+            self.put_aside()
+            for p, kept in self._partial.items():
+                p.grad = kept
+            self._partial = {}
+
+    @contextmanager
+    def evaluates(self) -> Iterator[None]:
+        """Forwards run outside of a loop body; afterwards no parameter is gathered."""
+        from torch.distributed.fsdp import FSDPModule
+
+        self._evaluates = True
+        try:
+            yield
+        finally:
+            self._evaluates = False
+            for module in self.module.modules():
+                if isinstance(module, FSDPModule):
+                    module.reshard()
 
     def vote(self, communicator: Communicator, inputs: ControlInputs, loss: torch.Tensor) -> Summed:
         """All gradients are complete on this rank: publish the control vector. Void if the communicator has broken."""
@@ -183,8 +221,8 @@ class ShardedModule(ElasticModule):
             self._multiply(factor)
         return torch.tensor(norm, dtype=torch.float64)
 
-    def _runs_a_body(self) -> bool:
-        return self.in_body()
+    def _serves(self) -> bool:
+        return self.in_body() or self._evaluates
 
     def _gradients(self) -> list[torch.Tensor]:
         """This rank's parts of the gradients that it has."""

@@ -116,7 +116,8 @@ class Strategy(Protocol):
 
     votes: bool
     """Whether a rank can hold all its gradients of a step while a peer lacks some: then peers tell a rank that lost
-    the result of its last sum whether the step counts."""
+    the result of its last sum whether the step counts. A forward then needs all ranks of a group, which therefore run
+    equally many."""
 
     def check(self, order: Order) -> None:
         """Raises ``ValueError`` naming the argument if the strategy cannot train on data in this order.
@@ -142,8 +143,8 @@ class Strategy(Protocol):
     def check_warm_up(self, changed_buffers: list[str]) -> None:
         """Raises ``RuntimeError`` if a model whose forward changes these buffers cannot be trained."""
 
-    def check_evaluation(self) -> None:
-        """Raises ``ValueError`` if the models cannot be evaluated by ``job.evaluate()``."""
+    def evaluation(self) -> AbstractContextManager[object]:
+        """The context of ``fn`` on a batch of ``job.evaluate()``."""
 
     def holders(self, sources: Sequence[int]) -> Holders:
         """Which of ``sources``, the ranks with the newest state, hold each slice of it."""
