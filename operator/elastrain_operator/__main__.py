@@ -95,6 +95,14 @@ CapacityPending = Annotated[
         "that waits for its minimum keeps all missing ones Pending. 0: none.",
     ),
 ]
+CapacitySharing = Annotated[
+    str,
+    option(
+        "ELASTRAIN_CAPACITY_SHARING",
+        "equal, balanced or efficient: sizes of elastic jobs by equal shares, or by the speed-up per accelerator that "
+        "each job has measured of itself.",
+    ),
+]
 GangScheduler = Annotated[
     str,
     option(
@@ -166,6 +174,7 @@ def main(  # noqa: PLR0917 - one parameter per flag; typer calls it by keyword
     capacity_hysteresis: CapacityHysteresis = 60.0,
     capacity_horizon: CapacityHorizon = 600.0,
     capacity_pending: CapacityPending = 0,
+    capacity_sharing: CapacitySharing = "equal",
     gang_scheduler: GangScheduler = "none",
     gang_scheduler_name: GangSchedulerName = "",
     kueue: Kueue = False,
@@ -239,9 +248,9 @@ def _gang(scheduler: str, scheduler_name: str) -> GangConfig | None:
     return GangConfig.model_validate({"scheduler": scheduler, "scheduler_name": scheduler_name})
 
 
-def _capacity(quotas: str, weights: str, **numbers: float) -> CapacityConfig:
+def _capacity(quotas: str, weights: str, **others: float | str) -> CapacityConfig:
     """Raises ``ValueError`` naming the flag."""
-    given = {"quotas": _json("--capacity-quotas", quotas), "weights": _json("--capacity-weights", weights), **numbers}
+    given = {"quotas": _json("--capacity-quotas", quotas), "weights": _json("--capacity-weights", weights), **others}
     try:
         return CapacityConfig.model_validate(given)
     except ValidationError as error:

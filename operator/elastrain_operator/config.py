@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretBytes, field_validator,
 
 from elastrain.api import names
 from elastrain.etcd import EtcdConfig
-from elastrain_operator.allocation.model import Policy
+from elastrain_operator.allocation.model import Policy, Sharing
 from elastrain_operator.observe.resources import quantity
 from elastrain_operator.policy.credentials import COMMON_NAME
 
@@ -61,6 +61,7 @@ class CapacityConfig(BaseModel):
     hysteresis: Annotated[float, Field(ge=0)] = 60.0
     horizon: Annotated[float, Field(gt=0)] = 600.0
     pending: Annotated[int, Field(ge=0, le=100)] = 0
+    sharing: Sharing = Sharing.EQUAL
 
     @field_validator("quotas")
     @classmethod
@@ -77,7 +78,12 @@ class CapacityConfig(BaseModel):
         """The allocator's form of these settings."""
         bounds = {n: {r: quantity(r, str(text)) for r, text in q.items()} for n, q in self.quotas.items()}
         return Policy(
-            quotas=bounds, weights=self.weights, hysteresis=self.hysteresis, horizon=self.horizon, pending=self.pending
+            quotas=bounds,
+            weights=self.weights,
+            hysteresis=self.hysteresis,
+            horizon=self.horizon,
+            pending=self.pending,
+            sharing=self.sharing,
         )
 
 

@@ -16,6 +16,7 @@ from elastrain_operator.policy.report import (
     data_loss,
     durability,
     health,
+    measured,
     pace,
     progress,
 )
@@ -69,6 +70,7 @@ def status_of(
         step=context.step,
         progress=pace.progress_status(old.progress, report, context.now),
         last_rescale=progress.last_rescale(old.last_rescale, etcd, context.now) if etcd else old.last_rescale,
+        measured_sizes=measured.measured_sizes(old.measured_sizes, etcd, seen.pods) if etcd else old.measured_sizes,
         accelerator_seconds=accelerator_seconds.account(usage(context), seen.pods, place, report, context.now),
         unhealthy_workers=unhealthy,
         restarts=context.count.restarts,
@@ -173,13 +175,14 @@ _WAITS = frozenset({"step", "progress", "accelerator_seconds", "replicas", "cond
 
 
 def _essence(status: JobStatus, *, of_any_spec: bool = False) -> tuple[dict[str, object], list[dict[str, object]]]:
-    """A status without its non-urgent parts: step and progress, accelerator usage, the figures of these in messages of
-    true conditions, idle accelerators, and the number of pods (during a start; each loss and each change of the
-    generation also changes other fields). ``of_any_spec``: also without the spec's generation. Not a copy of the model,
+    """A status without its non-urgent parts: step and progress, changed times of measured sizes, accelerator usage, the
+    figures of these in messages of true conditions, idle accelerators, and the number of pods (during a start; each loss
+    and each change of the generation also changes other fields). ``of_any_spec``: also without the spec's generation. Not a copy of the model,
     since this runs in most passes."""
     quiet = [{**vars(c), "observed_generation": None, **_said(c)} for c in status.conditions]
     waits = _WAITS | {"observed_generation"} if of_any_spec else _WAITS
-    return {name: value for name, value in vars(status).items() if name not in waits}, quiet
+    fields = {name: value for name, value in vars(status).items() if name not in waits}
+    return fields | {"measured_sizes": [(m.workers, m.nodes) for m in status.measured_sizes]}, quiet
 
 
 def _said(condition: Condition) -> dict[str, str]:

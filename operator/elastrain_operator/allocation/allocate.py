@@ -26,11 +26,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
 
-from elastrain_operator.allocation import explanations, worth
+from elastrain_operator.allocation import explanations, goals, worth
 from elastrain_operator.allocation.fair import Tier
 from elastrain_operator.allocation.grant import Grant, Stop
 from elastrain_operator.allocation.match import lets_go
-from elastrain_operator.allocation.model import Allocation, Amounts, Job, Kind, Place, Policy, Share, Snapshot
+from elastrain_operator.allocation.model import Allocation, Amounts, Job, Kind, Place, Policy, Share, Sharing, Snapshot
+from elastrain_operator.allocation.quotas import Quotas
 from elastrain_operator.allocation.room import Idle, May, Room
 from elastrain_operator.allocation.worth import Worth
 
@@ -62,13 +63,14 @@ class _Sharing:
         self._policy = policy
         self._now = now
         self._vain = vain
+        self._by_goals = policy.sharing is not Sharing.EQUAL
         totals: dict[str, int] = {}
         for node in snapshot.nodes:
             for resource, amount in node.room.items():
                 totals[resource] = totals.get(resource, 0) + max(amount, 0)
         self._grants = {job.uid: self._seat(job, totals) for job in snapshot.jobs}
         self._queue = sorted(self._grants.values(), key=_order)
-        self._used: dict[str, dict[str, int]] = {namespace: {} for namespace in policy.quotas}
+        self._quotas = Quotas(policy.quotas)
         self._tier: Tier | None = None
         self._saved: dict[str, Grant] | None = None
         self._refused: dict[str, str] = {}  # why the quota refused a job's next worker
@@ -77,7 +79,7 @@ class _Sharing:
 
     def _seat(self, job: Job, totals: dict[str, int]) -> Grant:
         grant = Grant.of(job, totals)
-        if job.elastic and job.size:
+        if job.elastic and job.trains and job.size:
             recent = worth.thaws(job, self._policy, self._now) is not None
             if job.uid in self._vain or recent:
                 grant.limit = min(job.cap, max(job.size, job.min))
@@ -89,6 +91,8 @@ class _Sharing:
     def run(self) -> None:
         self._reserve()
         self._keep_minima()
+        if self._by_goals:  # so that minima take the workers of jobs which are to shrink anyway
+            goals.set_goals(self._queue, self.room, self._policy, self._now, self._quotas.left())
         self._let_in()
         for priority in sorted({s.job.priority for s in self._queue}, reverse=True):
             self._share_out([s for s in self._queue if s.job.priority == priority and s.let_in and not s.coming])
@@ -137,7 +141,7 @@ class _Sharing:
         """All or nothing: admit a job by ``take``, or undo all of it."""
         self.room.begin()
         self._saved = {grant.job.uid: grant.copy()}
-        used = {r: dict(a) for r, a in self._used.items() if r == grant.job.namespace}
+        used = self._quotas.copy_of(grant.job.namespace)
         grant.let_in = take(grant)
         if grant.let_in:
             self.room.commit()
@@ -146,7 +150,7 @@ class _Sharing:
             self.room.rollback()
             for uid, before in self._saved.items():
                 self._grants[uid].restore(before)
-            self._used |= used
+            self._quotas.restore(grant.job.namespace, used)
         self._saved = None
         return grant.let_in
 
@@ -161,10 +165,12 @@ class _Sharing:
                 pass
         elastic = [s for s in grants if s.job.elastic]
         for grant in elastic:
-            if grant.hold is Stop.RECENT or not worth.may_give(grant.job, self._policy):
+            if grant.hold is Stop.RECENT or not (self._by_goals or worth.may_give(grant.job, self._policy)):
                 self._keep_all(grant)
+        if self._by_goals:
+            goals.set_limits(elastic, self.room, self._policy, self._now, self._quotas.left())
         leaving = bool(self._snapshot.leaving)
-        self._tier = Tier(elastic, self._policy.weights, self._grants, leaving=leaving)
+        self._tier = Tier(elastic, self._policy.weights, self._grants, leaving=leaving, goals=self._by_goals)
         self._tier.fill(self._grant)
         self._tier = None
 
@@ -192,7 +198,7 @@ class _Sharing:
         for _ in range(missing):
             if not self._within_quota(grant, demand):
                 return False
-            self._use(grant, demand)
+            self._quotas.use(grant.job.namespace, demand)
         grant.awaits = missing
         return True
 
@@ -204,9 +210,9 @@ class _Sharing:
             return 0
         asked = 0
         while asked < min(self._policy.pending, job.cap - self._size(grant)):
-            if self._over_quota(job.namespace, job.kind.demand) is not None:
+            if self._quotas.refusal(job.namespace, job.kind.demand) is not None:
                 break
-            self._use(grant, job.kind.demand)
+            self._quotas.use(grant.job.namespace, job.kind.demand)
             asked += 1
         return asked
 
@@ -227,7 +233,7 @@ class _Sharing:
         else:
             grant.stop = Stop.NO_ROOM
             return False
-        self._use(grant, demand)
+        self._quotas.use(grant.job.namespace, demand)
         return True
 
     def _keep(self, grant: Grant, bounded: bool = True) -> bool:
@@ -236,7 +242,7 @@ class _Sharing:
             return False
         grant.keep(worker)
         self.room.keep(worker)
-        self._use(grant, worker.demand)
+        self._quotas.use(grant.job.namespace, worker.demand)
         return True
 
     def _displace(self, kind: Kind, may: May | None) -> bool:
@@ -254,31 +260,16 @@ class _Sharing:
         return gone is not None
 
     def _rank(self, uid: str) -> tuple[int, ...]:
-        """The lowest priority first; within a priority, the job that holds the most."""
+        """The lowest priority first; within a priority, the job that holds the most, beyond its goal if it has one."""
         grant = self._grants[uid]
-        return (grant.job.priority, -grant.held_level)
+        return (grant.job.priority, -grant.beyond_goal * grant.step, -grant.held_level)
 
     def _within_quota(self, grant: Grant, demand: Amounts) -> bool:
-        refused = self._over_quota(grant.job.namespace, demand)
+        refused = self._quotas.refusal(grant.job.namespace, demand)
         if refused is not None:
             grant.stop = Stop.QUOTA
             self._refused[grant.job.uid] = refused
         return refused is None
-
-    def _over_quota(self, namespace: str, demand: Amounts) -> str | None:
-        """Why the quota of the namespace does not permit ``demand`` more; None: it does."""
-        bounds = self._policy.quotas.get(namespace, {})
-        for resource, amount in demand:
-            most, used = bounds.get(resource), self._used.get(namespace, {}).get(resource, 0)
-            if most is not None and used + amount > most:
-                return explanations.quota(namespace, resource, used, most, amount)
-        return None
-
-    def _use(self, grant: Grant, demand: Amounts) -> None:
-        used = self._used.get(grant.job.namespace)
-        if used is not None:
-            for resource, amount in demand:
-                used[resource] = used.get(resource, 0) + amount
 
     # ---- does it pay? ------------------------------------------------------------------------------------------------
     def not_worth_it(self) -> dict[str, str]:
@@ -286,8 +277,10 @@ class _Sharing:
         found = {}
         for grant in self._queue:
             job = grant.job
-            if job.elastic and grant.hold is None and job.trains and 0 < job.size < grant.granted:
-                value: Worth = worth.growth(job, job.size, grant.granted, self._policy)
+            free = grant.hold in (None, Stop.OTHERS_GAIN)
+            if job.elastic and free and job.trains and 0 < job.size < grant.granted:
+                node = self.room.per_node(job.kind)
+                value: Worth = worth.growth(job, job.size, grant.granted, self._policy, node)
                 if not value.pays:
                     found[job.uid] = explanations.vain(job, grant.granted, value)
         return found
@@ -297,8 +290,8 @@ class _Sharing:
         if all(s.granted >= s.job.cap for s in self._queue):
             return None
         thaws = [worth.thaws(s.job, self._policy, self._now) for s in self._queue if s.job.elastic]
-        first = min((t for t in thaws if t), default=None)
-        return (first - self._now).total_seconds() if first else None
+        times = [(t - self._now).total_seconds() for t in thaws if t] + [goals.REVIEW_SECONDS] * self._by_goals
+        return min(times, default=None)
 
     # ---- the answer --------------------------------------------------------------------------------------------------
     def answer(self, revoked: dict[str, str]) -> dict[str, Share]:
@@ -316,12 +309,12 @@ class _Sharing:
         standing: list[str] = []
         for worker in [w for w in job.workers if w.spare and w.node]:
             loose = worker.name not in grant.stays and worker.name not in grant.goes
-            if loose and len(standing) < job.spares and self._over_quota(job.namespace, worker.demand) is None:
-                self._use(grant, worker.demand)
+            if loose and len(standing) < job.spares and self._quotas.refusal(job.namespace, worker.demand) is None:
+                self._quotas.use(grant.job.namespace, worker.demand)
                 standing.append(worker.name)
         spares, demand = len(standing), job.kind.demand
-        while spares < job.spares and self._over_quota(job.namespace, demand) is None and self.room.place(job.kind):
-            self._use(grant, demand)
+        while spares < job.spares and self._quotas.refusal(job.namespace, demand) is None and self.room.place(job.kind):
+            self._quotas.use(grant.job.namespace, demand)
             spares += 1
         return replace(share, spares=spares, release=share.release - frozenset(standing))
 
@@ -349,7 +342,8 @@ class _Sharing:
     def _size(self, grant: Grant) -> int:
         """Desired workers now; promised room counts when it is free."""
         if grant.job.trains:
-            return max(grant.kept + grant.fresh, grant.job.min)
+            at_once = self._by_goals and grant.job.elastic and grant.waits  # it grows once, when all of it is free
+            return max(grant.kept if at_once else grant.kept + grant.fresh, grant.job.min)
         return grant.kept + grant.fresh + grant.awaits if grant.let_in and not grant.coming else 0
 
     def _why(self, grant: Grant, size: int) -> tuple[Stop, str]:
@@ -366,7 +360,7 @@ class _Sharing:
         if grant.waits:
             grant.stop = Stop.OTHERS_LEAVE
         elif grant.hold and grant.granted >= grant.limit:
-            reason = self._vain[job.uid] if grant.hold is Stop.VAIN else explanations.recent(self._policy)
+            reason = self._vain[job.uid] if grant.hold is Stop.VAIN else explanations.held(grant.hold, self._policy)
             return grant.hold, reason
         elif grant.stop is not Stop.QUOTA:
             grant.stop = Stop.NO_ROOM if idle.nodes else Stop.NO_NODE

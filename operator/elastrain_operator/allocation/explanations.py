@@ -53,8 +53,10 @@ def unused(job: Job, size: int) -> str:
     return f"{'not grown' if size else 'waits'}: {job.unused}"
 
 
-def recent(policy: Policy) -> str:
-    """The job was resized recently. The message has no remaining seconds, since it would then change constantly."""
+def held(hold: Stop, policy: Policy) -> str:
+    """The job's size is bounded. The message has no remaining seconds, since it would then change constantly."""
+    if hold is Stop.OTHERS_GAIN:
+        return f"not grown: other jobs gain more from the next accelerators (capacity.sharing is {policy.sharing})"
     return f"not grown: it was resized within the last {policy.hysteresis:g} s (capacity.hysteresis)"
 
 

@@ -22,9 +22,16 @@ class Tier:
     """The elastic jobs of one priority during progressive filling."""
 
     def __init__(
-        self, grants: Iterable[Grant], weights: Mapping[str, int], all_grants: Mapping[str, Grant], *, leaving: bool
+        self,
+        grants: Iterable[Grant],
+        weights: Mapping[str, int],
+        all_grants: Mapping[str, Grant],
+        *,
+        leaving: bool,
+        goals: bool = False,
     ) -> None:
-        """``leaving``: workers are leaving anyway: their room can be promised."""
+        """``leaving``: workers are leaving anyway: their room can be promised; ``goals``: each job gives what it holds
+        above its goal, and nothing else."""
         self._all = all_grants
         self._mine = {s.job.uid: s for s in grants}
         self._weights = {s.job.namespace: weights.get(s.job.namespace, 1) for s in self._mine.values()}
@@ -36,6 +43,8 @@ class Tier:
         """Upper bound, per namespace, of what its largest job would have after losing one worker."""
         for grant in self._mine.values():
             self._count(grant)
+        self._beyond = sum(s.beyond_goal for s in self._mine.values()) if goals else None
+        """Workers that the jobs hold above their goals; None: they have no goals."""
         self._others = leaving or any(s.loose for uid, s in all_grants.items() if uid not in self._mine)
 
     def _count(self, grant: Grant) -> None:
@@ -48,6 +57,8 @@ class Tier:
         """One of the tier's workers was displaced."""
         if grant.job.uid in self._mine:
             self._held[grant.job.namespace] -= grant.step
+            if self._beyond is not None:
+                self._beyond -= 1
 
     def fill(self, place: Place) -> None:
         """Grant one worker after another to the job with the least."""
@@ -80,6 +91,8 @@ class Tier:
     def _worth_asking(self, taker: Grant) -> bool:
         """Whether any worker leaves or can be displaced at all: a cheap test that avoids most searches."""
         home = taker.job.namespace
+        if self._beyond is not None:
+            return self._others or self._beyond > 0
         if self._others or self._richest[home] > taker.level:
             return True
         mine = self._level[home] / self._weights[home]
@@ -95,6 +108,8 @@ class Tier:
             giver = self._mine.get(uid)
             if giver is None:
                 return True  # of a lower priority, or the worker leaves anyway
+            if self._beyond is not None:
+                return giver.beyond_goal > picked.count(uid)
             there = giver.job.namespace
             if there == home:
                 return giver.held_level - (picked.count(uid) + 1) * giver.step > taker.level

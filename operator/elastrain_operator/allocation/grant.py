@@ -21,6 +21,7 @@ class Stop(StrEnum):
     QUOTA = "QuotaReached"
     RECENT = "ResizedRecently"
     VAIN = "NotWorthIt"
+    OTHERS_GAIN = "OthersGainMore"
     OTHERS_LEAVE = "OthersLeave"
     MINIMUM = "MinimumUnavailable"
     UNUSED = "GrantUnused"
@@ -40,6 +41,8 @@ class Grant:
     """Workers on a node."""
     hold: Stop | None = None
     """Why ``limit`` is below the job's own cap."""
+    goal: int | None = None
+    """Its best size by marginal speed-up; None: sizes are by fair shares."""
     kept: int = 0
     """Workers on a node that stay."""
     fresh: int = 0
@@ -91,6 +94,11 @@ class Grant:
     def held_level(self) -> int:
         """The same if it kept all workers that it holds."""
         return max(self.granted + self.loose - self.job.min, 0) * self.step
+
+    @property
+    def beyond_goal(self) -> int:
+        """Workers that it would hold above its goal if it kept all that it holds."""
+        return 0 if self.goal is None else max(self.granted + self.loose - max(self.goal, self.granted), 0)
 
     def next_loose(self) -> Worker | None:
         """The undecided worker that stays longest."""

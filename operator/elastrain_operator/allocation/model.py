@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
+from enum import StrEnum
 from operator import attrgetter
 from types import MappingProxyType
 
@@ -113,6 +114,16 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
+class Measured:
+    """The time of a job's steps at one size and placement."""
+
+    workers: int
+    nodes: int
+    """Nodes on which the workers were."""
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """A job that needs workers."""
 
@@ -138,8 +149,10 @@ class Job:
     """When this operator last changed its size; None: never."""
     pause: float | None = None
     """Measured seconds of its last rescale; None: it never had one."""
-    speeds: tuple[tuple[int, float], ...] = ()
-    """(workers, steps per second) as measured at different sizes, ascending; empty: unknown."""
+    rescales: int = 0
+    """Generations after its first one: each cost it a pause."""
+    measured: tuple[Measured, ...] = ()
+    """Times of its steps at different sizes and placements; empty: unknown."""
     remaining: float | None = None
     """Seconds of training left at the current speed, by the trainer's count; None: unknown."""
     nproc: int = 1
@@ -178,8 +191,6 @@ class Claims:
     priority_class: str = ""
     """Name of the priority class; the cluster defines its value."""
     leaving: tuple[Held, ...] = ()
-    speed: tuple[int, float] | None = None
-    """(workers, steps per second) now; None: unknown."""
     obstacle: str = ""
     """Why a worker is not bound, in the words of the API server or the scheduler; empty: no reason is known."""
 
@@ -189,7 +200,7 @@ class Claims:
 
     def _essence(self) -> Claims:
         job = replace(self.job, remaining=None) if self.job else None
-        return replace(self, job=job, speed=None, obstacle="")
+        return replace(self, job=job, obstacle="")
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +213,17 @@ class Snapshot:
     """What leaving workers still hold: of jobs that shrink, have ended or were suspended."""
     reserved: tuple[tuple[Kind, int], ...] = ()
     """Pods that Kueue has admitted and that are not bound yet, by kind: their room is not shared out."""
+
+
+class Sharing(StrEnum):
+    """What decides on the sizes of elastic jobs of one priority, above their minima."""
+
+    EQUAL = "equal"
+    """Fair shares (``fair.py``)."""
+    BALANCED = "balanced"
+    """Marginal speed-up, close to the speeds that equal shares give (``goals.py``)."""
+    EFFICIENT = "efficient"
+    """Marginal speed-up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +242,7 @@ class Policy:
     """Assumed seconds of a rescale for a job that has not measured one yet."""
     startup: float = 20.0
     """Seconds during which a new worker holds accelerators but does not train yet."""
+    sharing: Sharing = Sharing.EQUAL
     pending: int = 0
     """Workers beyond the room that a job which could grow keeps Pending, so that an autoscaler adds nodes; a job that
     waits for its minimum keeps all missing ones Pending. 0: none."""

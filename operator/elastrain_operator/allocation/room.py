@@ -8,7 +8,7 @@ workers). Mutable, used for one allocation; nothing outside it changes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -97,6 +97,7 @@ class Room:
         self._physical: dict[str, Vector] = {name: dict(free) for name, free in self._later.items()}
         self._taking: dict[Place, list[str]] = {}
         self._lines: dict[tuple[Kind, bool], _Line] = {}
+        self._per_node: dict[Kind, int] = {}
         self._with_spares = [n for n in snapshot.nodes if any(x.worker.spare for x in self._loose[n.name].values())]
 
     # ---- all or nothing ----------------------------------------------------------------------------------------------
@@ -203,6 +204,24 @@ class Room:
         self.looks += len(names)
         return Idle(resource, sum(free), max(free, default=0), len(names), short)
 
+    def open(self, place: Place) -> Sequence[str]:
+        """Nodes that accept such workers, apart from resources."""
+        return self._open(place)
+
+    def slots(self, kind: Kind) -> int:
+        """Workers of this kind that would fit if all workers left that are not granted yet."""
+        names = self._open(kind.place)
+        self.looks += len(names)
+        return sum(max(_fits(self._later[n], kind.demand, self._held[n]), 0) for n in names)
+
+    def per_node(self, kind: Kind) -> int:
+        """Most workers of this kind on one node; 1 if no node accepts them."""
+        if kind not in self._per_node:
+            names = set(self._open(kind.place))
+            self.looks += len(names)
+            self._per_node[kind] = max((_fits(n.room, kind.demand) for n in self._nodes if n.name in names), default=1)
+        return max(self._per_node[kind], 1)
+
     # ---- inside ------------------------------------------------------------------------------------------------------
     def _choose(
         self, node: str, demand: Amounts, may: May, rank: Rank, only: Iterable[Loose] | None = None
@@ -286,3 +305,9 @@ def _has(vector: Vector, demand: Amounts, more: Vector | None = None) -> bool:
     if more is None:
         return all(vector.get(resource, 0) >= amount for resource, amount in demand)
     return all(vector.get(resource, 0) + more.get(resource, 0) >= amount for resource, amount in demand)
+
+
+def _fits(vector: Mapping[str, int], demand: Amounts, more: Mapping[str, int] | None = None) -> int:
+    """How often ``demand`` fits."""
+    parts = [(vector.get(r, 0) + (more.get(r, 0) if more else 0)) // amount for r, amount in demand if amount]
+    return min(parts, default=0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from elastrain_operator.allocation import speedup
 from elastrain_operator.allocation.model import Job, Policy
 
 
@@ -25,15 +26,16 @@ class Worth:
         return self.gain > self.cost
 
 
-def growth(job: Job, before: int, after: int, policy: Policy) -> Worth:
-    """The worth of growing a training job from ``before`` (at least 1) to ``after`` workers.
+def growth(job: Job, before: int, after: int, policy: Policy, node: int) -> Worth:
+    """The worth of growing a training job from ``before`` (at least 1) to ``after`` workers. One node takes ``node``.
 
     New workers train only after ``policy.startup``, and no longer than the job does. The cost is the job's own measured
     pause on all its workers.
     """
     seconds = policy.horizon if job.remaining is None else min(policy.horizon, job.remaining)
     useful = max(seconds - policy.startup, 0.0)
-    faster = (_speed(job.speeds, after) / _speed(job.speeds, before) - 1) * before
+    speeds = speedup.curve(job.measured, node, after)
+    faster = (speeds[after] / speeds[before] - 1) * before
     return Worth(useful * faster, _pause(job, policy) * before, seconds)
 
 
@@ -44,8 +46,8 @@ def may_give(job: Job, policy: Policy) -> bool:
 
 
 def thaws(job: Job, policy: Policy, now: datetime) -> datetime | None:
-    """When the job may again be resized for a mere improvement; None: now."""
-    if job.resized is None or job.size == 0:
+    """When the job may again be resized for a mere improvement; None: now, as before it trains."""
+    if job.resized is None or not job.trains:
         return None
     until = job.resized + timedelta(seconds=policy.hysteresis)
     return until if until > now else None
@@ -53,24 +55,3 @@ def thaws(job: Job, policy: Policy, now: datetime) -> datetime | None:
 
 def _pause(job: Job, policy: Policy) -> float:
     return policy.pause if job.pause is None else job.pause
-
-
-def _speed(speeds: tuple[tuple[int, float], ...], workers: int) -> float:
-    """Speed at a size, from the measurements: linear between them; proportional if at most one size is known; beyond
-    the largest, by the slope of the last two, but never better than proportional and never worse than no gain."""
-    if not speeds:
-        return float(workers)
-    below = [s for s in speeds if s[0] <= workers]
-    above = [s for s in speeds if s[0] > workers]
-    if not below:
-        size, speed = above[0]
-        return speed * workers / size
-    size, speed = below[-1]
-    if above:
-        more, faster = above[0]
-        return speed + (faster - speed) * (workers - size) / (more - size)
-    slope = speed / size
-    if len(below) > 1:
-        less, slower = below[-2]
-        slope = min(max((speed - slower) / (size - less), 0.0), slope)
-    return speed + slope * (workers - size)

@@ -26,8 +26,6 @@ IDLE_PARTS = 5
 """The pause after an allocation is at least this multiple of the processor time it took: see :func:`rest`."""
 NEW_EXPLANATIONS = 20
 """Most jobs for which only the explanation is updated after an allocation: each update writes a status."""
-SPEEDS = 8
-"""Most sizes of a job whose speed is kept."""
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -64,7 +62,6 @@ class Capacity:
         self._claims: dict[str, Claims] = {}
         self._shares: dict[str, Share] = {}
         self._resized: dict[str, datetime] = {}
-        self._speeds: dict[str, dict[int, float]] = {}
         self._promises = promises.Promises()
         self._pods: dict[str, tuple[str, Held]] = {}
         """Bound worker pods by UID, each with the UID of its job: they hold room even if no job claims them."""
@@ -82,12 +79,6 @@ class Capacity:
         before = self._claims.get(uid)
         self._claims[uid] = claims
         self._reserved.pop(uid, None)
-        if claims.speed is not None:
-            speeds = self._speeds.setdefault(uid, {})
-            speeds.pop(claims.speed[0], None)  # the newest goes to the end
-            speeds[claims.speed[0]] = claims.speed[1]
-            if len(speeds) > SPEEDS:
-                del speeds[next(iter(speeds))]
         if claims.job is None:
             self._shares.pop(uid, None)  # if it resumes, it must be admitted again
             self._promises.forget(uid)
@@ -110,7 +101,7 @@ class Capacity:
     def _drop(self, uid: str) -> None:
         if uid not in self._claims:
             return
-        for known in (self._claims, self._shares, self._resized, self._speeds):
+        for known in (self._claims, self._shares, self._resized):
             known.pop(uid, None)
         self._promises.forget(uid)
         self.nudge()
@@ -193,11 +184,10 @@ class Capacity:
         self._on_share(job.uid)
 
     def _job(self, claims: Claims, cluster: Cluster, now: datetime) -> Job:
-        """The allocator's view of a job: its claims, the measurements kept here, and what became of its grants."""
+        """The allocator's view of a job: its claims, and what became of its grants."""
         job = claims.job
         assert job is not None
         given = self._shares.get(job.uid)
-        measured = self._speeds.get(job.uid, {})
         priority = cluster.priority(claims.priority_class)
         return self._promises.follow(
             replace(
@@ -206,7 +196,6 @@ class Capacity:
                 priority=priority if job.admitted else min(priority, cluster.priority("")),
                 size=given.size if given and given.size is not None else job.size,
                 resized=self._resized.get(job.uid, job.resized),
-                speeds=tuple(sorted(measured.items())),
             ),
             given,
             claims.obstacle,

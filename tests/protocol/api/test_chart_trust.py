@@ -163,11 +163,12 @@ def test_nodes_are_read_only_if_the_cluster_is_shared_out(rendered: Render) -> N
 
 def test_operator_gets_the_settings_for_sharing_the_cluster_out(rendered: Render) -> None:
     quota, weight = r"capacity.quotas.team-a.nvidia\.com/gpu=8", "capacity.weights.team-a=2"
-    told = environment(rendered(quota, weight, "capacity.hysteresisSeconds=90"))
+    told = environment(rendered(quota, weight, "capacity.hysteresisSeconds=90", "capacity.sharing=balanced"))
     assert told["ELASTRAIN_CAPACITY"] == "true"
     assert json.loads(told["ELASTRAIN_CAPACITY_QUOTAS"]) == {"team-a": {"nvidia.com/gpu": 8}}
     assert json.loads(told["ELASTRAIN_CAPACITY_WEIGHTS"]) == {"team-a": 2}
     assert told["ELASTRAIN_CAPACITY_HYSTERESIS"] == "90"
+    assert told["ELASTRAIN_CAPACITY_SHARING"] == "balanced"
 
 
 def test_traces_are_sent_only_if_a_collector_is_named(rendered: Render) -> None:

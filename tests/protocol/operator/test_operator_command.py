@@ -40,6 +40,7 @@ def test_help_names_every_setting_with_its_variable():
             "--log-level 'loud': must be one of debug, info, warning, error",
         ),
         (("--etcd-endpoints=etcd", "--capacity", "--capacity-quotas=[1]"), "--capacity-quotas [1]"),
+        (("--etcd-endpoints=etcd", "--capacity", "--capacity-sharing=fast"), "--capacity-sharing 'fast'"),
         (
             ("--etcd-endpoints=etcd", "--capacity", "--capacity-quotas={"),
             "--capacity-quotas '{': must be a JSON object",
@@ -75,6 +76,7 @@ def test_flags_become_the_settings_of_the_operator(monkeypatch):
         "--capacity-hysteresis=1",
         "--capacity-horizon=2",
         "--capacity-pending=3",
+        "--capacity-sharing=efficient",
         '--capacity-weights={"a": 3}',
     )
     plain = {"cluster": "west", "lease_ttl": 9, "drain_extra": 3.0, "resync": 7.0, "lease_seconds": 11}
@@ -85,4 +87,4 @@ def test_flags_become_the_settings_of_the_operator(monkeypatch):
     assert {name: getattr(config, name) for name in plain} == plain
     assert (config.etcd.endpoints, config.worker_etcd.endpoints) == (("etcd:2379",), "etcd.far")
     assert (config.namespaces, config.lease) == (("a", "b"), LeaseName(namespace="n", name="l"))
-    assert config.capacity == CapacityConfig(hysteresis=1, horizon=2, pending=3, weights={"a": 3})
+    assert config.capacity == CapacityConfig(hysteresis=1, horizon=2, pending=3, sharing="efficient", weights={"a": 3})

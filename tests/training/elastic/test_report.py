@@ -1,5 +1,7 @@
 """Progress and rescale records as rank 0 keeps them."""
 
+from dataclasses import replace
+
 from elastrain.api.records import Generation, GenerationMember
 from elastrain.elastic.membership.report import KEPT_RESCALES, Reporter, Switch, Times
 
@@ -50,6 +52,18 @@ def test_step_time_leaves_out_the_pause() -> None:
     reporter.entered(switch(since=3.0, entered=50.0))
     reporter.committed(60.0, 1.0)
     assert reporter.step_seconds == 1.0
+
+
+def test_step_time_of_another_number_of_ranks_is_replaced_by_the_next_step() -> None:
+    reporter = Reporter()
+    for t in (1.0, 2.0, 3.0):
+        reporter.committed(t, 1.0)
+    change = switch(since=3.0, entered=4.0)
+    reporter.entered(replace(change, from_size=change.generation.world_size + 1))
+    reporter.committed(5.0, 1.0)
+    assert reporter.step_seconds == 1.0, "the first step after a rescale is no step time"
+    reporter.committed(5.25, 1.0)
+    assert reporter.step_seconds == 0.25
 
 
 def test_a_report_is_due_once_a_second_and_at_once_after_a_rescale() -> None:

@@ -7,13 +7,13 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from elastrain_operator.allocation import worth
 from elastrain_operator.allocation.allocate import allocate
 from elastrain_operator.allocation.match import lets_go, selects, takes
 from elastrain_operator.allocation.model import (
     Held,
     Job,
     Kind,
+    Measured,
     Node,
     Place,
     Policy,
@@ -318,14 +318,9 @@ def test_job_that_is_about_to_end_does_not_grow():
 
 
 def test_job_that_does_not_get_faster_does_not_grow():
-    a = replace(job("a", 1, 8, on=("n",) * 4), speeds=((2, 1.0), (4, 1.0001)), pause=1.0)
+    a = replace(job("a", 1, 8, on=("n",) * 4), measured=(Measured(2, 1, 1.0), Measured(4, 1, 0.9999)), pause=5.0)
     assert sizes([node("n")], a) == {"a": 4}
-    assert sizes([node("n")], replace(a, speeds=((2, 1.0), (4, 1.9)))) == {"a": 8}
-
-
-@pytest.mark.parametrize(("workers", "speed"), [(1, 0.5), (2, 1.0), (3, 1.4), (4, 1.8), (8, 3.4)])
-def test_speed_is_interpolated_between_measurements_and_extrapolated_beyond(workers, speed):
-    assert worth._speed(((2, 1.0), (4, 1.8)), workers) == pytest.approx(speed)
+    assert sizes([node("n")], replace(a, measured=(Measured(2, 1, 1.0), Measured(4, 1, 0.53)))) == {"a": 8}
 
 
 def test_a_job_does_not_give_to_an_equal_if_its_pause_costs_more_than_the_worker_gains():

@@ -17,7 +17,19 @@ from hypothesis import strategies as st
 
 from budgets import examples
 from elastrain_operator.allocation.allocate import allocate
-from elastrain_operator.allocation.model import Held, Job, Kind, Node, Place, Policy, Share, Snapshot, Worker
+from elastrain_operator.allocation.model import (
+    Held,
+    Job,
+    Kind,
+    Measured,
+    Node,
+    Place,
+    Policy,
+    Share,
+    Sharing,
+    Snapshot,
+    Worker,
+)
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
 GPU = "nvidia.com/gpu"
@@ -222,6 +234,8 @@ def spec(least: int, more: int, per: int, pool: str, **fields) -> Job:
     return Job(uid="", name="", min=least, cap=least + more, kind=Kind(gpus(per), place), **fields)
 
 
+WELL = (Measured(1, 1, 1.0), Measured(4, 1, 0.25), Measured(8, 2, 0.15))
+BADLY = (Measured(1, 1, 1.0), Measured(2, 1, 0.9), Measured(4, 1, 0.9))
 SPECS = st.builds(
     spec,
     st.integers(1, 3),
@@ -232,13 +246,15 @@ SPECS = st.builds(
     elastic=st.sampled_from([True, True, False]),
     priority=st.sampled_from([0, 0, 5]),
     pause=st.sampled_from([None, 0.3, 60.0]),
+    measured=st.sampled_from([(), (Measured(1, 1, 1.0),), WELL, BADLY]),
     spares=st.sampled_from([0, 0, 1, 2]),
 )
 POLICIES = st.builds(
-    lambda weights, hysteresis, pending: Policy(QUOTAS, weights, hysteresis, pending=pending),
+    lambda weights, hysteresis, pending, sharing: Policy(QUOTAS, weights, hysteresis, pending=pending, sharing=sharing),
     st.sampled_from([{}, {"a": 3}]),
     st.sampled_from([0.0, 60.0]),
     st.sampled_from([0, 0, 2]),
+    st.sampled_from([Sharing.EQUAL, *Sharing]),
 )
 HAPPENINGS = st.lists(
     st.one_of(
@@ -342,9 +358,10 @@ def crowd(jobs: int, settled: bool) -> Snapshot:
     return Snapshot(nodes, tuple(made))
 
 
+@pytest.mark.parametrize("sharing", [Sharing.EQUAL, Sharing.EFFICIENT])
 @pytest.mark.parametrize("settled", [False, True])
-def test_cost_grows_no_faster_than_the_cluster(settled):
-    few, many = (allocate(crowd(n, settled), Policy(), START).looks for n in (300, 3000))
+def test_cost_grows_no_faster_than_the_cluster(settled, sharing):
+    few, many = (allocate(crowd(n, settled), Policy(sharing=sharing), START).looks for n in (300, 3000))
     assert many <= 10.5 * few, "ten times the jobs and nodes are at most about ten times the steps"
     assert many <= 20 * 3000
 

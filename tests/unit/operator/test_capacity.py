@@ -11,7 +11,7 @@ import pytest
 
 from conditions import until
 from elastrain.api.job import Condition
-from elastrain_operator.allocation.model import Claims, Held, Job, Kind, Node, Policy, Share
+from elastrain_operator.allocation.model import Claims, Held, Job, Kind, Measured, Node, Policy, Share
 from elastrain_operator.model import JobRef, Observed, Pod
 from elastrain_operator.policy.size import wanted
 from elastrain_operator.reconcile import capacity as capacity_module
@@ -78,23 +78,26 @@ def test_jobs_get_their_shares_once_for_each_change():
 
 
 def test_progress_alone_causes_no_allocation():
-    early = replace(wants("a", remaining=100.0), speed=(2, 1.5))
-    late = replace(wants("a", remaining=90.0), speed=(2, 1.6))
+    early, late = wants("a", remaining=100.0), wants("a", remaining=90.0)
     assert early.differs(None)
     assert not late.differs(early)
     assert wants("a", 2).differs(early)
 
 
-def test_speeds_at_different_sizes_are_remembered(monkeypatch):
+def test_a_measured_size_causes_an_allocation():
+    assert wants("a", measured=(Measured(2, 1, 0.5),)).differs(wants("a"))
+
+
+def test_the_allocator_sees_what_a_job_has_measured_and_its_priority(monkeypatch):
     seen: list[Job] = []
     real = capacity_module.allocate
     monkeypatch.setattr(capacity_module, "allocate", lambda s, p, n: seen.extend(s.jobs) or real(s, p, n))
 
     async def scenario(shared, told):
-        shared.claim("a", replace(wants("a"), speed=(4, 1.9)))
-        shared.claim("a", replace(wants("a", size=2), speed=(2, 1.0), priority_class="high"))
+        known = (Measured(2, 1, 1.0), Measured(4, 1, 0.6))
+        shared.claim("a", replace(wants("a", size=2, measured=known), priority_class="high"))
         await until(lambda: seen, "a sharing")
-        assert (seen[-1].speeds, seen[-1].priority) == (((2, 1.0), (4, 1.9)), 9)
+        assert (seen[-1].measured, seen[-1].priority) == (known, 9)
 
     run(Cluster(8), scenario)
 

@@ -9,7 +9,7 @@ import pytest
 import builders
 from elastrain.api.job import GenerationStatus, JobStatus
 from elastrain.api.records import Generation, Member, Progress, Target
-from elastrain_operator.allocation.model import Held, Share, Worker
+from elastrain_operator.allocation.model import Held, Measured, Share, Worker
 from elastrain_operator.model import Coordination, Ending, JobRef, Observed
 from elastrain_operator.plan import plan
 from elastrain_operator.policy.size import wanted as size
@@ -133,7 +133,8 @@ def test_claims_have_pause_speed_and_remaining_time(make_spec):
         make_spec(nprocPerNode=2), JobStatus(), Observed(JOB, pods, etcd, share=share(2), created=NOW), NOW
     ).claims
     job = claims.job
-    assert (job.remaining, claims.speed, job.nproc, job.elastic, job.trains) == (30.0, (2, 2.0), 2, True, True)
+    assert (job.remaining, job.nproc, job.elastic, job.trains) == (30.0, 2, True, True)
+    assert job.measured == (Measured(2, 2, 0.5),)
     assert job.created == NOW.timestamp()
     assert [w.name for w in job.workers] == ["job-0", "job-1"], "the worker that stays longest comes first"
     assert claims.leaving == (Held("n9", ONE),)

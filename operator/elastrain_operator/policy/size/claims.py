@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime
 
 from elastrain.api.accelerators import AcceleratorUnclear
 from elastrain.api.job import JobSpec, JobStatus
-from elastrain_operator.allocation.model import PODS, Claims, Held, Job, Kind, Worker
+from elastrain_operator.allocation.model import PODS, Claims, Held, Job, Kind, Measured, Worker
 from elastrain_operator.model import UNSCHEDULABLE, Coordination, Observed, Pod, Refusal
 from elastrain_operator.observe import nodes
 from elastrain_operator.policy.losses import pending
@@ -66,6 +67,8 @@ def claims(
         trains=has_state(active, status, etcd),
         resized=datetime.fromisoformat(rescaled.time) if rescaled and rescaled.time else None,
         pause=rescaled.pause_seconds if rescaled else None,
+        rescales=max(status.generation.number - 1, 0) if status.generation else 0,
+        measured=_measured(status),
         remaining=_remaining(etcd),
         nproc=_ranks(spec),
         spares=spec.warm_spares * spec.group_size if status.generation and status.generation.size else 0,
@@ -78,7 +81,7 @@ def claims(
     )
     pod_spec = spec.template.get("spec") or {}
     named = str(pod_spec.get("priorityClassName") or "")
-    return Claims(job, named, leaving, _speed(etcd), _obstacle(active, creation.refusal))
+    return Claims(job, named, leaving, _obstacle(active, creation.refusal))
 
 
 def _is_admitted(active: Iterable[Pod], creation: Creation) -> bool:
@@ -153,8 +156,9 @@ def _remaining(etcd: Coordination | None) -> float | None:
     return max(report.total_steps - report.step, 0) * report.step_seconds
 
 
-def _speed(etcd: Coordination | None) -> tuple[int, float] | None:
-    report = etcd.progress if etcd else None
-    if report is None or not report.step_seconds or not report.members:
-        return None
-    return (report.members, 1 / report.step_seconds)
+def _measured(status: JobStatus) -> tuple[Measured, ...]:
+    """Without times that are none: the status is an object that people may write."""
+    sizes = status.measured_sizes
+    return tuple(
+        Measured(m.workers, m.nodes, m.step_seconds) for m in sizes if m.workers > 0 and 0 < m.step_seconds < math.inf
+    )

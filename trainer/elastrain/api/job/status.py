@@ -178,6 +178,17 @@ class ProgressStatus(Figures):
     """Estimated time of the last step at that rate, without disturbances. Absent: unknown."""
 
 
+class MeasuredSize(StatusModel):
+    """The time of a step at one size and placement."""
+
+    workers: int
+    """Workers in the generation."""
+    nodes: int
+    """Nodes on which they were."""
+    step_seconds: float
+    """Smoothed seconds of an undisturbed step."""
+
+
 class AcceleratorSeconds(Figures):
     """Use of the job's accelerator seconds: the first five fields add up to the total that its pods have held. The
     other fields are the operator's bookkeeping, from which the next operator continues. A worker without accelerators
@@ -276,8 +287,10 @@ class Leaving(StatusModel):
 class JobStatus(StatusModel):
     """Written by the operator only."""
 
-    shown: ClassVar[frozenset[str]] = frozenset({"progress", "lastRescale", "spares", "unhealthyWorkers"})
-    """Fields (as on the wire) from which no decision follows: one that cannot be read counts as absent."""
+    shown: ClassVar[frozenset[str]] = frozenset(
+        {"progress", "lastRescale", "measuredSizes", "spares", "unhealthyWorkers"}
+    )
+    """Fields (as on the wire) that no promise depends on: one that cannot be read counts as absent."""
 
     @classmethod
     def read(cls, raw: Any) -> Self:
@@ -314,6 +327,9 @@ class JobStatus(StatusModel):
     """Progress of training."""
     last_rescale: LastRescale | None = None
     """The newest completed rescale."""
+    measured_sizes: list[MeasuredSize] = []
+    """Times of a step at different sizes and placements, from which the operator that shares the cluster out predicts
+    other sizes: at most twelve, the newest last."""
     accelerator_seconds: AcceleratorSeconds | None = None
     """Use of the job's accelerator seconds."""
     unhealthy_workers: list[UnhealthyWorker] = []

@@ -79,6 +79,8 @@ class Reporter:
     """Whether the time since the last commit is that of a step."""
     _last_report: float = float("-inf")
     _switch: Switch | None = None
+    _resized: bool = False
+    """``step_seconds`` is that of another number of ranks: the next step replaces it."""
 
     def times(self, heard: float, connected: float, entered: float, synchronised: float, *, between: bool) -> Times:
         """Of the way into a generation. ``between``: from code between two steps, whose time is no pause."""
@@ -99,8 +101,8 @@ class Reporter:
         switched = self.resumed(now)
         if not switched and self._last_commit is not None and self._in_loop:
             took = now - self._last_commit
-            old = self.step_seconds
-            self.step_seconds = took if old is None else old + _SMOOTHING * (took - old)
+            old = None if self._resized else self.step_seconds
+            self.step_seconds, self._resized = took if old is None else old + _SMOOTHING * (took - old), False
         self._last_commit, self.loss, self._in_loop = now, loss, True
 
     def left_loop(self) -> None:
@@ -112,6 +114,7 @@ class Reporter:
         if self._switch is None:
             return False
         s, self._switch = self._switch, None
+        self._resized = self._resized or s.from_size != s.generation.world_size
         self.rescales.append(
             Rescale(
                 generation=s.generation.number,

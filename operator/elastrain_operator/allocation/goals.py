@@ -1,0 +1,169 @@
+"""Sizes by marginal speed-up: the next accelerators go to the elastic job for which they add most. Pure.
+
+Each job has a curve of speeds, learned from its own steps (``speedup.py``), here as parts of its speed with an equal
+share of the accelerators. Its utility is a concave function of that part (alpha fairness: Mo & Walrand, IEEE/ACM ToN
+2000): the lower the exponent, the closer to max-min fairness. Accelerators go, stride by stride, to the job that gains
+most utility for each of them. A stride is an edge of the upper hull of a job's utilities, so a size that is slower than
+the one below, such as the first on two nodes, stops no job.
+
+A size other than the present one counts for less, by the cost of the change over the job's age: how long the job still
+trains is unknown, and its age is the best guess (Pollux, OSDI 2021, 4.2). The more often a job was resized, the more a
+change has to gain, and a difference within the noise of step times changes nothing.
+
+A job that has not trained yet gets at most the workers of one node, and no job more than ``REACH`` times the largest
+size that was measured: what is unknown is tried in steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from itertools import pairwise
+from typing import NamedTuple
+
+from elastrain_operator.allocation import speedup
+from elastrain_operator.allocation.grant import Grant, Stop
+from elastrain_operator.allocation.model import Amounts, Job, Kind, Policy, Sharing
+from elastrain_operator.allocation.room import Room, main_resource
+
+REACH = 4
+"""A job gets at most this multiple of the largest size at which its speed was measured."""
+NOISE = 0.02
+"""A change must gain more than this part of the job's speed."""
+SILENT_SECONDS = 300.0
+"""A job of this age without a measured speed reports none: it gets an equal share."""
+REVIEW_SECONDS = 60.0
+"""Sizes are decided anew after this time even without a change: a job that ages may be resized at a smaller gain."""
+EXPONENTS = {Sharing.BALANCED: -4.0, Sharing.EFFICIENT: -1.0}
+"""Of the utility: (speed / speed with an equal share) ** exponent / exponent."""
+
+Quotas = Mapping[str, Mapping[str, int]]
+"""Namespace → resource → amount that its quota still permits."""
+
+
+class Stride(NamedTuple):
+    """A growth of one job that is granted as a whole."""
+
+    gain: float
+    """Utility per accelerator."""
+    grant: Grant
+    low: int
+    high: int
+
+
+def set_limits(grants: Sequence[Grant], room: Room, policy: Policy, now: datetime, quotas: Quotas) -> None:
+    """Limit the ``grants``, elastic jobs of one priority that have their minima, to their best sizes."""
+    set_goals(grants, room, policy, now, quotas)
+    for grant in grants:
+        assert grant.goal is not None
+        if grant.goal < grant.limit:
+            grant.limit, grant.hold = grant.goal, grant.hold or Stop.OTHERS_GAIN
+
+
+def set_goals(grants: Iterable[Grant], room: Room, policy: Policy, now: datetime, quotas: Quotas) -> None:
+    """The best sizes of elastic jobs, beside what is granted so far and the minima that still fit."""
+    elastic = [grant for grant in grants if grant.job.elastic]
+    budget = _Budget(elastic, room, quotas)
+    strides: list[Stride] = []
+    for grant in elastic:
+        missing = grant.job.min - grant.granted
+        grant.goal = grant.granted if missing <= 0 or not budget.take(grant.job, missing) else grant.job.min
+        share, node = budget.equal_share(grant.job.kind), room.per_node(grant.job.kind)
+        strides += _strides(grant, share, node, policy, now)
+    strides.sort(key=lambda s: (-s.grant.job.priority, -s.gain, s.grant.job.created, s.grant.job.uid, s.low))
+    for stride in strides:
+        if stride.grant.goal == stride.low and budget.take(stride.grant.job, stride.high - stride.low):
+            stride.grant.goal = stride.high
+
+
+class _Budget:
+    """The accelerators that are left. A granted worker uses those of each kind of worker that could use its node."""
+
+    def __init__(self, grants: Sequence[Grant], room: Room, quotas: Quotas) -> None:
+        kinds = list(dict.fromkeys(g.job.kind for g in grants))
+        main = {kind: main_resource(kind.demand) for kind in kinds}
+        self._amount = {kind: max(dict(kind.demand).get(main[kind], 1), 1) for kind in kinds}
+        nodes = {kind.place: frozenset(room.open(kind.place)) for kind in kinds}
+        self._touched = {
+            kind: [k for k in kinds if main[k] == main[kind] and nodes[kind.place] <= nodes[k.place]] for kind in kinds
+        }
+        self._left = {kind: room.slots(kind) * self._amount[kind] for kind in kinds}
+        self._quotas = {namespace: dict(left) for namespace, left in quotas.items()}
+        self._total, self._jobs = dict(self._left), dict.fromkeys(kinds, 0)
+        for grant in grants:
+            for kind in self._touched[grant.job.kind]:
+                self._total[kind] += grant.granted * self._amount[grant.job.kind]
+                self._jobs[kind] += 1
+
+    def equal_share(self, kind: Kind) -> int:
+        """Workers of a job if all jobs that compete for these nodes had as many accelerators."""
+        return max(math.ceil(self._total[kind] / self._jobs[kind] / self._amount[kind]), 1)
+
+    def take(self, job: Job, workers: int) -> bool:
+        """Use the accelerators of so many workers; False: they are not all left."""
+        need, touched = workers * self._amount[job.kind], self._touched[job.kind]
+        if any(self._left[kind] < need for kind in touched) or not self._permitted(job, workers):
+            return False
+        for kind in touched:
+            self._left[kind] -= need
+        quota = self._quotas.get(job.namespace, {})
+        for resource, amount in _bounded(job.kind.demand, quota):
+            quota[resource] -= workers * amount
+        return True
+
+    def _permitted(self, job: Job, workers: int) -> bool:
+        quota = self._quotas.get(job.namespace, {})
+        return all(workers * amount <= quota[resource] for resource, amount in _bounded(job.kind.demand, quota))
+
+
+def _bounded(demand: Amounts, quota: Mapping[str, int]) -> list[tuple[str, int]]:
+    return [(resource, amount) for resource, amount in demand if resource in quota]
+
+
+def _strides(grant: Grant, equal: int, node: int, policy: Policy, now: datetime) -> list[Stride]:
+    """The strides of one job from its goal so far to the most that it may try."""
+    job, start = grant.job, grant.goal or 0
+    most = min(grant.limit, _reach(job, equal, node, now))
+    if most <= start:
+        return []
+    speeds = speedup.curve(job.measured, node, max(most, equal))
+    power, weight = EXPONENTS[policy.sharing], policy.weights.get(job.namespace, 1)
+    stays = _stays(job, policy, now)
+    parts = [s / speeds[equal] * (1.0 if w == job.size else stays) for w, s in enumerate(speeds[: most + 1])]
+    values = [weight * max(part, 1e-3) ** power / power for part in parts]
+    return [Stride(_slope(values, low, high) / grant.step, grant, low, high) for low, high in _hull(values, start)]
+
+
+def _reach(job: Job, equal: int, node: int, now: datetime) -> int:
+    """Most workers that the job may try."""
+    tried = speedup.learned(job.measured).largest
+    if tried:
+        return max(REACH * tried, job.size)
+    silent = job.trains and now.timestamp() - job.created > SILENT_SECONDS
+    return max(equal if silent else node, job.min, job.size)
+
+
+def _stays(job: Job, policy: Policy, now: datetime) -> float:
+    """What part of another size's speed counts, since changing to it costs a pause; 1: the job does not train yet."""
+    if not job.trains:
+        return 1.0
+    age, pause = max(now.timestamp() - job.created, 0.0), policy.pause if job.pause is None else job.pause
+    part = (age - job.rescales * pause) / (age + pause) if age + pause else 1.0
+    if job.remaining is not None:
+        part = min(part, 1 - pause / job.remaining if job.remaining > pause else 0.0)
+    return min(max(part, 0.0), 1 - NOISE)
+
+
+def _hull(values: Sequence[float], start: int) -> list[tuple[int, int]]:
+    """The rising edges of the upper hull of ``values`` from ``start`` on."""
+    corners: list[int] = []
+    for i in range(start, len(values)):
+        while len(corners) > 1 and _slope(values, corners[-1], i) >= _slope(values, corners[-2], corners[-1]):
+            corners.pop()
+        corners.append(i)
+    return [(a, b) for a, b in pairwise(corners) if values[b] > values[a]]
+
+
+def _slope(values: Sequence[float], low: int, high: int) -> float:
+    return (values[high] - values[low]) / (high - low)

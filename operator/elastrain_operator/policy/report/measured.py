@@ -1,0 +1,39 @@
+"""What a job has measured of itself: the time of a step by size and placement. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from elastrain.api.job import MeasuredSize
+from elastrain.api.records import Progress
+from elastrain_operator.model import Coordination, Pod
+from elastrain_operator.policy.report.pace import step_seconds
+
+KEPT = 12
+"""Most sizes in the status."""
+CHANGED = 0.05
+"""A known size is written again if its time differs by more than this part."""
+SETTLED_STEPS = 3
+"""Steps of a generation before its step time counts: the first ones are slow."""
+
+
+def measured_sizes(old: list[MeasuredSize], etcd: Coordination, pods: Iterable[Pod]) -> list[MeasuredSize]:
+    """``old`` with the generation's step time; ``old`` itself if that is not known yet, or nothing has changed."""
+    report, generation = etcd.progress, etcd.generation
+    if report is None or generation is None or report.generation != generation.number:
+        return old
+    seconds = step_seconds(report)
+    members = {m.worker for m in generation.members}
+    nodes = [p.node for p in pods if p.name in members]
+    if seconds is None or not _is_settled(report) or len(nodes) != len(members) or not members or not all(nodes):
+        return old
+    new = MeasuredSize(workers=len(members), nodes=len(set(nodes)), step_seconds=float(f"{seconds:.4g}"))
+    known = next((m for m in old if (m.workers, m.nodes) == (new.workers, new.nodes)), None)
+    if known is not None and abs(known.step_seconds - seconds) <= CHANGED * known.step_seconds:
+        return old
+    return [*(m for m in old if m is not known), new][-KEPT:]
+
+
+def _is_settled(report: Progress) -> bool:
+    began = next((r.step for r in report.rescales if r.generation == report.generation), 0)
+    return report.step - began >= SETTLED_STEPS

@@ -1,0 +1,184 @@
+"""Sizes by marginal speed-up (``capacity.sharing``: balanced, efficient)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from budgets import examples
+from elastrain_operator.allocation.allocate import allocate
+from elastrain_operator.allocation.goals import REACH, REVIEW_SECONDS
+from elastrain_operator.allocation.model import Job, Kind, Measured, Node, Policy, Share, Sharing, Snapshot, Worker
+
+NOW = datetime(2030, 1, 2, tzinfo=UTC)
+HOUR = 3600.0
+GPU = "nvidia.com/gpu"
+ONE = Kind(((GPU, 1), ("pods", 1)))
+EFFICIENT = Policy(sharing=Sharing.EFFICIENT, hysteresis=0, pause=1.0, startup=0)
+WELL = tuple(Measured(w, 1 + (w > 4), 1 / w) for w in (1, 4, 16))
+"""Times of a job whose speed is proportional to its workers."""
+BADLY = tuple(Measured(w, 1 + (w > 4), 0.5 + 0.5 / w) for w in (1, 4, 16))
+"""Times of a job that is at most twice as fast as with one worker."""
+
+
+def job(name: str, held: int = 0, most: int = 64, age: float = 24 * HOUR, **fields) -> Job:
+    workers = tuple(Worker(f"{name}-{i}", f"n{i % 4}", ONE.demand, trains=True) for i in range(held))
+    made = Job(name, "ns", name, 1, most, ONE, created=NOW.timestamp() - age, workers=workers, size=held)
+    return replace(made, **{"trains": held > 0, "pause": 1.0, **fields})
+
+
+def shares(*jobs: Job, nodes: int = 4, per_node: int = 4, policy: Policy = EFFICIENT) -> dict[str, Share]:
+    cluster = tuple(Node(f"n{i}", {GPU: per_node, "pods": 99}) for i in range(nodes))
+    return dict(allocate(Snapshot(cluster, jobs), policy, NOW).shares)
+
+
+def settled(*jobs: Job, **cluster) -> dict[str, int]:
+    """Sizes after all workers that were to leave have left, and new ones train."""
+    for _ in range(6):
+        given = shares(*jobs, **cluster)
+        after = []
+        for each in jobs:
+            share = given[each.uid]
+            stay = [w for w in each.workers if w.name not in share.release][: share.size]
+            stay += [Worker(f"{each.name}+{i}", "", ONE.demand) for i in range(len(stay), share.size or 0)]
+            after.append(replace(each, workers=tuple(stay), size=share.size or 0))
+        if [j.size for j in after] == [j.size for j in jobs]:
+            break
+        jobs = tuple(after)
+    return {j.uid: j.size for j in jobs}
+
+
+def test_the_job_that_gets_faster_has_more():
+    sizes = settled(job("well", measured=WELL), job("badly", measured=BADLY))
+    assert sizes["well"] >= 2 * sizes["badly"]
+    assert sum(sizes.values()) == 16
+
+
+def test_shares_are_equal_by_default_whatever_was_measured():
+    sizes = settled(job("well", measured=WELL), job("badly", measured=BADLY), policy=Policy(hysteresis=0))
+    assert sizes == {"well": 8, "badly": 8}
+
+
+def test_balanced_sizes_are_between_equal_and_efficient_ones():
+    jobs = job("well", measured=WELL), job("badly", measured=BADLY)
+    efficient = settled(*jobs)["well"]
+    balanced = settled(*jobs, policy=replace(EFFICIENT, sharing=Sharing.BALANCED))["well"]
+    assert 8 <= balanced < efficient
+
+
+def test_a_job_that_has_not_run_gets_at_most_the_workers_of_one_node():
+    assert settled(job("new", age=0.0)) == {"new": 4}
+    assert settled(job("new", age=0.0), per_node=8, nodes=2) == {"new": 8}
+
+
+def test_a_job_gets_at_most_a_multiple_of_the_size_that_it_has_measured():
+    assert settled(job("a", 1, measured=(Measured(1, 1, 1.0),))) == {"a": REACH}
+
+
+def test_a_job_that_reports_no_step_times_gets_an_equal_share():
+    assert settled(job("silent", 1), job("other", 4, measured=WELL))["silent"] == 8
+
+
+def test_a_size_that_is_slower_than_the_one_below_stops_no_job():
+    dip = (Measured(1, 1, 1.0), Measured(4, 1, 0.3), Measured(5, 2, 0.6), Measured(8, 2, 0.15))
+    assert settled(job("dip", 4, most=8, measured=dip)) == {"dip": 8}
+
+
+def test_an_idle_accelerator_stays_idle_if_no_job_gets_faster_by_it():
+    flat = tuple(Measured(w, 1, t) for w, t in ((1, 1.0), (2, 0.5), (3, 0.5), (4, 0.5)))
+    assert settled(job("flat", 1, most=4, measured=flat)) == {"flat": 2}
+
+
+def test_noise_of_step_times_moves_no_worker():
+    even = job("a", 8, measured=WELL), job("b", 8, measured=WELL)
+    assert settled(*even) == {"a": 8, "b": 8}
+    faster = tuple(replace(m, seconds=m.seconds * (0.99 if m.workers > 4 else 1.01)) for m in WELL)
+    assert settled(even[0], replace(even[1], measured=faster)) == {"a": 8, "b": 8}
+
+
+@pytest.mark.parametrize(
+    "fields", [{"age": 0.5}, {"rescales": 50_000}, {"remaining": 1.5}], ids=["young", "often resized", "about to end"]
+)
+def test_a_job_for_which_a_change_would_not_pay_keeps_its_size(fields):
+    rival = job("well", 8, measured=WELL)
+    assert settled(job("badly", 8, measured=BADLY), rival)["badly"] < 8
+    assert settled(job("badly", 8, measured=BADLY, **fields), rival)["badly"] == 8
+
+
+def test_a_job_grows_once_when_all_of_its_room_is_free():
+    given = shares(job("well", 8, measured=WELL), job("badly", 8, measured=BADLY))
+    assert (given["well"].size, given["well"].reason) == (8, "OthersLeave")
+    assert given["badly"].size < 8
+
+
+def test_a_new_job_takes_the_worker_of_a_job_that_holds_more_than_it_should():
+    well, badly = job("well", 8, measured=WELL), job("badly", 8, measured=BADLY)
+    given = shares(well, badly, job("new", age=0.0, cap=1))
+    assert not given["well"].release
+    assert given["badly"].release
+
+
+def test_sizes_are_decided_anew_after_a_while_even_if_nothing_changes():
+    made = allocate(Snapshot((Node("n", {GPU: 1, "pods": 9}),), (job("a", 1),)), EFFICIENT, NOW)
+    assert made.again == REVIEW_SECONDS
+
+
+def test_quotas_bind_before_speeds():
+    policy = replace(EFFICIENT, quotas={"ns": {GPU: 6}})
+    sizes = settled(job("well", measured=WELL), replace(job("badly", measured=BADLY), namespace="x"), policy=policy)
+    assert sizes["well"] <= 6
+    assert sum(sizes.values()) == 16, "the rest goes to others"
+
+
+def test_priorities_bind_before_speeds():
+    sizes = settled(job("well", measured=WELL), job("badly", measured=BADLY, priority=1))
+    assert sizes["badly"] > 8
+
+
+def test_jobs_bound_to_other_nodes_do_not_compete():
+    def pool(name: str) -> Kind:
+        return replace(ONE, place=replace(ONE.place, selector=(("pool", name),)))
+
+    nodes = tuple(Node(f"n{i}", {GPU: 4, "pods": 9}, labels={"pool": "ab"[i % 2]}) for i in range(4))
+    jobs = (job("well", measured=WELL, kind=pool("a")), job("badly", measured=BADLY, kind=pool("b")))
+    given = allocate(Snapshot(nodes, jobs), EFFICIENT, NOW).shares
+    assert {uid: s.size for uid, s in given.items()} == {"well": 8, "badly": 8}
+
+
+def test_a_weight_is_worth_accelerators():
+    jobs = job("a", measured=BADLY), replace(job("b", measured=BADLY), namespace="x")
+    sizes = settled(*jobs, policy=replace(EFFICIENT, weights={"x": 3}))
+    assert sizes["b"] > sizes["a"]
+
+
+def times(fixed: float) -> tuple[Measured, ...]:
+    return tuple(Measured(w, 1 + (w > 4), fixed + (1 - fixed) / w) for w in (1, 4, 16))
+
+
+FIXED = st.floats(0.01, 0.9)
+
+
+@examples(40)
+@given(st.lists(FIXED, min_size=1, max_size=8), st.sampled_from([Sharing.BALANCED, Sharing.EFFICIENT]))
+def test_a_job_that_can_be_divided_better_never_gets_less(fixed, sharing):
+    jobs = [job(f"j{i}", measured=times(f)) for i, f in enumerate(fixed)]
+    sizes = settled(*jobs, policy=replace(EFFICIENT, sharing=sharing))
+    assert sum(sizes.values()) <= 16
+    ranked = [sizes[f"j{i}"] for i in sorted(range(len(fixed)), key=lambda i: -fixed[i])]
+    for less, more in pairwise(ranked):
+        assert more >= less - 1, "the next accelerator goes where it adds most, up to one"
+
+
+@examples(40)
+@given(st.lists(FIXED, min_size=2, max_size=6), st.integers(0, 5))
+def test_a_higher_priority_never_means_fewer_workers(fixed, which):
+    jobs = [job(f"j{i}", measured=times(f)) for i, f in enumerate(fixed)]
+    raised = which % len(jobs)
+    before = settled(*jobs)[f"j{raised}"]
+    jobs[raised] = replace(jobs[raised], priority=1)
+    assert settled(*jobs)[f"j{raised}"] >= before

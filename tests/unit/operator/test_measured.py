@@ -1,0 +1,71 @@
+"""The times of a step that a job's status keeps, by size and placement."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+import builders
+from elastrain.api.job import MeasuredSize
+from elastrain.api.records import Progress, Rescale
+from elastrain_operator.model import Coordination, Pod
+from elastrain_operator.policy.report.measured import KEPT, measured_sizes
+
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+
+
+def pods(*nodes: str) -> list[Pod]:
+    return [Pod(f"job-{i}", f"u{i}", i, NOW, node=node) for i, node in enumerate(nodes)]
+
+
+def trained(workers: int, seconds: float | None, step: int = 10, began: int = 0, number: int = 1) -> Coordination:
+    rescale = Rescale(generation=1, from_size=0, to_size=workers, reason="Start", step=began, pause_seconds=1.0)
+    report = Progress(
+        generation=1, world_size=workers, members=workers, step=step, step_seconds=seconds, rescales=(rescale,)
+    )
+    generation = builders.generation(number, *(f"job-{i}" for i in range(workers)))
+    return Coordination(generation=generation, progress=report)
+
+
+def size(workers: int, nodes: int, seconds: float) -> MeasuredSize:
+    return MeasuredSize(workers=workers, nodes=nodes, step_seconds=seconds)
+
+
+def test_a_generation_adds_its_size_and_placement():
+    assert measured_sizes([], trained(3, 0.51234), pods("a", "a", "b")) == [size(3, 2, 0.5123)]
+
+
+def test_the_same_size_on_other_nodes_is_another_entry():
+    old = [size(3, 2, 0.5)]
+    assert measured_sizes(old, trained(3, 0.4), pods("a", "a", "a")) == [*old, size(3, 1, 0.4)]
+
+
+@pytest.mark.parametrize(("seconds", "after"), [(0.51, 0.5), (0.49, 0.5), (0.6, 0.6), (0.4, 0.4)])
+def test_a_known_size_is_written_again_if_its_time_has_changed(seconds, after):
+    old = [size(2, 1, 0.5)]
+    found = measured_sizes(old, trained(2, seconds), pods("a", "a"))
+    assert found == [size(2, 1, after)]
+    assert (found is old) == (after == 0.5)
+
+
+def test_the_newest_sizes_are_kept():
+    old = [size(n, 1, 1 / n) for n in range(2, KEPT + 2)]
+    assert measured_sizes(old, trained(1, 1.0), pods("a")) == [*old[1:], size(1, 1, 1.0)]
+
+
+@pytest.mark.parametrize(
+    ("etcd", "workers"),
+    [
+        (trained(2, None), pods("a", "a")),
+        (trained(2, float("nan")), pods("a", "a")),
+        (trained(2, 0.5, step=12, began=10), pods("a", "a")),
+        (trained(2, 0.5, number=2), pods("a", "a")),
+        (trained(2, 0.5), pods("a", "")),
+        (trained(2, 0.5), pods("a")),
+        (Coordination(), pods("a")),
+    ],
+    ids=["no time", "no number", "first steps", "report of another generation", "node unknown", "pod gone", "nothing"],
+)
+def test_nothing_is_added_if_the_time_or_its_size_is_unknown(etcd, workers):
+    assert measured_sizes([], etcd, workers) == []
