@@ -277,8 +277,8 @@ class _Sharing:
         found = {}
         for grant in self._queue:
             job = grant.job
-            free = grant.hold in (None, Stop.OTHERS_GAIN)
-            if job.elastic and free and job.trains and 0 < job.size < grant.granted:
+            checked = grant.hold in (Stop.RECENT, Stop.VAIN, Stop.UNUSED)
+            if job.elastic and not checked and job.trains and 0 < job.size < grant.granted:
                 node = self.room.per_node(job.kind)
                 value: Worth = worth.growth(job, job.size, grant.granted, self._policy, node)
                 if not value.pays:
@@ -360,8 +360,8 @@ class _Sharing:
         if grant.waits:
             grant.stop = Stop.OTHERS_LEAVE
         elif grant.hold and grant.granted >= grant.limit:
-            reason = self._vain[job.uid] if grant.hold is Stop.VAIN else explanations.held(grant.hold, self._policy)
-            return grant.hold, reason
+            reason = self._vain[job.uid] if grant.hold is Stop.VAIN else explanations.recent(self._policy)
+            return grant.hold, grant.why or reason
         elif grant.stop is not Stop.QUOTA:
             grant.stop = Stop.NO_ROOM if idle.nodes else Stop.NO_NODE
         return grant.stop or Stop.NO_ROOM, explanations.not_grown(grant, idle, quota)

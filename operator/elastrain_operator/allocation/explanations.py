@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from elastrain.api.names import headcount
 from elastrain_operator.allocation.grant import Grant, Stop
 from elastrain_operator.allocation.model import PODS, Job, Policy
@@ -53,11 +55,42 @@ def unused(job: Job, size: int) -> str:
     return f"{'not grown' if size else 'waits'}: {job.unused}"
 
 
-def held(hold: Stop, policy: Policy) -> str:
-    """The job's size is bounded. The message has no remaining seconds, since it would then change constantly."""
-    if hold is Stop.OTHERS_GAIN:
-        return f"not grown: other jobs gain more from the next accelerators (capacity.sharing is {policy.sharing})"
+def recent(policy: Policy) -> str:
+    """The job was resized recently. The message has no remaining seconds, since it would then change constantly."""
     return f"not grown: it was resized within the last {policy.hysteresis:g} s (capacity.hysteresis)"
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """What a job gains by more workers."""
+
+    workers: int
+    samples: float | None
+    """Samples per second; None: unknown."""
+    part: float
+    """Of its speed without them."""
+
+    def __str__(self) -> str:
+        percent = f"{_figure(100 * self.part)} %"
+        return percent if self.samples is None else f"{_figure(self.samples)} samples/s ({percent})"
+
+
+def others_gain(here: Gain, there: Gain, other: Job) -> str:
+    """The next accelerators are worth more in another job."""
+    name = f"{other.namespace}/{other.name}"
+    theirs = headcount(there.workers)
+    return f"not grown: {headcount(here.workers)} would add {here} here; {theirs} of {name} gained more: {there}"
+
+
+def untried(most: int, tried: int) -> str:
+    """The job may not have more until it has trained with what it has."""
+    known = f"its steps with more than {headcount(tried)}" if tried else "its steps"
+    return f"not grown: it tries at most {headcount(most)} before {known} are measured"
+
+
+def no_gain() -> str:
+    """The job's own measurements promise nothing from more workers."""
+    return "not grown: by its measured steps, no larger size is worth a rescale"
 
 
 def vain(job: Job, to: int, worth: Worth) -> str:
@@ -84,6 +117,11 @@ def amount(resource: str, value: int) -> str:
 def blind(job: Job) -> str:
     """What the allocator does not know about the job's workers; empty: nothing."""
     return f"the allocator does not know the template's {', '.join(job.unknown)}" if job.unknown else ""
+
+
+def _figure(value: float) -> str:
+    """Two digits: the figure is a prediction."""
+    return f"{float(f'{value:.2g}'):,.10g}"
 
 
 def _idle(job: Job, idle: Idle) -> str:

@@ -22,14 +22,14 @@ from datetime import datetime
 from itertools import pairwise
 from typing import NamedTuple
 
-from elastrain_operator.allocation import speedup
+from elastrain_operator.allocation import explanations, speedup
 from elastrain_operator.allocation.grant import Grant, Stop
 from elastrain_operator.allocation.model import Amounts, Job, Kind, Policy, Sharing
 from elastrain_operator.allocation.room import Room, main_resource
 
 REACH = 4
 """A job gets at most this multiple of the largest size at which its speed was measured."""
-NOISE = 0.02
+NOISE = 0.05
 """A change must gain more than this part of the job's speed."""
 SILENT_SECONDS = 300.0
 """A job of this age without a measured speed reports none: it gets an equal share."""
@@ -50,31 +50,81 @@ class Stride(NamedTuple):
     grant: Grant
     low: int
     high: int
+    faster: float
+    """Steps per second."""
+    part: float
+    """The same as a part of the speed at ``low``."""
+
+
+class Decided(NamedTuple):
+    """What has come of the strides."""
+
+    taken: list[Stride]
+    """In their order: the last one gained least."""
+    refused: dict[str, Stride]
+    """UID → a job's next stride, for which no accelerators are left."""
+    untried: dict[str, int]
+    """UID → most workers that the job may try now; only jobs that could have more."""
 
 
 def set_limits(grants: Sequence[Grant], room: Room, policy: Policy, now: datetime, quotas: Quotas) -> None:
     """Limit the ``grants``, elastic jobs of one priority that have their minima, to their best sizes."""
-    set_goals(grants, room, policy, now, quotas)
+    made = set_goals(grants, room, policy, now, quotas)
     for grant in grants:
         assert grant.goal is not None
         if grant.goal < grant.limit:
-            grant.limit, grant.hold = grant.goal, grant.hold or Stop.OTHERS_GAIN
+            grant.limit = grant.goal
+            if grant.hold is None:
+                grant.hold, grant.why = _reason(grant, made)
 
 
-def set_goals(grants: Iterable[Grant], room: Room, policy: Policy, now: datetime, quotas: Quotas) -> None:
+def _reason(grant: Grant, made: Decided) -> tuple[Stop | None, str]:
+    """Why the goal is not more; None: no accelerator is left, and no other job has taken one above its minimum."""
+    refused = made.refused.get(grant.job.uid)
+    if refused is not None:
+        others = (s for s in reversed(made.taken) if s.grant is not grant and s.gain >= refused.gain)
+        winner = next(others, None)
+        if winner is None:
+            return None, ""
+        return Stop.OTHERS_GAIN, explanations.others_gain(_worth(refused), _worth(winner), winner.grant.job)
+    most = made.untried.get(grant.job.uid)
+    if most is not None and grant.goal == most:
+        tried = speedup.learned(grant.job.measured).largest
+        return Stop.UNTRIED, explanations.untried(most, tried)
+    return Stop.NO_GAIN, explanations.no_gain()
+
+
+def _worth(stride: Stride) -> explanations.Gain:
+    samples = stride.grant.job.samples
+    return explanations.Gain(
+        stride.high - stride.low, None if samples is None else samples * stride.faster, stride.part
+    )
+
+
+def set_goals(grants: Iterable[Grant], room: Room, policy: Policy, now: datetime, quotas: Quotas) -> Decided:
     """The best sizes of elastic jobs, beside what is granted so far and the minima that still fit."""
     elastic = [grant for grant in grants if grant.job.elastic]
     budget = _Budget(elastic, room, quotas)
     strides: list[Stride] = []
+    made = Decided([], {}, {})
     for grant in elastic:
         missing = grant.job.min - grant.granted
         grant.goal = grant.granted if missing <= 0 or not budget.take(grant.job, missing) else grant.job.min
         share, node = budget.equal_share(grant.job.kind), room.per_node(grant.job.kind)
-        strides += _strides(grant, share, node, policy, now)
+        most = min(grant.limit, _reach(grant.job, share, node, now))
+        if most < grant.limit:
+            made.untried[grant.job.uid] = most
+        strides += _strides(grant, most, share, node, policy, stays=_stays(grant.job, policy, now))
     strides.sort(key=lambda s: (-s.grant.job.priority, -s.gain, s.grant.job.created, s.grant.job.uid, s.low))
     for stride in strides:
-        if stride.grant.goal == stride.low and budget.take(stride.grant.job, stride.high - stride.low):
+        if stride.grant.goal != stride.low:
+            continue  # an earlier stride was refused
+        if budget.take(stride.grant.job, stride.high - stride.low):
             stride.grant.goal = stride.high
+            made.taken.append(stride)
+        else:
+            made.refused[stride.grant.job.uid] = stride
+    return made
 
 
 class _Budget:
@@ -121,18 +171,21 @@ def _bounded(demand: Amounts, quota: Mapping[str, int]) -> list[tuple[str, int]]
     return [(resource, amount) for resource, amount in demand if resource in quota]
 
 
-def _strides(grant: Grant, equal: int, node: int, policy: Policy, now: datetime) -> list[Stride]:
-    """The strides of one job from its goal so far to the most that it may try."""
+def _strides(grant: Grant, most: int, equal: int, node: int, policy: Policy, *, stays: float) -> list[Stride]:
+    """The strides of one job from its goal so far to ``most`` workers."""
     job, start = grant.job, grant.goal or 0
-    most = min(grant.limit, _reach(job, equal, node, now))
     if most <= start:
         return []
     speeds = speedup.curve(job.measured, node, max(most, equal))
     power, weight = EXPONENTS[policy.sharing], policy.weights.get(job.namespace, 1)
-    stays = _stays(job, policy, now)
     parts = [s / speeds[equal] * (1.0 if w == job.size else stays) for w, s in enumerate(speeds[: most + 1])]
     values = [weight * max(part, 1e-3) ** power / power for part in parts]
-    return [Stride(_slope(values, low, high) / grant.step, grant, low, high) for low, high in _hull(values, start)]
+    found = []
+    for low, high in _hull(values, start):
+        faster = speeds[high] - speeds[low]
+        gain = _slope(values, low, high) / grant.step
+        found.append(Stride(gain, grant, low, high, faster, faster / speeds[low] if low else 1.0))
+    return found
 
 
 def _reach(job: Job, equal: int, node: int, now: datetime) -> int:

@@ -22,6 +22,8 @@ class Stop(StrEnum):
     RECENT = "ResizedRecently"
     VAIN = "NotWorthIt"
     OTHERS_GAIN = "OthersGainMore"
+    UNTRIED = "NotYetMeasured"
+    NO_GAIN = "NotFaster"
     OTHERS_LEAVE = "OthersLeave"
     MINIMUM = "MinimumUnavailable"
     UNUSED = "GrantUnused"
@@ -41,6 +43,8 @@ class Grant:
     """Workers on a node."""
     hold: Stop | None = None
     """Why ``limit`` is below the job's own cap."""
+    why: str = ""
+    """The same for people, if it is by marginal speed-up."""
     goal: int | None = None
     """Its best size by marginal speed-up; None: sizes are by fair shares."""
     kept: int = 0

@@ -151,6 +151,8 @@ class Job:
     """Measured seconds of its last rescale; None: it never had one."""
     rescales: int = 0
     """Generations after its first one: each cost it a pause."""
+    samples: float | None = None
+    """Samples of a step, for messages; None: unknown."""
     measured: tuple[Measured, ...] = ()
     """Times of its steps at different sizes and placements; empty: unknown."""
     remaining: float | None = None
@@ -199,7 +201,7 @@ class Claims:
         return other is None or (self != other and self._essence() != other._essence())
 
     def _essence(self) -> Claims:
-        job = replace(self.job, remaining=None) if self.job else None
+        job = replace(self.job, remaining=None, samples=None) if self.job else None
         return replace(self, job=job, obstacle="")
 
 

@@ -123,6 +123,37 @@ def test_a_new_job_takes_the_worker_of_a_job_that_holds_more_than_it_should():
     assert given["badly"].release
 
 
+def test_the_explanation_names_the_gain_here_and_in_the_job_that_got_the_accelerators():
+    well = job("well", 11, measured=WELL, samples=256.0)
+    share = shares(well, job("badly", 5, measured=BADLY, samples=32.0))["badly"]
+    assert (share.size, share.reason) == (5, "OthersGainMore")
+    assert share.message == (
+        "not grown: 6 workers would add 5.3 samples/s (9.9 %) here; "
+        "2 workers of ns/well gained more: 510 samples/s (22 %)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("measured", "held", "text"),
+    [
+        ((), 0, "it tries at most 4 workers before its steps are measured"),
+        (WELL[:1], 4, "it tries at most 4 workers before its steps with more than 1 worker are measured"),
+    ],
+)
+def test_the_explanation_says_that_a_size_was_not_tried_yet(measured, held, text):
+    share = shares(job("a", held, measured=measured, age=60.0))["a"]
+    assert (share.reason, share.message) == ("NotYetMeasured", f"not grown: {text}")
+
+
+def test_the_explanation_says_that_no_larger_size_is_faster():
+    flat = tuple(Measured(w, 1, t) for w, t in ((1, 1.0), (2, 0.5), (3, 0.5), (4, 0.5)))
+    assert shares(job("a", 2, most=4, measured=flat))["a"].reason == "NotFaster"
+
+
+def test_the_room_is_the_reason_if_no_other_job_has_got_it():
+    assert shares(job("a", 4, measured=WELL), nodes=1)["a"].reason == "NoRoom"
+
+
 def test_sizes_are_decided_anew_after_a_while_even_if_nothing_changes():
     made = allocate(Snapshot((Node("n", {GPU: 1, "pods": 9}),), (job("a", 1),)), EFFICIENT, NOW)
     assert made.again == REVIEW_SECONDS

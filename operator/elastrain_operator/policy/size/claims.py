@@ -68,6 +68,7 @@ def claims(
         resized=datetime.fromisoformat(rescaled.time) if rescaled and rescaled.time else None,
         pause=rescaled.pause_seconds if rescaled else None,
         rescales=max(status.generation.number - 1, 0) if status.generation else 0,
+        samples=_samples(etcd),
         measured=_measured(status),
         remaining=_remaining(etcd),
         nproc=_ranks(spec),
@@ -154,6 +155,11 @@ def _remaining(etcd: Coordination | None) -> float | None:
     if report is None or report.total_steps is None or report.step_seconds is None:
         return None
     return max(report.total_steps - report.step, 0) * report.step_seconds
+
+
+def _samples(etcd: Coordination | None) -> float | None:
+    report = etcd.progress if etcd else None
+    return None if report is None or not report.step else report.samples / report.step
 
 
 def _measured(status: JobStatus) -> tuple[Measured, ...]:
