@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 from bench_harness import program
 from bench_scheduling import decisions, kit, report
+from bench_scheduling import pictures as drawing
 from bench_scheduling.decisions import Decision
 from bench_scheduling.kit import Played, Run
 from elastrain_operator.allocation.model import Sharing
@@ -75,6 +76,9 @@ def main(
     rescale: Annotated[str, typer.Option(help="Seconds of a rescale: 30 decides each 60 s, 1 each 10 s.")] = "30,1",
     placement: Annotated[str, typer.Option(help="anew: by the simulator; kept: workers stay on their nodes.")] = "anew",
     processes: Annotated[int, typer.Option(min=1, help="Simulations at a time.")] = os.cpu_count() or 1,
+    pictures: Annotated[
+        Path | None, typer.Option(help="Folder for two pictures, of the shortest rescale; needs matplotlib.")
+    ] = None,
     only_decisions: Annotated[
         bool, typer.Option("--decisions", help="Only the time of a decision, for 160 and 5,000 jobs.")
     ] = False,
@@ -110,6 +114,8 @@ def main(
         output.show([report.decisions(found)], report.DECISION_NOTES)
     else:
         output.show(report.tables(done, folder), report.NOTES)
+        for picture in drawing.draw(done, folder, pictures) if pictures else ():
+            output.says(f"drew {picture}")
 
 
 if __name__ == "__main__":
