@@ -29,8 +29,11 @@ from elastrain_operator.allocation.room import Room, main_resource
 
 REACH = 4
 """A job gets at most this multiple of the largest size at which its speed was measured."""
-NOISE = 0.05
+NOISE = 0.07
 """A change must gain more than this part of the job's speed."""
+FREE_RESCALES, RESCALE_SECONDS = 6, 300.0
+"""A job is resized for a mere improvement only if it was rescaled fewer times than six and once for each 300 s of its
+age: at most 12 times an hour in the long run."""
 SILENT_SECONDS = 300.0
 """A job of this age without a measured speed reports none: it gets an equal share."""
 REVIEW_SECONDS = 60.0
@@ -202,6 +205,8 @@ def _stays(job: Job, policy: Policy, now: datetime) -> float:
     if not job.trains:
         return 1.0
     age, pause = max(now.timestamp() - job.created, 0.0), policy.pause if job.pause is None else job.pause
+    if job.rescales >= FREE_RESCALES + age / RESCALE_SECONDS:
+        return 0.0
     part = (age - job.rescales * pause) / (age + pause) if age + pause else 1.0
     if job.remaining is not None:
         part = min(part, 1 - pause / job.remaining if job.remaining > pause else 0.0)

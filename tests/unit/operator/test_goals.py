@@ -101,8 +101,14 @@ def test_noise_of_step_times_moves_no_worker():
     assert settled(even[0], replace(even[1], measured=faster)) == {"a": 8, "b": 8}
 
 
+def test_a_job_is_resized_for_an_improvement_at_most_twelve_times_an_hour_and_six_times_more():
+    rival = job("well", 8, measured=WELL)
+    assert settled(job("badly", 8, measured=BADLY, age=2 * HOUR, rescales=29), rival)["badly"] < 8
+    assert settled(job("badly", 8, measured=BADLY, age=2 * HOUR, rescales=30), rival)["badly"] == 8
+
+
 @pytest.mark.parametrize(
-    "fields", [{"age": 0.5}, {"rescales": 50_000}, {"remaining": 1.5}], ids=["young", "often resized", "about to end"]
+    "fields", [{"age": 0.5}, {"rescales": 294}, {"remaining": 1.5}], ids=["young", "often resized", "about to end"]
 )
 def test_a_job_for_which_a_change_would_not_pay_keeps_its_size(fields):
     rival = job("well", 8, measured=WELL)
@@ -128,7 +134,7 @@ def test_the_explanation_names_the_gain_here_and_in_the_job_that_got_the_acceler
     share = shares(well, job("badly", 5, measured=BADLY, samples=32.0))["badly"]
     assert (share.size, share.reason) == (5, "OthersGainMore")
     assert share.message == (
-        "not grown: 6 workers would add 5.3 samples/s (9.9 %) here; "
+        "not grown: 9 workers would add 6.3 samples/s (12 %) here; "
         "2 workers of ns/well gained more: 510 samples/s (22 %)"
     )
 
