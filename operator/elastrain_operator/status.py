@@ -176,9 +176,9 @@ _WAITS = frozenset({"step", "progress", "accelerator_seconds", "replicas", "cond
 
 def _essence(status: JobStatus, *, of_any_spec: bool = False) -> tuple[dict[str, object], list[dict[str, object]]]:
     """A status without its non-urgent parts: step and progress, changed times of measured sizes, accelerator usage, the
-    figures of these in messages of true conditions, idle accelerators, and the number of pods (during a start; each loss
-    and each change of the generation also changes other fields). ``of_any_spec``: also without the spec's generation. Not a copy of the model,
-    since this runs in most passes."""
+    figures of these in messages of true conditions, idle accelerators, and the number of pods (during a start; each
+    loss and each change of the generation also changes other fields). ``of_any_spec``: also without the spec's
+    generation. Not a copy of the model, since this runs in most passes."""
     quiet = [{**vars(c), "observed_generation": None, **_said(c)} for c in status.conditions]
     waits = _WAITS | {"observed_generation"} if of_any_spec else _WAITS
     fields = {name: value for name, value in vars(status).items() if name not in waits}
