@@ -52,6 +52,16 @@ def test_verdict_is_good_if_a_joiner_was_a_learner_while_the_others_computed_the
     assert judge([x for x in lines if x.step != 4] + looked_on, ORDER).ok
 
 
+def test_verdict_is_good_if_a_job_of_sharded_models_went_on_with_whole_ones(tmp_path) -> None:
+    for worker, even, steps in (("a", True, range(4)), ("b", False, range(4, STEPS))):
+        log = AuditLog(tmp_path, worker, 0, 1)
+        order = replace(ORDER, even=even)
+        for step in steps:
+            log.write("commit", step, order.slice(step, 0, 1).indices, order, place=Place(1, 0, 1), share=Share(0, 1))
+        log.close()
+    assert verify(tmp_path).ok
+
+
 def test_redone_steps_are_counted_if_a_later_generation_commits_them_again(lines) -> None:
     verdict = judge([*lines, line(3, 0, 1, generation=99)], ORDER)
     assert verdict.ok

@@ -79,9 +79,9 @@ class Order:
     micro_batches: int | None = None
     """Number of logical micro-batches of every global batch, at any world size. A rank's part is a run of whole ones.
     None: the batch is cut by samples."""
-    even: bool = False
+    even: bool = field(default=False, compare=False)
     """All ranks compute equally many micro-batches, some perhaps stand-ins: a forward of a sharded model needs several
-    ranks."""
+    ranks. It is no part of the order: a job may resume with whole models."""
     sampler: Sampler | None = field(default=None, compare=False)
     """Says which samples an epoch has; None: all samples of the data set."""
     batch_sampler: BatchSampler | None = field(default=None, compare=False)
