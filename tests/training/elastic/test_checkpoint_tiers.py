@@ -326,3 +326,20 @@ def test_the_newest_and_the_one_just_written_are_never_deleted(complete, keep) -
     assert saved not in deleted
     assert max(complete, key=lambda c: c.order) not in deleted
     assert len(complete) - len(deleted) <= keep + 1
+
+
+@pytest.mark.parametrize(
+    ("by_rank", "shards"),
+    [
+        pytest.param([{6: 1, 4: 1}, {6: 0, 4: 0}], [1, 0], id="another order of the ranks"),
+        pytest.param([{6: 1, 4: 0}, {4: 1}], [0, 1], id="one rank had not saved the newest step"),
+        pytest.param([{6: 1}, {6: 1}], None, id="a shard is lost"),
+        pytest.param([{6: 0}, {6: 1}, {}], None, id="another number of ranks"),
+    ],
+)
+def test_ranks_take_the_shards_of_the_newest_step_that_is_whole_in_their_nodes_memories(by_rank, shards) -> None:
+    memories = [
+        [decide.Checkpoint(step, 1, "1-0123456789ab", f"/{step}", shard, 2) for step, shard in held.items()]
+        for held in by_rank
+    ]
+    assert decide.shards_in_memory(memories) == shards

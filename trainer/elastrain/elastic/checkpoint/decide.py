@@ -132,6 +132,20 @@ def candidates(
     return sorted(all_ways, key=lambda way: (-way.order[0], -way.order[1], way.tier))
 
 
+def shards_in_memory(memories: Sequence[Sequence[Checkpoint]]) -> list[int] | None:
+    """By rank, the shard in the memory of its node, of the newest step of which each rank has another one.
+
+    ``memories``: as of :func:`candidates`. None: there is no such step.
+    """
+    steps: dict[tuple[tuple[int, int], str], dict[int, int]] = {}
+    for rank, complete in enumerate(memories):
+        for checkpoint in complete:
+            if checkpoint.shards == len(memories):
+                steps.setdefault((checkpoint.order, checkpoint.lineage), {})[rank] = checkpoint.shard
+    whole = [key for key, by_rank in steps.items() if len(set(by_rank.values())) == len(memories)]
+    return [steps[max(whole)][rank] for rank in range(len(memories))] if whole else None
+
+
 def newest_first(found: Sequence[Sequence[Checkpoint]]) -> list[tuple[int, Checkpoint]]:
     """The order in which a cold start tries the complete checkpoints of all tiers, the fastest tier first.
 

@@ -11,9 +11,9 @@ from typing import Any
 import structlog
 
 from elastrain.api.records import CheckpointState
-from elastrain.elastic.checkpoint.decide import BUSY, Checkpoint, newest_first, wanted
+from elastrain.elastic.checkpoint.decide import BUSY, Checkpoint, newest_first, shards_in_memory, wanted
 from elastrain.elastic.checkpoint.levels import Level
-from elastrain.elastic.checkpoint.resume import ColdStart, Ranks, survey
+from elastrain.elastic.checkpoint.resume import ColdStart, Ranks, in_memories, survey
 from elastrain.elastic.checkpoint.structure import divided
 from elastrain.elastic.checkpoint.writers import ALONE, WHOLE, Cut, Writers
 from elastrain.elastic.state import capture
@@ -73,6 +73,11 @@ class CheckpointKeeper:
             load(tree)
         self.lineage, self.result = start.lineage, start.result
         return sources
+
+    def shards_in_memory(self, gather: Callable[[bytes], list[bytes]]) -> list[int] | None:
+        """As of :func:`~elastrain.elastic.checkpoint.decide.shards_in_memory`. All ranks call it. ``gather``: as of
+        :class:`~elastrain.elastic.checkpoint.resume.Ranks`."""
+        return shards_in_memory(in_memories(self._levels, gather))
 
     def take_over(self) -> None:
         """This rank is rank 0 now: learn, in a thread, which checkpoint is the newest. It belongs into reports."""

@@ -65,7 +65,7 @@ class ColdStart:
         if self._leads:
             self._before = durable[0].tier.lineage if durable else None
             self._surveys, self._unreadable = survey(self.levels)
-        memories = [pickle.loads(raw) for raw in self.ranks.gather(pickle.dumps(self._in_memory()))]  # noqa: S301
+        memories = in_memories(self.levels, self.ranks.gather)
         ways = iter(candidates(self._in_durable(), memories, self.ranks.shards) if self._leads else ())
         tree, way = self._load_first(ways)
         if self._leads and way is None:
@@ -86,24 +86,12 @@ class ColdStart:
     def _durable(self) -> list[Level]:
         return [level for level in self.levels if not level.is_memory]
 
-    @property
-    def _memory(self) -> Tier | None:
-        return next((level.tier for level in self.levels if level.is_memory), None)
-
-    def _in_memory(self) -> list[Checkpoint]:
-        """Complete copies in the memory of this rank's node."""
-        try:
-            return self._memory.complete() if self._memory is not None else []
-        except OSError as e:
-            log.warning("checkpoints of a tier cannot be read", tier="memory", error=str(e))
-            return []
-
     def _in_durable(self) -> list[list[Checkpoint]]:
         """By tier, with an empty list for the memory: its number is 0 on every rank."""
         return [[], *(complete for tier, complete in self._surveys if tier.outlives_pods)]
 
     def _tier(self, number: int) -> Tier | None:
-        return self._memory if number == 0 else self._durable[number - 1].tier
+        return _memory(self.levels) if number == 0 else self._durable[number - 1].tier
 
     # -- load --------------------------------------------------------------------------------------------------------
     def _load_first(self, ways: Any) -> tuple[Any, Candidate | None]:
@@ -191,6 +179,20 @@ class ColdStart:
             path=newest.path if newest else "",
             resumed=Resumed(step=loaded.step, tier=name, path=loaded.path),
         )
+
+
+def _memory(levels: Sequence[Level]) -> Tier | None:
+    return next((level.tier for level in levels if level.is_memory), None)
+
+
+def in_memories(levels: Sequence[Level], gather: Callable[[bytes], list[bytes]]) -> list[list[Checkpoint]]:
+    """By rank, the complete copies in the memory of its node. All ranks call it. ``gather``: as of :class:`Ranks`."""
+    memory, mine = _memory(levels), list[Checkpoint]()
+    try:
+        mine = memory.complete() if memory is not None else []
+    except OSError as e:
+        log.warning("checkpoints of a tier cannot be read", tier="memory", error=str(e))
+    return [pickle.loads(raw) for raw in gather(pickle.dumps(mine))]  # noqa: S301
 
 
 def survey(levels: Sequence[Level]) -> tuple[list[tuple[Tier, list[Checkpoint]]], list[Unreadable]]:

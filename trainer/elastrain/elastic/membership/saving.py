@@ -58,6 +58,10 @@ class Saving:
             writers = writers.of_one_group(self._attempt(step))
         return self._keeper.save_now(step, self._place.generation, self._tree, writers)
 
+    def shards_in_memory(self, communicator: Communicator) -> list[int] | None:
+        """By rank, the shard that its node's memory has; None: they make no whole. Raises ``GenerationBroken``."""
+        return self._keeper.shards_in_memory(partial(communicator.all_gather_bytes, kind=Kind.ENTRY))
+
     def resume(self, entry: Entry, communicator: Communicator, load: Callable[[Any], None], *, torn: bool) -> Entry:
         """No rank holds state: continue from the newest checkpoint, or begin with the state of the first rank.
 
@@ -70,7 +74,7 @@ class Saving:
             saved_step=entry.saved_step,
             reached=entry.reached,
             torn=torn,
-            ranks=Ranks(rank, shards, lambda mine: communicator.all_gather_bytes(mine, Kind.ENTRY)),
+            ranks=Ranks(rank, shards, partial(communicator.all_gather_bytes, kind=Kind.ENTRY)),
             cut=Cut(shards[rank], max(shards) + 1, partial(parts.dim_of, self._tracked)),
         )
         return replace(entry, sources=sources, receivers=[r for r in range(len(shards)) if r not in sources])

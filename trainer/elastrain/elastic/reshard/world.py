@@ -6,6 +6,7 @@ receive theirs over those of the new one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import structlog
@@ -119,8 +120,12 @@ class OneCopyWorld(World):
         return entry
 
     def _begin_anew(self, entry: Entry, origin: Origin, communicator: Communicator) -> Entry:
-        """No rank holds state: each loads its shard from the newest checkpoint, or training begins."""
-        self._place(origin, communicator)
+        """No rank holds state: each loads its shard from the newest checkpoint, or training begins.
+
+        A rank loads from the memory of its own node only, and ranks may have another order than those that saved: each
+        takes the shard that is there.
+        """
+        self._place(origin, communicator, self.saving.shards_in_memory(communicator))
         placed = super()._begin(replace(entry, shards=[*self._shards.places]), communicator)
         if self.step:  # all have loaded what is not sharded, too
             return replace(placed, shards=entry.shards)
@@ -137,11 +142,11 @@ class OneCopyWorld(World):
         self._take()
         return replace(entry, shards=[*self._shards.places])
 
-    def _place(self, origin: Origin, communicator: Communicator) -> None:
-        """Bring each rank's shard of ``origin`` to it. Raises ``GenerationBroken``."""
+    def _place(self, origin: Origin, communicator: Communicator, places: Sequence[int] | None = None) -> None:
+        """Bring each rank's shard of ``origin`` to it: of ``places``, or the nearest. Raises ``GenerationBroken``."""
         if not origin.held[communicator.rank]:
             self._shards.lose()  # its own is replaced
-        places = origin.places()
+        places = places or origin.places()
         change = Change(origin.held, origin.shards, places)
         if origin.snapshot:
             self._move(change, communicator, self._from_snapshot(origin))
