@@ -56,8 +56,9 @@ class Played:
             started = self.cluster.pods()[pod]["status"]["containerStatuses"][0]["state"]
             self.cluster.set_trainer(pod, "Running", started, ready=False)
 
-    def commit(self, step: int, saved: int = 0) -> None:
-        """The present generation has committed ``step`` steps. ``saved``: step of the newest checkpoint; 0: none."""
+    def commit(self, step: int, saved: int = 0, seconds: float | None = None) -> None:
+        """The present generation has committed ``step`` steps. ``saved``: step of the newest checkpoint; 0: none;
+        ``seconds``: the time of a step."""
         with self._lock:
             size = len(self.in_generation)
             first = Rescale(generation=self.number, from_size=0, to_size=size, reason="Test", step=0, pause_seconds=0.1)
@@ -66,6 +67,8 @@ class Played:
                 world_size=size,
                 members=size,
                 step=step,
+                samples=32 * step,
+                step_seconds=seconds,
                 rescales=(first,),
                 checkpoint=CheckpointState(step=saved, path="/c") if saved else None,
             )

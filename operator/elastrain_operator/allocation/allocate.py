@@ -164,8 +164,10 @@ class _Sharing:
             while grant.granted < grant.limit and self._grant(grant, _any_but(grant)):
                 pass
         elastic = [s for s in grants if s.job.elastic]
+        budget = goals.Budget(elastic, self.room, {})
         for grant in elastic:
-            if grant.hold is Stop.RECENT or not (self._by_goals or worth.may_give(grant.job, self._policy)):
+            share = budget.equal_share(grant.job.kind)
+            if grant.hold is Stop.RECENT or not (self._by_goals or worth.may_give(grant.job, self._policy, share)):
                 self._keep_all(grant)
         if self._by_goals:
             goals.set_limits(elastic, self.room, self._policy, self._now, self._quotas.left())

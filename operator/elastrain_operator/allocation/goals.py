@@ -107,7 +107,7 @@ def _worth(stride: Stride) -> explanations.Gain:
 def set_goals(grants: Iterable[Grant], room: Room, policy: Policy, now: datetime, quotas: Quotas) -> Decided:
     """The best sizes of elastic jobs, beside what is granted so far and the minima that still fit."""
     elastic = [grant for grant in grants if grant.job.elastic]
-    budget = _Budget(elastic, room, quotas)
+    budget = Budget(elastic, room, quotas)
     strides: list[Stride] = []
     made = Decided([], {}, {})
     for grant in elastic:
@@ -130,7 +130,7 @@ def set_goals(grants: Iterable[Grant], room: Room, policy: Policy, now: datetime
     return made
 
 
-class _Budget:
+class Budget:
     """The accelerators that are left. A granted worker uses those of each kind of worker that could use its node."""
 
     def __init__(self, grants: Sequence[Grant], room: Room, quotas: Quotas) -> None:

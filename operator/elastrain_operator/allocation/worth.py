@@ -39,10 +39,10 @@ def growth(job: Job, before: int, after: int, policy: Policy, node: int) -> Wort
     return Worth(useful * faster, _pause(job, policy) * before, seconds)
 
 
-def may_give(job: Job, policy: Policy) -> bool:
-    """Whether a worker that this job loses to one of equal priority gains more there, over the horizon, than the pause
-    costs here."""
-    return policy.horizon > _pause(job, policy) * max(job.size, 1)
+def may_give(job: Job, policy: Policy, share: int) -> bool:
+    """Whether the workers above an equal ``share`` gain more in jobs of equal priority, over the horizon, than the
+    pause costs here."""
+    return policy.horizon * max(job.size - share, 1) > _pause(job, policy) * max(job.size, 1)
 
 
 def thaws(job: Job, policy: Policy, now: datetime) -> datetime | None:

@@ -1,0 +1,130 @@
+"""Hours of jobs that come, train and end, sized by measured speed. The messages of the assertions are the promises."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from budgets import examples
+from elastrain_operator.allocation.allocate import allocate
+from elastrain_operator.allocation.goals import FREE_RESCALES, RESCALE_SECONDS
+from elastrain_operator.allocation.model import Job, Kind, Measured, Node, Policy, Sharing, Snapshot, Worker
+
+START = datetime(2030, 1, 1, tzinfo=UTC)
+GPU = "nvidia.com/gpu"
+ONE = Kind(((GPU, 1), ("pods", 1)))
+TICK = 60.0
+NODES = tuple(Node(f"n{i}", {GPU: 4, "pods": 99}) for i in range(3))
+GPUS = 12
+
+
+@dataclass
+class Trained:
+    """A job whose step takes ``fixed`` + (1 - ``fixed``) / workers seconds, with noise in what it reports."""
+
+    name: str
+    came: float
+    fixed: float
+    left: float
+    """Steps."""
+    size: int = 0
+    pause: float = 0.0
+    rescales: int = -1
+    forced: int = 0
+    """Rescales in decisions in which a job came."""
+    seen: dict[int, float] = field(default_factory=dict)
+    resized: datetime | None = None
+
+    def seconds(self) -> float:
+        return self.fixed + (1 - self.fixed) / self.size
+
+    def train(self, noise: float) -> None:
+        waits = min(self.pause, TICK)
+        self.pause -= waits
+        if self.size and waits < TICK:
+            self.left -= (TICK - waits) / self.seconds()
+            self.seen[self.size] = self.seconds() * (1 + noise)
+
+    def view(self, nodes: list[str], pause: float) -> Job:
+        workers = tuple(Worker(f"{self.name}-{i}", nodes.pop(), ONE.demand, trains=True) for i in range(self.size))
+        known = tuple(Measured(w, 1, s) for w, s in self.seen.items())
+        return Job(
+            self.name, "ns", self.name, 1, 12, ONE, created=START.timestamp() + self.came, workers=workers,
+            size=self.size, trains=self.size > 0, resized=self.resized, pause=pause, rescales=max(self.rescales, 0),
+            measured=known,
+        )  # fmt: skip
+
+
+COMING = st.lists(st.tuples(st.integers(0, 60), st.floats(0.01, 0.9), st.floats(100, 20_000)), min_size=1, max_size=10)
+
+
+@examples(30)
+@given(COMING, st.sampled_from([1.0, 30.0]), st.sampled_from([Sharing.BALANCED, Sharing.EFFICIENT]), st.randoms())
+def test_jobs_start_at_once_are_rescaled_rarely_and_never_hold_more_than_the_cluster_has(
+    coming, pause, sharing, random
+):
+    policy = Policy(sharing=sharing, pause=pause, startup=0.0)
+    waiting = [Trained(f"j{i}", came * TICK, fixed, steps) for i, (came, fixed, steps) in enumerate(coming)]
+    jobs: list[Trained] = []
+    for tick in range(240):
+        now = tick * TICK
+        for job in jobs:
+            job.train(random.uniform(-0.03, 0.03))
+        jobs = [j for j in jobs if j.left > 0]
+        came = [j for j in waiting if j.came <= now]
+        waiting = [j for j in waiting if j.came > now]
+        jobs += came
+        _decide(jobs, policy, now, bool(came))
+        assert sum(j.size for j in jobs) <= GPUS, "never more than the cluster has"
+        assert all(j.size >= 1 for j in jobs), "a job that fits beside the minima of the others starts at once"
+        for job in jobs:
+            most = FREE_RESCALES + 1 + (now - job.came) / RESCALE_SECONDS + job.forced
+            assert job.rescales <= most, (
+                "a job is rescaled for an improvement at most 12 times an hour, and 6 times more"
+            )
+    assert not waiting
+
+
+def _decide(jobs: list[Trained], policy: Policy, now: float, forced: bool) -> None:
+    """One decision, in rounds: workers that leave free their room."""
+    moment = START + timedelta(seconds=now)
+    before = [j.size for j in jobs]
+    starts = [j for j in jobs if not j.size]
+    for _ in range(4):
+        nodes = [n.name for n in NODES for _ in range(4)]
+        views = [j.view(nodes, policy.pause) for j in jobs]
+        views = [replace(v, trains=v.trains and j not in starts) for v, j in zip(views, jobs, strict=True)]
+        shares = allocate(Snapshot(NODES, tuple(views)), policy, moment).shares
+        after = [shares[j.name].size or 0 for j in jobs]
+        if after == [j.size for j in jobs]:
+            break
+        for job, size in zip(jobs, after, strict=True):
+            job.size = size
+    for job, old in zip(jobs, before, strict=True):
+        if job.size != old:
+            job.resized, job.pause, job.rescales = moment, policy.pause, job.rescales + 1
+            job.forced += forced and old > 0
+
+
+FIXED = st.lists(st.floats(0.01, 0.9), min_size=2, max_size=6)
+
+
+@examples(60)
+@given(FIXED, st.lists(st.integers(1, 6), min_size=6, max_size=6), st.sampled_from([1.0, 30.0]))
+def test_no_growth_of_a_job_that_knows_its_speeds_costs_more_than_it_gains(fixed, held, pause):
+    jobs = [Trained(f"j{i}", -7200.0, f, 1e9, size=held[i]) for i, f in enumerate(fixed)]
+    while sum(j.size for j in jobs) > GPUS:
+        max(jobs, key=lambda j: j.size).size -= 1
+    for job in jobs:
+        job.seen = {w: job.fixed + (1 - job.fixed) / w for w in range(1, 13)}
+    before = {j.name: j.seconds() for j in jobs}
+    sizes = {j.name: j.size for j in jobs}
+    policy = Policy(sharing=Sharing.EFFICIENT, pause=pause, startup=0.0)
+    _decide(jobs, policy, 0.0, forced=False)
+    for job in jobs:
+        if job.size > sizes[job.name]:
+            gain = policy.horizon * (before[job.name] / job.seconds() - 1)
+            assert gain > pause, "a growth gains more within the horizon than its pause costs"
