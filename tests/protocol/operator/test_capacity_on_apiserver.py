@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import urllib.error
+from typing import Any
+
 import pytest
 
 from node_pool import GPU, Pool
+from raw_cluster import Cluster
 
 pytestmark = pytest.mark.apiserver
 
@@ -61,6 +65,7 @@ def test_no_worker_leaves_for_a_job_whose_pods_are_refused(cluster, pool, play, 
     cluster.merge(f"/api/v1/namespaces/{cluster.namespace}", {"metadata": {"labels": labels}})
     template = pool.template()
     template["spec"]["containers"][0]["securityContext"] = {"runAsUser": 0}
+    eventually(lambda: refuses(cluster, template["spec"]), 30, "the API server's cache has the namespace's label")
     refused = cluster.create_job("refused", minReplicas=1, maxReplicas=1, template=template)
 
     eventually(lambda: cluster.condition("refused", "Grown").get("reason") == "GrantUnused", 60, "it says why it waits")
@@ -72,3 +77,12 @@ def test_no_worker_leaves_for_a_job_whose_pods_are_refused(cluster, pool, play, 
     cluster.merge(f"/api/v1/namespaces/{cluster.namespace}", {"metadata": {"labels": {next(iter(labels)): None}}})
     play(refused).may_start = pool.bound
     eventually(lambda: cluster.status("refused").get("readyReplicas") == 1, 90, "it starts when the policy has changed")
+
+
+def refuses(cluster: Cluster, spec: dict[str, Any]) -> bool:
+    """Whether the API server refuses such a pod."""
+    try:
+        cluster.call("POST", f"{cluster.pods_path}?dryRun=All", {"metadata": {"name": "tried"}, "spec": spec})
+    except urllib.error.HTTPError as error:
+        return error.code == 403
+    return False
