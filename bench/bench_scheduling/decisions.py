@@ -6,9 +6,10 @@ import time
 from dataclasses import dataclass
 
 from bench_scheduling.product import GPU, KIND, START
-from elastrain_operator.allocation import speedup
+from elastrain.sizing import speedup
+from elastrain.sizing.speedup import Measured
 from elastrain_operator.allocation.allocate import allocate
-from elastrain_operator.allocation.model import Job, Measured, Node, Policy, Sharing, Snapshot, Worker
+from elastrain_operator.allocation.model import Job, Node, Policy, Sharing, Snapshot, Worker
 
 RUNS = 5
 SIZES = ((160, 64, 4), (5000, 10_000, 8))

@@ -7,8 +7,9 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from elastrain.sizing.speedup import Measured
 from elastrain_operator.allocation.allocate import allocate
-from elastrain_operator.allocation.model import Job, Kind, Measured, Node, Policy, Snapshot, Worker
+from elastrain_operator.allocation.model import Job, Kind, Node, Policy, Snapshot, Worker
 
 GPU = "nvidia.com/gpu"
 KIND = Kind(((GPU, 1), ("pods", 1)))

@@ -22,7 +22,8 @@ from datetime import datetime
 from itertools import pairwise
 from typing import NamedTuple
 
-from elastrain_operator.allocation import explanations, speedup
+from elastrain.sizing import speedup
+from elastrain_operator.allocation import explanations
 from elastrain_operator.allocation.grant import Grant, Stop
 from elastrain_operator.allocation.model import Amounts, Job, Kind, Policy, Sharing
 from elastrain_operator.allocation.room import Room, main_resource

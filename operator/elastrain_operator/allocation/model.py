@@ -9,6 +9,8 @@ from enum import StrEnum
 from operator import attrgetter
 from types import MappingProxyType
 
+from elastrain.sizing.speedup import Measured
+
 Amounts = tuple[tuple[str, int], ...]
 """Resource → integer amount, sorted by name: ``(("cpu", 500), ("nvidia.com/gpu", 4), ("pods", 1))``. CPU is in
 millicores, memory in bytes, everything else in pieces."""
@@ -111,16 +113,6 @@ class Held:
 
     node: str
     demand: Amounts
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """The time of a job's steps at one size and placement."""
-
-    workers: int
-    nodes: int
-    """Nodes on which the workers were."""
-    seconds: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from elastrain_operator.allocation import speedup
+from elastrain.sizing import speedup
 from elastrain_operator.allocation.model import Job, Policy
 
 

@@ -13,7 +13,8 @@ import scheduling
 from bench_scheduling import decisions, kit, product
 from bench_scheduling.kit import Run
 from bench_scheduling.product import Product
-from elastrain_operator.allocation.model import Measured, Policy, Sharing
+from elastrain.sizing.speedup import Measured
+from elastrain_operator.allocation.model import Policy, Sharing
 
 EFFICIENT = Policy(sharing=Sharing.EFFICIENT, hysteresis=0.0, pause=1.0)
 KIT = Path(__file__).parents[4] / "shared" / "scheduling"

@@ -7,13 +7,13 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from elastrain.sizing.speedup import Measured
 from elastrain_operator.allocation.allocate import allocate
 from elastrain_operator.allocation.match import lets_go, selects, takes
 from elastrain_operator.allocation.model import (
     Held,
     Job,
     Kind,
-    Measured,
     Node,
     Place,
     Policy,

@@ -16,12 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from budgets import examples
+from elastrain.sizing.speedup import Measured
 from elastrain_operator.allocation.allocate import allocate
 from elastrain_operator.allocation.model import (
     Held,
     Job,
     Kind,
-    Measured,
     Node,
     Place,
     Policy,

@@ -11,7 +11,8 @@ import pytest
 
 from conditions import until
 from elastrain.api.job import Condition
-from elastrain_operator.allocation.model import Claims, Held, Job, Kind, Measured, Node, Policy, Share
+from elastrain.sizing.speedup import Measured
+from elastrain_operator.allocation.model import Claims, Held, Job, Kind, Node, Policy, Share
 from elastrain_operator.model import JobRef, Observed, Pod
 from elastrain_operator.policy.size import wanted
 from elastrain_operator.reconcile import capacity as capacity_module

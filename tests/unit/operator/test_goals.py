@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from budgets import examples
+from elastrain.sizing.speedup import Measured
 from elastrain_operator.allocation.allocate import allocate
 from elastrain_operator.allocation.goals import REACH, REVIEW_SECONDS
-from elastrain_operator.allocation.model import Job, Kind, Measured, Node, Policy, Share, Sharing, Snapshot, Worker
+from elastrain_operator.allocation.model import Job, Kind, Node, Policy, Share, Sharing, Snapshot, Worker
 
 NOW = datetime(2030, 1, 2, tzinfo=UTC)
 HOUR = 3600.0

@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from budgets import examples
+from elastrain.sizing.speedup import Measured
 from elastrain_operator.allocation.allocate import allocate
 from elastrain_operator.allocation.goals import FREE_RESCALES, RESCALE_SECONDS
-from elastrain_operator.allocation.model import Job, Kind, Measured, Node, Policy, Sharing, Snapshot, Worker
+from elastrain_operator.allocation.model import Job, Kind, Node, Policy, Sharing, Snapshot, Worker
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
 GPU = "nvidia.com/gpu"

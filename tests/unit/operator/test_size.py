@@ -9,7 +9,8 @@ import pytest
 import builders
 from elastrain.api.job import GenerationStatus, JobStatus
 from elastrain.api.records import Generation, Member, Progress, Target
-from elastrain_operator.allocation.model import Held, Measured, Share, Worker
+from elastrain.sizing.speedup import Measured
+from elastrain_operator.allocation.model import Held, Share, Worker
 from elastrain_operator.model import Coordination, Ending, JobRef, Observed
 from elastrain_operator.plan import plan
 from elastrain_operator.policy.size import wanted as size

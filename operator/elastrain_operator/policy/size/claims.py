@@ -9,7 +9,8 @@ from datetime import datetime
 
 from elastrain.api.accelerators import AcceleratorUnclear
 from elastrain.api.job import JobSpec, JobStatus
-from elastrain_operator.allocation.model import PODS, Claims, Held, Job, Kind, Measured, Worker
+from elastrain.sizing.speedup import Measured
+from elastrain_operator.allocation.model import PODS, Claims, Held, Job, Kind, Worker
 from elastrain_operator.model import UNSCHEDULABLE, Coordination, Observed, Pod, Refusal
 from elastrain_operator.observe import nodes
 from elastrain_operator.policy.losses import pending

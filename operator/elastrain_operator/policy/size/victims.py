@@ -1,4 +1,4 @@
-"""Which workers leave if there are too many or a better node has room. The rule is in :mod:`elastrain.sizing`."""
+"""Which workers leave if there are too many or a better node has room. The rule: :mod:`elastrain.sizing.leaving`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 
 from elastrain.api.records import Health
-from elastrain.sizing import WorkerFacts, leave_order, surplus
+from elastrain.sizing.leaving import WorkerFacts, leave_order, surplus
 from elastrain_operator.allocation.model import Share
 from elastrain_operator.model import Coordination, Pod
 from elastrain_operator.policy.size import groups

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from elastrain.api.records import Outcome, Target, Termination
-from elastrain.sizing import WorkerFacts, leave_order, surplus
+from elastrain.sizing.leaving import WorkerFacts, leave_order, surplus
 
 FATAL = ("Usage",)
 """Reasons for which a retry is useless."""

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from budgets import examples
-from elastrain_operator.allocation.model import Measured
-from elastrain_operator.allocation.speedup import curve, learned
+from elastrain.sizing.speedup import Measured, curve, learned
 
 
 def amdahl(workers: int, nodes: int = 1) -> Measured:

@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations
 
-from elastrain_operator.allocation.model import Measured
-
 FIXED = 0.1
 """Assumed part of a step that more workers do not shorten."""
 NETWORK = 0.1
@@ -28,6 +26,16 @@ TRUST = 0.002
 
 _TERMS = 4
 _SUBSETS = tuple(c for n in range(_TERMS, 0, -1) for c in combinations(range(_TERMS), n))
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The time of a job's steps at one size and placement."""
+
+    workers: int
+    nodes: int
+    """Nodes on which the workers were."""
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
