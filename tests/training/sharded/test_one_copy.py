@@ -6,6 +6,7 @@ Promises 1, 2, 4 and 5, for ``shards: all``.
 from __future__ import annotations
 
 import random
+import signal
 from collections import Counter
 
 import pytest
@@ -33,7 +34,7 @@ def test_the_number_of_shards_grows_and_shrinks_in_the_running_processes(one_cop
 
 
 @pytest.mark.parametrize("where", ["forward", "backward"])
-def test_a_few_steps_are_repeated_from_the_neighbours_memory_if_a_rank_is_lost(one_copy, where) -> None:
+def test_a_few_steps_are_repeated_from_a_partners_memory_if_a_rank_is_lost(one_copy, where) -> None:
     job = one_copy
     job.want(3)
     job.start("a", "b", "c")
@@ -51,7 +52,24 @@ def test_a_few_steps_are_repeated_from_the_neighbours_memory_if_a_rank_is_lost(o
     assert sum(r.lost_steps for r in progress.rescales) == job.redone()
 
 
-def test_training_begins_again_if_two_neighbours_are_lost_at_once(one_copy) -> None:
+def test_a_few_steps_are_repeated_if_a_worker_is_lost_with_all_its_ranks(one_copy) -> None:
+    """Each rank keeps the copy of a rank of the other worker."""
+    job = one_copy
+    job.nproc = 2
+    job.want(2)
+    job.start("a", "b")
+    first = job.together("a", "b")
+    pids = job.pids("a")
+    job.steps(6)
+    job["b"].signal(signal.SIGKILL)
+    job.together("a", after=first)
+    ends = job.parts("a")
+    assert_same_model({"all": ends})
+    assert job.pids("a") == pids, "a survivor's process changed"
+    assert 0 <= job.redone() <= job.max_redone_steps
+
+
+def test_training_begins_again_if_a_rank_and_its_partner_are_lost_at_once(one_copy) -> None:
     job = one_copy
     job.want(3)
     job.start("a", "b", "c")

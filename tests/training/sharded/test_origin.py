@@ -18,7 +18,8 @@ ROW = EntryRow(step=7, size=2, reached=7, saved_step=0, layout=0, structure=5, o
 @st.composite
 def held(draw: st.DrawFn, least: int = 0) -> Held:
     shards = draw(st.integers(1, 3))
-    return Held(draw(st.integers(least, 3)), shards, draw(st.integers(0, shards - 1)), draw(st.integers(1, 2)))
+    shard, ward = draw(st.integers(0, shards - 1)), draw(st.integers(0, shards - 1))
+    return Held(draw(st.integers(least, 3)), shards, shard, draw(st.integers(1, 2)), ward)
 
 
 @st.composite
@@ -65,14 +66,16 @@ def test_the_state_of_live_ranks(table, step, shards, snapshot) -> None:
         # Of four ranks number 2 is lost. The others have two snapshots each, of which the newer is not complete.
         ([(9, 4, 0), (9, 4, 1), (9, 4, 3)], [[(8, 4, 0), (4, 4, 0)], [(4, 4, 1)], [(8, 4, 3), (4, 4, 3)]], 4, 4),
         ([(9, 4, 0), (9, 4, 1), (9, 4, 3)], [[(8, 4, 0), (4, 4, 0)], [(8, 4, 1)], [(8, 4, 3), (4, 4, 3)]], 8, 4),
-        # Two neighbours are lost: the shard of the first one has no holder.
+        # Two are lost of which one kept the other's copy.
         ([(9, 4, 0), (9, 4, 3)], [[(8, 4, 0)], [(8, 4, 3)]], FRESH, 0),
-        # Two that are not neighbours.
+        # Two of which neither did.
         ([(9, 4, 0), (9, 4, 2)], [[(8, 4, 0)], [(8, 4, 2)]], 8, 4),
     ],
 )
 def test_snapshots_take_the_place_of_a_state_that_is_not_whole(live, snapshots, step, shards) -> None:
-    table = [Holdings(Held(*one), [Held(*kept) for kept in some]) for one, some in zip(live, snapshots, strict=True)]
+    """Each rank keeps a copy of the shard before its own."""
+    kept = [[Held(*one, ward=(one[2] - 1) % one[1]) for one in some] for some in snapshots]
+    table = [Holdings(Held(*one), some) for one, some in zip(live, kept, strict=True)]
     origin = Origin.of(table)
     assert (origin.step, origin.shards, origin.snapshot) == (step, shards, step != FRESH)
 
@@ -100,7 +103,7 @@ def test_shards_of_one_step_make_no_whole_if_two_generations_committed_it() -> N
 
 def test_a_snapshot_of_a_step_is_not_completed_by_one_of_another_generation() -> None:
     old = replace(ROW, shards=3, first_step=6, first_shards=3, by=4)
-    rows = [replace(old, first_shard=0, first_by=4), replace(old, shard=2, first_shard=2, first_by=5)]
+    rows = [replace(old, first_by=4, first_ward=2), replace(old, shard=2, first_shard=2, first_by=5, first_ward=1)]
     assert Entry.of(rows, "all").torn == [0, 1]
     same = Entry.of([replace(row, first_by=4) for row in rows], "all")
     assert (same.torn, same.origin and same.origin.copy) == ([], (6, 4, 3))

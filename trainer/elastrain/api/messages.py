@@ -114,6 +114,8 @@ class Welcome(Record):
     """This member's id; it identifies the rank's place in a generation."""
     address: str
     """Address at which other members reach this one: the network interface of the collectives."""
+    node: str = ""
+    """Name of the machine; empty: not known."""
     lease_ttl: float
     """Seconds."""
     settings: RankSettings

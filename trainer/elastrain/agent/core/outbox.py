@@ -35,6 +35,7 @@ def messages_for(rank: Rank, context: RankContext) -> Iterator[AgentMessage]:
         yield Welcome(
             member=context.me,
             address=my.address,
+            node=my.node,
             lease_ttl=my.lease_ttl,
             settings=my.ranks,
             first_shard=my.place * my.nproc,

@@ -64,15 +64,14 @@ class ParallelismSpec(ApiModel):
     `fully_shard(…, mesh=job.mesh)`. 1: each rank holds a whole copy. A number must divide `nprocPerNode`, so that a
     worker is one group or several, or be a multiple of it. Then a group has `shards` / `nprocPerNode` workers, and a
     *replica* is a group in all fields of the job and in `kubectl scale`. `all`: the ranks of all workers hold one copy,
-    which is sharded anew when their number changes. `all` does not go together with `checkpoint` yet. May only change
-    while ``suspend`` is true."""
+    which is sharded anew when their number changes. May only change while ``suspend`` is true."""
     topology_key: QualifiedName | None = None
     """Label of nodes, such as that of a rack or an NVLink domain: the workers of a group prefer nodes on which its
     value is the same. Absent: no preference."""
     max_redone_steps: NonNegativeInt = 20
-    """With `shards: all`: most committed steps that are repeated after a rank is lost. Each rank copies its shard to
-    the memory of a neighbour, in the background and at least twice within so many steps. Less repeats less and copies
-    more. 0: no copies; a lost rank then loses the state. May only change while ``suspend`` is true."""
+    """With `shards: all`: most committed steps that are repeated after ranks are lost. Each rank copies its shard to
+    the memory of a rank on another node, in the background and at least twice within so many steps. Less repeats less
+    and copies more. 0: no copies; a lost rank then loses the state. May only change while ``suspend`` is true."""
 
 
 class JobSpec(ApiModel):

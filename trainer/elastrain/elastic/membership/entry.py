@@ -9,6 +9,7 @@ from elastrain.api.records import Generation
 from elastrain.api.settings import Shards
 from elastrain.data.share import Share
 from elastrain.elastic.reshard.origin import Held, Holdings, Origin
+from elastrain.elastic.reshard.partners import Home, partners
 from elastrain.elastic.state.slices import Holders, Transfer
 
 
@@ -49,11 +50,16 @@ class EntryRow:
     first_shards: int = 0
     first_shard: int = 0
     first_by: int = 0
+    first_ward: int = -1
     second_step: int = -1
     second_shards: int = 0
     second_shard: int = 0
     second_by: int = 0
+    second_ward: int = -1
     """Another one."""
+    node: int = 0
+    worker: int = 0
+    """As of :class:`elastrain.elastic.reshard.partners.Home`."""
     voted: int = 0
     """As of :class:`elastrain.elastic.membership.verdict.Row`."""
     counted: int = 0
@@ -73,8 +79,8 @@ class EntryRow:
     @property
     def holdings(self) -> Holdings:
         """What it can give, with ``shards: all``."""
-        first = Held(self.first_step, self.first_shards, self.first_shard, self.first_by)
-        second = Held(self.second_step, self.second_shards, self.second_shard, self.second_by)
+        first = Held(self.first_step, self.first_shards, self.first_shard, self.first_by, self.first_ward)
+        second = Held(self.second_step, self.second_shards, self.second_shard, self.second_by, self.second_ward)
         return Holdings(Held(self.step, self.shards, self.shard, self.by), [s for s in (first, second) if s.shards])
 
 
@@ -119,6 +125,8 @@ class Entry:
     """Ranks that hold a part of a state of which no rank holds another part: nothing can continue from it."""
     origin: Origin | None = None
     """Where the shards come from, with ``shards: all``."""
+    partners: Sequence[int] = ()
+    """As of :func:`elastrain.elastic.reshard.partners.partners`, with ``shards: all``."""
 
     @classmethod
     def of(cls, table: Sequence[EntryRow], shards: Shards = 1) -> Entry:
@@ -166,7 +174,8 @@ class Entry:
             for row, parts in zip(table, origin.held, strict=True)
         ]
         torn = list(range(len(table))) if origin.lost else []
-        return replace(cls.of(rows), origin=origin, torn=torn)
+        homes = [Home(row.node, row.worker) for row in table]
+        return replace(cls.of(rows), origin=origin, torn=torn, partners=partners(homes))
 
     def transfer(self, rank: int, holders: Callable[[Sequence[int]], Holders]) -> Transfer:
         """How the part of the state travels that ``rank`` holds or needs. ``holders``: as of ``Strategy.holders``."""

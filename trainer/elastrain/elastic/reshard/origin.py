@@ -1,8 +1,8 @@
 """The state that a generation begins with, if each rank holds one shard of it. Pure.
 
 A rank contributes what it holds: its shard of the live state, and snapshots in host memory. Each *snapshot* is of its
-own shard and of its left neighbour's, so that the shard of a lost rank is still with a neighbour. A state is *whole* if
-each of its shards has a holder.
+own shard and of that of another rank, its *ward* (:mod:`elastrain.elastic.reshard.partners`), so that the shard of a
+lost rank is still with another one. A state is *whole* if each of its shards has a holder.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ class Held:
     by: int = 0
     """The generation by whose votes the last step was committed, or in which training began. A rank that lost its place
     may hold a step that the others have repeated without it: shards of two such states make no whole."""
+    ward: int = -1
+    """The shard of another rank, of which a snapshot has a copy; -1: of none."""
 
     @property
     def copy(self) -> Copy:
@@ -37,9 +39,9 @@ class Held:
         return self.step, self.by, self.shards
 
     @property
-    def neighbour(self) -> int:
-        """The shard of the left neighbour, of which a snapshot has a copy."""
-        return (self.shard - 1) % self.shards
+    def given(self) -> tuple[int, ...]:
+        """The shards that it has, its own first."""
+        return (self.shard,) if self.ward in (-1, self.shard) else (self.shard, self.ward)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +57,7 @@ class Holdings:
         """Its shards of ``copy``, its own first."""
         if not snapshot:
             return (self.live.shard,) if self.live.copy == copy else ()
-        own = [held for held in self.snapshots if held.copy == copy]
-        return tuple(dict.fromkeys((held.shard, held.neighbour))) if (held := next(iter(own), None)) else ()
+        return next((held.given for held in self.snapshots if held.copy == copy), ())
 
 
 @dataclass(frozen=True, slots=True)

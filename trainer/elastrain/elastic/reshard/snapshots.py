@@ -1,8 +1,8 @@
-"""Copies of this rank's shard, and of its left neighbour's, in host memory: what remains of a rank that is lost.
+"""Copies of this rank's shard, and of another rank's, in host memory: what remains of a rank that is lost.
 
-Every few steps each rank copies its shard, and sends the copy to its right neighbour beside the steps that follow. A
-snapshot *counts* when every rank has both parts; ranks learn it from the sum of the next vote. Two are kept: the
-newest that counts, and the one on its way.
+Every few steps each rank copies its shard, and sends the copy to its *partner* beside the steps that follow. It
+receives that of its *ward* (:mod:`elastrain.elastic.reshard.partners`). A snapshot *counts* when every rank has both
+parts; ranks learn it from the sum of the next vote. Two are kept: the newest that counts, and the one on its way.
 
 No step is committed that would leave more than ``most`` steps without a snapshot: a rank that waits for its copies
 does not vote before they have come (:meth:`Snapshots.pending`).
@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -42,21 +42,23 @@ class Snapshot:
     own: list[torch.Tensor]
     """This rank's rows of each sharded tensor, in their order; on the host."""
     theirs: list[torch.Tensor]
-    """The left neighbour's."""
+    """The ward's."""
     complete: bool = False
 
     def rows(self, number: int, shard: int) -> torch.Tensor:
-        """Of a tensor. ``shard``: of this rank, or of its neighbour."""
+        """Of a tensor. ``shard``: of this rank, or of its ward."""
         return (self.own if shard == self.held.shard else self.theirs)[number]
 
 
 @dataclass(slots=True)
 class _Ring:
-    """This rank's connections to its neighbours in one generation."""
+    """This rank's connections to its partner and its ward in one generation."""
 
     communicator: Communicator
-    right: Any
-    left: Any
+    partner: Any
+    ward: Any
+    shard: int
+    """That the ward holds."""
     threads: list[threading.Thread] = field(default_factory=list)
     failed: bool = False
     closing: bool = False
@@ -87,22 +89,29 @@ class Snapshots:
         """One of :attr:`held`."""
         return next(s for s in self._kept if s.complete and s.held.copy == copy)
 
-    def enter(self, communicator: Communicator, places: Sequence[int], step: int, counts: Copy | None) -> None:
+    def enter(
+        self,
+        communicator: Communicator,
+        places: Sequence[int],
+        partners: Sequence[int],
+        step: int,
+        counts: Copy | None,
+    ) -> None:
         """A generation begins, with ``step`` committed steps. All ranks call it.
 
-        ``counts``: the newest snapshot that the ranks have as a whole. Raises ``GenerationBroken``.
+        ``places``, ``partners``: by rank, its shard, and the rank that keeps its copies. ``counts``: the newest
+        snapshot that the ranks have as a whole. Raises ``GenerationBroken``.
         """
         self._end()
         self._kept = [s for s in self._kept if s.complete and s.held.copy == counts]
         self._counts, self._step = counts[0] if counts else step, step
         if not self._most or communicator.world_size == 1:
             return
-        by_place = sorted(range(communicator.world_size), key=places.__getitem__)
-        place, size = places[communicator.rank], communicator.world_size
-        right, left = by_place[(place + 1) % size], by_place[place - 1]
+        partner, ward = partners[communicator.rank], partners.index(communicator.rank)
         with communicator.guard():
-            outgoing = communicator.connect(right, Purpose.SNAPSHOT)
-            self._ring = _Ring(communicator, outgoing, communicator.accept([left], Purpose.SNAPSHOT)[left])
+            outgoing = communicator.connect(partner, Purpose.SNAPSHOT)
+            incoming = communicator.accept([ward], Purpose.SNAPSHOT)[ward]
+        self._ring = _Ring(communicator, outgoing, incoming, places[ward])
 
     def committed(self, step: int, copying: int) -> bool:
         """A step was committed; ``copying``: ranks that had not yet received a copy when they voted for it.
@@ -127,7 +136,7 @@ class Snapshots:
             return
         self._wait(ring)
         self._taken, self._hurry = held.step, threading.Event()
-        snapshot = self._room(held, tensors)
+        snapshot = self._room(replace(held, ward=ring.shard), tensors)
         snapshot.rest = capture.copied(rest, device="cpu")
         for copy, tensor in zip(snapshot.own, tensors, strict=True):
             copy.copy_(tensor.local)
@@ -177,7 +186,7 @@ class Snapshots:
     def _room(self, held: Held, tensors: Sequence[ShardedTensor]) -> Snapshot:
         """Memory for a snapshot: that of one that is no longer needed, if it fits."""
         spare, self._spare = self._spare, None
-        own, theirs = _shapes(tensors, held.shards, held.shard), _shapes(tensors, held.shards, held.neighbour)
+        own, theirs = _shapes(tensors, held.shards, held.shard), _shapes(tensors, held.shards, held.ward)
         if spare is not None and (_shapes_of(spare.own), _shapes_of(spare.theirs)) == (own, theirs):
             spare.held, spare.complete = held, False
             return spare
@@ -188,30 +197,30 @@ class Snapshots:
         with _Errors(ring):
             hurry, began, sent = self._hurry, time.monotonic(), 0
             total = sum(copy.nbytes for copy in snapshot.own)
-            ring.right.sendall(snapshot.held.step.to_bytes(8, "big"))
+            ring.partner.sendall(snapshot.held.step.to_bytes(8, "big"))
             sums = []
             for copy in snapshot.own:
                 data = copy.reshape(-1).view(torch.uint8)
                 for piece in data.split(PIECE_BYTES):
-                    ring.right.sendall(piece.numpy())
+                    ring.partner.sendall(piece.numpy())
                     sent += len(piece)
                     if (early := began + seconds * sent / total - time.monotonic()) > 0:
                         hurry.wait(early)
                 sums.append(digest.of_bytes(data))
-            ring.right.sendall(digest.of_value(sums).to_bytes(8, "big"))
+            ring.partner.sendall(digest.of_value(sums).to_bytes(8, "big"))
 
     def _receive(self, ring: _Ring, snapshot: Snapshot) -> None:
         with _Errors(ring):
-            step = int.from_bytes(channel.receive(ring.left, bytearray(8)), "big")
+            step = int.from_bytes(channel.receive(ring.ward, bytearray(8)), "big")
             if step != snapshot.held.step:
                 raise RuntimeError(f"a snapshot of step {snapshot.held.step} and one of step {step} meet")
             sums = []
             for copy in snapshot.theirs:
                 data = copy.reshape(-1).view(torch.uint8)
-                channel.receive(ring.left, data.numpy())
+                channel.receive(ring.ward, data.numpy())
                 sums.append(digest.of_bytes(data))
-            if digest.of_value(sums) != int.from_bytes(channel.receive(ring.left, bytearray(8)), "big"):
-                raise RuntimeError("a neighbour's snapshot arrived damaged: checksums differ")
+            if digest.of_value(sums) != int.from_bytes(channel.receive(ring.ward, bytearray(8)), "big"):
+                raise RuntimeError("a snapshot arrived damaged: checksums differ")
             snapshot.complete = True
 
 

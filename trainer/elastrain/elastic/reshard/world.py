@@ -138,7 +138,7 @@ class OneCopyWorld(World):
         assert origin is not None
         if not entry.cold:
             self._place(origin, communicator)
-        self._snapshots.enter(communicator, self._shards.places, self.step, origin.kept)
+        self._snapshots.enter(communicator, self._shards.places, entry.partners, self.step, origin.kept)
         self._take()
         return replace(entry, shards=[*self._shards.places])
 
@@ -187,5 +187,10 @@ class OneCopyWorld(World):
                 f"{name}_shards": held.shards,
                 f"{name}_shard": held.shard,
                 f"{name}_by": held.by,
+                f"{name}_ward": held.ward,
             }
-        return replace(super().entry_row(generation), shards=shards, shard=shard, **kept)
+        welcome = self._session.welcome
+        me = generation.member(welcome.member)
+        assert me is not None, "a rank enters generations that include it"
+        home = {"node": digest.of_value(welcome.node), "worker": me.rank_offset}
+        return replace(super().entry_row(generation), shards=shards, shard=shard, **kept, **home)
