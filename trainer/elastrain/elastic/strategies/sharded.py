@@ -27,6 +27,7 @@ from elastrain.elastic.comm.backend import Offer
 from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.comm.control_vector import ControlInputs, ControlVector
 from elastrain.elastic.membership.control import Summed
+from elastrain.elastic.reduction import sum_of_squares
 from elastrain.elastic.reshard.first import OFFER
 from elastrain.elastic.state.slices import Holders
 from elastrain.elastic.strategies.strategy import ElasticModule
@@ -197,11 +198,8 @@ class ShardedModule(ElasticModule):
 
     def vote(self, communicator: Communicator, inputs: ControlInputs, loss: torch.Tensor) -> Summed:
         """All gradients are complete on this rank: publish the control vector. Void if the communicator has broken."""
-        votes = torch.zeros(2, dtype=torch.float64)
-        for gradient in self._gradients():
-            votes[0] += gradient.double().square().sum().cpu()
-        votes[0] /= self._comm.groups  # twins hold the same gradients
-        votes[1] = float(self.copies())
+        squares = sum_of_squares(self._gradients()) / self._comm.groups  # twins hold the same gradients
+        votes = torch.tensor([squares, float(self.copies())], dtype=torch.float64)
         self._vector.prepare(inputs, loss)
         return self._vector.conclude(communicator, votes).with_votes(*votes.tolist())
 
@@ -214,9 +212,7 @@ class ShardedModule(ElasticModule):
         if norm_type != 2.0:
             raise ValueError(f"job.clip_grad_norm_(norm_type={norm_type:g}): {_NOT_YET}; use 2")
         squares = self.squares  # None: of the warm-up, or of a step that does not count
-        norm = math.sqrt(
-            sum(g.double().square().sum().item() for g in self._gradients()) if squares is None else squares
-        )
+        norm = math.sqrt(sum_of_squares(self._gradients()) if squares is None else squares)
         if (factor := max_norm / (norm + 1e-6)) < 1.0:  # as in torch
             self._multiply(factor)
         return torch.tensor(norm, dtype=torch.float64)
