@@ -13,8 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from bench_scheduling.product import Product
+from bench_scheduling.product import Product, batches, measured
 from elastrain_operator.allocation.model import Policy, Sharing
+from elastrain.sizing.speedup import learned
+from elastrain_operator.policy.report.measured import KEPT
 
 FILES = ("sim.py", "model.py", "policies.py", "data/workloads.csv.gz")
 WORKLOADS = "12345678"
@@ -31,6 +33,8 @@ class Run:
     rescale: float = 30.0
     interval: int = 60
     load: str = "1.0"
+    batch: str = "fixed"
+    """fixed: the user's; adapt: within bounds, by the product's rule."""
     placement: str = "anew"
     """anew: the kit places all jobs whose size changes; kept: workers stay on their nodes."""
 
@@ -64,14 +68,14 @@ def play(kit: Path, run: Run) -> Played:
     import sim
 
     args = Namespace(
-        policy=run.policy if not run.is_product else "greedy", load=run.load, batch="fixed", knows="own",
+        policy=run.policy if not run.is_product else "greedy", load=run.load, batch=run.batch, knows="own",
         rescale=run.rescale, first=4, reach=4, interval=run.interval, power=-1.0,
     )  # fmt: skip
     sizes: list[tuple[float, Mapping[str, int]]] = []
     if run.is_product:
         policy = Policy(sharing=Sharing(run.policy), pause=run.rescale, startup=0.0)
         sim.Greedy = lambda _: _Recorded(Product(policy, model.NODES, model.PER_NODE), sizes)
-        sim.Learned = _learned(model.Learned)
+        sim.Job = _job(sim.Job)
         if run.placement == "kept":
             sim.assign = lambda jobs, wanted, _: kept(jobs, wanted, model.NODES, model.PER_NODE)
     apps = sim.load()
@@ -133,15 +137,40 @@ class _Recorded:
         return made
 
 
-def _learned(base: type) -> type:
-    """The kit's memory of step times without its model, which the product does not use."""
+def _job(base: type) -> type:
+    """The kit's job, with the operator's memory of step times, and batches by the rule of the product's runtime."""
 
-    class Seen(base):  # type: ignore[misc]
-        def add(self, placement: tuple[int, ...], atomic: int, step: float, sync: float) -> bool:
-            key = len(placement), sum(placement), atomic
-            return key not in self.seen and self.seen.setdefault(key, (step, sync)) is not None
+    class Job(base):  # type: ignore[misc]
+        def __init__(self, row: Mapping[str, str], app: Any, args: Namespace) -> None:
+            super().__init__(row, app, args)
+            self.seen: dict[tuple[int, int, int | None], float] = {}
+            self.model = _Steps(self)
 
-    return Seen
+        def rebatch(self) -> None:
+            gpus, nodes = sum(self.placement), len(self.placement)
+            chosen = batches(self)
+            if chosen is None:
+                batch = self.target
+            else:
+                batch = learned(measured(self)).best_batch(gpus, spans=nodes > 1, batches=chosen)
+            self.atomic, self.accum = self.app.split(batch, gpus)
+
+    return Job
+
+
+class _Steps:
+    """In place of the kit's model of step times: what a job has run."""
+
+    def __init__(self, job: Any) -> None:
+        self._job = job
+
+    def add(self, placement: tuple[int, ...], _: int, step: float, waiting: float) -> None:
+        job = self._job
+        key = sum(placement), len(placement), None if job.target else job.batch
+        if key not in job.seen:
+            job.seen[key] = step + job.accum * (step - waiting)
+            for old in list(job.seen)[:-KEPT]:
+                del job.seen[old]
 
 
 def mean(played: Sequence[Played], figure: str) -> float:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from elastrain.sizing.speedup import Measured
+from elastrain.sizing.speedup import Batches, Measured
 from elastrain_operator.allocation.allocate import allocate
 from elastrain_operator.allocation.model import Job, Kind, Node, Policy, Snapshot, Worker
 
@@ -31,7 +31,7 @@ class Product:
     def __call__(self, jobs: Sequence[Any], now: float) -> dict[Any, int]:
         """The kit's interface: simulated jobs → GPUs of each. Like the operator, it decides if something has changed,
         or at the time that the last decision has named."""
-        seen = [(j.name, j.nodes, len(j.model.seen)) for j in jobs]
+        seen = [(j.name, j.nodes, len(j.seen)) for j in jobs]
         if seen != self._seen or now >= self._again:
             sizes = self._decided(jobs, now)
             self._seen = seen if all(sizes[j] == len(j.nodes) for j in jobs) else None
@@ -62,17 +62,22 @@ class Product:
             uid=job.name, namespace="bench", name=job.name, min=1, cap=job.cap, kind=KIND,
             created=(START + timedelta(seconds=job.submitted)).timestamp(), workers=workers, size=len(job.nodes),
             trains=bool(job.nodes), resized=self._resized.get(job.name), pause=job.delay,
-            rescales=max(job.restarts, 0), measured=measured(job),
+            rescales=max(job.restarts, 0), measured=measured(job), batches=batches(job),
         )  # fmt: skip
 
 
 def measured(job: Any) -> tuple[Measured, ...]:
-    """Times of whole steps, accumulation included, of the sizes that the job has run."""
-    sizes = {}
-    for (nodes, gpus, _), (step, waiting) in job.model.seen.items():
-        _, accumulated = job.app.split(job.target, gpus)
-        sizes[gpus, nodes] = Measured(gpus, nodes, step + accumulated * (step - waiting))
-    return tuple(sizes.values())
+    """Times of whole steps, accumulation included, as the operator keeps them."""
+    return tuple(Measured(gpus, nodes, seconds, batch) for (gpus, nodes, batch), seconds in job.seen.items())
+
+
+def batches(job: Any) -> Batches | None:
+    """From the application's own batch to its largest; None: the job has a fixed batch."""
+    if job.target is not None:
+        return None
+    app, known = job.app, job.batch or job.app.init
+    square, variance = app.noise_at(known, job.epoch)
+    return Batches(app.init, app.max_batch, float(f"{app.init * variance / square:.2g}"), app.min_local)
 
 
 def _obey(job: Job, size: int, release: frozenset[str]) -> Job:

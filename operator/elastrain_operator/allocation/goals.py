@@ -180,7 +180,7 @@ def _strides(grant: Grant, most: int, equal: int, node: int, policy: Policy, *, 
     job, start = grant.job, grant.goal or 0
     if most <= start:
         return []
-    speeds = speedup.curve(job.measured, node, max(most, equal))
+    speeds = speedup.curve(job.measured, node, max(most, equal), job.batches)
     power, weight = EXPONENTS[policy.sharing], policy.weights.get(job.namespace, 1)
     parts = [s / speeds[equal] * (1.0 if w == job.size else stays) for w, s in enumerate(speeds[: most + 1])]
     values = [weight * max(part, 1e-3) ** power / power for part in parts]

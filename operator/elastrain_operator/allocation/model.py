@@ -9,7 +9,7 @@ from enum import StrEnum
 from operator import attrgetter
 from types import MappingProxyType
 
-from elastrain.sizing.speedup import Measured
+from elastrain.sizing.speedup import Batches, Measured
 
 Amounts = tuple[tuple[str, int], ...]
 """Resource → integer amount, sorted by name: ``(("cpu", 500), ("nvidia.com/gpu", 4), ("pods", 1))``. CPU is in
@@ -147,6 +147,8 @@ class Job:
     """Samples of a step, for messages; None: unknown."""
     measured: tuple[Measured, ...] = ()
     """Times of its steps at different sizes and placements; empty: unknown."""
+    batches: Batches | None = None
+    """The batches among which it chooses by itself; None: its batch is fixed."""
     remaining: float | None = None
     """Seconds of training left at the current speed, by the trainer's count; None: unknown."""
     nproc: int = 1

@@ -34,7 +34,7 @@ def growth(job: Job, before: int, after: int, policy: Policy, node: int) -> Wort
     """
     seconds = policy.horizon if job.remaining is None else min(policy.horizon, job.remaining)
     useful = max(seconds - policy.startup, 0.0)
-    speeds = speedup.curve(job.measured, node, after)
+    speeds = speedup.curve(job.measured, node, after, job.batches)
     faster = (speeds[after] / speeds[before] - 1) * before
     return Worth(useful * faster, _pause(job, policy) * before, seconds)
 

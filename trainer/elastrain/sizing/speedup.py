@@ -1,17 +1,23 @@
-"""How fast a job trains at a size, learned from its own steps. Pure.
+"""How fast a job trains at a size, learned from its own steps, and the batch at which it learns most. Pure.
 
-The time of a step with ``w`` workers, as a sum of non-negative terms (Amdahl's law with communication; Optimus, EuroSys
-2018, fits the same kind of sum):
+The time of a step of ``batch`` samples with ``w`` workers, as a sum of non-negative terms (Amdahl's law with
+communication; Optimus, EuroSys 2018, fits the same kind of sum):
 
-    fixed + parallel / w + (w > one node) * network + (w - 1) * each
+    fixed + parallel * batch / w + (w > one node) * network + (w - 1) * each
 
 A ridge regression of relative errors, towards a prior that is mildly optimistic, finds the four. One measured size then
 predicts a bounded speed-up of larger ones, so that the job tries them, and a second one corrects it. Measured sizes
-keep their measured times.
+keep their measured times. The batch of a job that does not choose it counts as 1.
+
+A job that chooses its batch makes most progress a second at ``sqrt(noise * rest / rate)``: ``rate`` are the seconds that
+a sample adds to a step, ``rest`` are those of a step without samples, ``noise`` is the noise scale of its gradients.
+A sample of a batch is worth (noise + least) / (noise + batch) of one of the smallest batch (McCandlish et al., "An
+Empirical Model of Large-Batch Training", 2018; Pollux, OSDI 2021).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -23,6 +29,8 @@ NETWORK = 0.1
 """Assumed increase of a step's time if workers are on several nodes."""
 TRUST = 0.002
 """Weight of these assumptions against one measurement."""
+STEPS = 8
+"""Different batches for each doubling: changes of the noise scale by less do not change the batch."""
 
 _TERMS = 4
 _SUBSETS = tuple(c for n in range(_TERMS, 0, -1) for c in combinations(range(_TERMS), n))
@@ -36,6 +44,28 @@ class Measured:
     nodes: int
     """Nodes on which the workers were."""
     seconds: float
+    batch: int | None = None
+    """Samples of a step; None: the job does not choose its batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batches:
+    """The batches among which a job chooses."""
+
+    least: int
+    most: int
+    noise: float | None = None
+    """Noise scale of its gradients, in samples; None: unknown, its batch is the smallest."""
+    each: int = 1
+    """Least samples of one worker."""
+
+    def efficiency(self, batch: float) -> float:
+        """What a sample of this batch is worth, in samples of the smallest batch."""
+        return 1.0 if self.noise is None else (self.noise + self.least) / (self.noise + batch)
+
+    def bounds(self, workers: int) -> tuple[int, int]:
+        low = max(self.least, self.each * workers)
+        return low, max(low, self.most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,39 +74,67 @@ class Speedup:
 
     terms: tuple[float, ...]
     """Empty: nothing was measured, and the speed counts as proportional to the workers."""
-    known: tuple[tuple[int, bool, float], ...] = ()
-    """(workers, on several nodes, seconds) as measured."""
+    known: tuple[tuple[int, bool, float, float], ...] = ()
+    """(workers, on several nodes, batch, seconds) as measured."""
 
     @property
     def largest(self) -> int:
         """The largest measured number of workers; 0: none."""
-        return max((w for w, _, _ in self.known), default=0)
+        return max((known[0] for known in self.known), default=0)
 
-    def speed(self, workers: int, *, spans: bool) -> float:
-        """Steps per second; relative to one worker if nothing was measured. ``spans``: on several nodes."""
+    def seconds(self, workers: int, *, spans: bool, batch: float = 1.0) -> float:
+        """Of a step; ``spans``: on several nodes. Another batch at a measured size is as much slower or faster than the
+        model says as the measured ones."""
+        rest, rate = self.line(workers, spans=spans)
+        ratios = []
+        for w, several, samples, seconds in self.known:
+            if (w, several) == (workers, spans):
+                if samples == batch:
+                    return seconds
+                ratios.append(math.log(seconds / (rest + rate * samples)))
+        return (rest + rate * batch) * (math.exp(sum(ratios) / len(ratios)) if ratios else 1.0)
+
+    def line(self, workers: int, *, spans: bool) -> tuple[float, float]:
+        """By the model: seconds of a step without samples, and of each sample."""
+        fixed, parallel, network, each = (t * f for t, f in zip(self.terms, _features(workers, spans), strict=True))
+        return max(fixed + network + each, 1e-9), parallel
+
+    def speed(self, workers: int, *, spans: bool, batches: Batches | None = None) -> float:
+        """Steps per second; for a job that chooses its batch, samples per second at the best one, in samples of the
+        smallest; relative to one worker if nothing was measured."""
         if workers <= 0:
             return 0.0
         if not self.terms:
             return float(workers)
-        for w, several, seconds in self.known:
-            if (w, several) == (workers, spans):
-                return 1 / seconds
-        return 1 / max(sum(t * f for t, f in zip(self.terms, _features(workers, spans), strict=True)), 1e-9)
+        if batches is None:
+            return 1 / self.seconds(workers, spans=spans)
+        batch = self.best_batch(workers, spans=spans, batches=batches)
+        return batch * batches.efficiency(batch) / self.seconds(workers, spans=spans, batch=batch)
+
+    def best_batch(self, workers: int, *, spans: bool, batches: Batches) -> int:
+        """The samples of a step at which the job makes most progress: one of ``STEPS`` for each doubling."""
+        low, high = batches.bounds(workers)
+        if not self.terms or not batches.noise or low == high:
+            return low
+        rest, rate = self.line(workers, spans=spans)
+        best = math.sqrt(batches.noise * rest / max(rate, 1e-12))
+        best = low * 2 ** (round(STEPS * math.log2(max(best / low, 1.0))) / STEPS)
+        return round(min(best, high))
 
 
 @lru_cache(maxsize=1 << 15)
 def learned(measured: tuple[Measured, ...]) -> Speedup:
     """The model of a job with these measurements, in any order."""
-    known = tuple(sorted({(m.workers, m.nodes > 1): m.seconds for m in measured}.items()))
-    points = tuple((w, several, seconds) for (w, several), seconds in known)
+    known = tuple(sorted({(m.workers, m.nodes > 1, float(m.batch or 1)): m.seconds for m in measured}.items()))
+    points = tuple((*key, seconds) for key, seconds in known)
     return Speedup(_fit(points), points) if points else Speedup(())
 
 
-def _fit(points: Sequence[tuple[int, bool, float]]) -> tuple[float, ...]:
-    workers, _, first = points[0]
-    scale = (first, first * workers, first, first / workers)
+def _fit(points: Sequence[tuple[int, bool, float, float]]) -> tuple[float, ...]:
+    workers, _, batch, first = points[0]
+    scale = (first, first * workers / batch, first, first / workers)
     prior = (FIXED, 1 - FIXED, NETWORK, 0.0)
-    rows = [[f * s / t for f, s in zip(_features(w, several), scale, strict=True)] for w, several, t in points]
+    rows = [[f * s / t for f, s in zip(_features(w, n, b), scale, strict=True)] for w, n, b, t in points]
     square = [
         [sum(r[i] * r[j] for r in rows) + (TRUST if i == j else 0.0) for j in range(_TERMS)] for i in range(_TERMS)
     ]
@@ -84,8 +142,8 @@ def _fit(points: Sequence[tuple[int, bool, float]]) -> tuple[float, ...]:
     return tuple(x * s for x, s in zip(_least(square, right), scale, strict=True))
 
 
-def _features(workers: int, spans: bool) -> tuple[float, ...]:
-    return (1.0, 1.0 / workers, float(spans), workers - 1.0)
+def _features(workers: int, spans: bool, batch: float = 1.0) -> tuple[float, ...]:
+    return (1.0, batch / workers, float(spans), workers - 1.0)
 
 
 def _least(square: list[list[float]], right: list[float]) -> list[float]:
@@ -119,7 +177,9 @@ def _solve(square: list[list[float]], right: list[float]) -> list[float]:
 
 
 @lru_cache(maxsize=1 << 15)
-def curve(measured: tuple[Measured, ...], node: int, most: int) -> tuple[float, ...]:
+def curve(
+    measured: tuple[Measured, ...], node: int, most: int, batches: Batches | None = None
+) -> tuple[float, ...]:
     """Speeds of a job with these measurements at 0, 1, …, ``most`` workers, of which ``node`` fit on one node."""
     model = learned(measured)
-    return tuple(model.speed(w, spans=w > node) for w in range(most + 1))
+    return tuple(model.speed(w, spans=w > node, batches=batches) for w in range(most + 1))
