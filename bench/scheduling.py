@@ -28,7 +28,7 @@ KIT = Path(__file__).parent.parent.parent / "shared" / "scheduling"
 HELP = """Play published workloads of training jobs on a simulated cluster, with sizes by the product's own `allocate`.
 
 160 jobs arrive within 8 hours at 16 nodes with 4 GPUs each. Steps take what was measured on T4 GPUs for Pollux (OSDI
-2021); batches are the users'. A job tells the allocator what it has run itself, and nothing else. Beside it: Tiresias
+2021). A job tells the allocator what it has run itself, and nothing else. Beside it: Tiresias
 with tuned sizes (rigid), equal shares (`fair`, the simulator's own), and the published completion times. The simulator
 and its data are not part of this repository: --kit names their folder (sim.py, model.py, policies.py, data/).
 docs/sharing.md says what the figures show, and what they do not.
@@ -37,6 +37,7 @@ docs/sharing.md says what the figures show, and what they do not.
 Examples:
   bench/scheduling.py                                              8 workloads, rescales of 30 s and 1 s
   bench/scheduling.py --load 2.0 --policies equal,efficient        scarce GPUs
+  bench/scheduling.py --batch free --policies efficient            jobs choose their batches
   bench/scheduling.py --rescale 1 --placement kept                 workers stay on their nodes
   bench/scheduling.py --decisions                                  the time of one decision, without the kit
 
@@ -73,6 +74,7 @@ def main(
     policies: Annotated[str, typer.Option(help="Which, in this order.")] = ",".join(POLICIES),
     workloads: Annotated[str, typer.Option(help="Of the eight.")] = ",".join(kit.WORKLOADS),
     load: Annotated[str, typer.Option(help="1.0, 2.0 or realistic.")] = "1.0",
+    batch: Annotated[str, typer.Option(help="fixed: the users'; free: within bounds, by goodput.")] = "fixed",
     rescale: Annotated[str, typer.Option(help="Seconds of a rescale: 30 decides each 60 s, 1 each 10 s.")] = "30,1",
     placement: Annotated[str, typer.Option(help="anew: by the simulator; kept: workers stay on their nodes.")] = "anew",
     processes: Annotated[int, typer.Option(min=1, help="Simulations at a time.")] = os.cpu_count() or 1,
@@ -88,6 +90,7 @@ def main(
 ) -> None:
     names = program.choose("--policies", policies, POLICIES)
     which = program.choose("--workloads", workloads, kit.WORKLOADS)
+    batches = program.choose("--batch", batch, ("fixed", "free"))
     places = program.choose("--placement", placement, ("anew", "kept"))
     program.choose("--load", load, ("1.0", "2.0", "realistic"))
     seconds = [float(s) for s in program.choose("--rescale", rescale, [f"{s:g}" for s in INTERVALS])]
@@ -101,12 +104,13 @@ def main(
             output.keep(Report(decisions=found))
         else:
             runs = [
-                Run(name, workload, s, INTERVALS[s], load, place)
+                Run(name, workload, s, INTERVALS[s], load, free, place)
                 for s in seconds
+                for free in batches
                 for place in places
                 for name in names
                 for workload in which
-                if place == "anew" or name in list(Sharing)
+                if name in list(Sharing) or (place == "anew" and free == "fixed")
             ]
             output.begins(f"{len(runs)} simulations")
             done = played(runs, folder, processes, output)

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from bench_scheduling.product import Product, batches, measured
-from elastrain_operator.allocation.model import Policy, Sharing
 from elastrain.sizing.speedup import learned
+from elastrain_operator.allocation.model import Policy, Sharing
 from elastrain_operator.policy.report.measured import KEPT
 
 FILES = ("sim.py", "model.py", "policies.py", "data/workloads.csv.gz")
@@ -34,7 +34,7 @@ class Run:
     interval: int = 60
     load: str = "1.0"
     batch: str = "fixed"
-    """fixed: the user's; adapt: within bounds, by the product's rule."""
+    """fixed: the user's; free: from the application's own to its largest, by the rule of the product."""
     placement: str = "anew"
     """anew: the kit places all jobs whose size changes; kept: workers stay on their nodes."""
 
@@ -68,14 +68,15 @@ def play(kit: Path, run: Run) -> Played:
     import sim
 
     args = Namespace(
-        policy=run.policy if not run.is_product else "greedy", load=run.load, batch=run.batch, knows="own",
-        rescale=run.rescale, first=4, reach=4, interval=run.interval, power=-1.0,
+        policy=run.policy if not run.is_product else "greedy", load=run.load, knows="own",
+        batch="fixed" if run.batch == "fixed" else "adapt", rescale=run.rescale,
+        first=4, reach=4, interval=run.interval, power=-1.0,
     )  # fmt: skip
     sizes: list[tuple[float, Mapping[str, int]]] = []
     if run.is_product:
         policy = Policy(sharing=Sharing(run.policy), pause=run.rescale, startup=0.0)
         sim.Greedy = lambda _: _Recorded(Product(policy, model.NODES, model.PER_NODE), sizes)
-        sim.Job = _job(sim.Job)
+        sim.Job = job(sim.Job)
         if run.placement == "kept":
             sim.assign = lambda jobs, wanted, _: kept(jobs, wanted, model.NODES, model.PER_NODE)
     apps = sim.load()
@@ -137,12 +138,12 @@ class _Recorded:
         return made
 
 
-def _job(base: type) -> type:
+def job(base: type) -> type:
     """The kit's job, with the operator's memory of step times, and batches by the rule of the product's runtime."""
 
     class Job(base):  # type: ignore[misc]
-        def __init__(self, row: Mapping[str, str], app: Any, args: Namespace) -> None:
-            super().__init__(row, app, args)
+        def __init__(self, *of: Any, **by: Any) -> None:
+            super().__init__(*of, **by)
             self.seen: dict[tuple[int, int, int | None], float] = {}
             self.model = _Steps(self)
 
@@ -152,7 +153,7 @@ def _job(base: type) -> type:
             if chosen is None:
                 batch = self.target
             else:
-                batch = learned(measured(self)).best_batch(gpus, spans=nodes > 1, batches=chosen)
+                batch = learned(measured(self), chosen.micro).best_batch(gpus, spans=nodes > 1, batches=chosen)
             self.atomic, self.accum = self.app.split(batch, gpus)
 
     return Job

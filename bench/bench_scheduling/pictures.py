@@ -23,7 +23,7 @@ def draw(done: Sequence[Played], folder: Path, to: Path) -> list[Path]:
     mpl.use("Agg")
     to.mkdir(parents=True, exist_ok=True)
     least = min(p.run.rescale for p in done)
-    mine = [p for p in done if p.run.rescale == least and p.run.placement == "anew"]
+    mine = [p for p in done if p.run.rescale == least and p.run.placement == "anew" and p.run.batch == "fixed"]
     return [_gpus(mine, to / "sharing-gpus.png"), _completion(mine, folder, to / "sharing-jct.png")]
 
 

@@ -72,12 +72,14 @@ def measured(job: Any) -> tuple[Measured, ...]:
 
 
 def batches(job: Any) -> Batches | None:
-    """From the application's own batch to its largest; None: the job has a fixed batch."""
+    """The application's own batch and multiples of it, up to the largest that was measured, with the noise that the
+    present batch shows; None: the job's batch is fixed."""
     if job.target is not None:
         return None
     app, known = job.app, job.batch or job.app.init
     square, variance = app.noise_at(known, job.epoch)
-    return Batches(app.init, app.max_batch, float(f"{app.init * variance / square:.2g}"), app.min_local)
+    noise = float(f"{app.init * variance / max(square, 1e-9 * variance):.2g}")
+    return Batches(app.init, app.max_batch, noise, app.min_local, app.max_local)
 
 
 def _obey(job: Job, size: int, release: frozenset[str]) -> Job:

@@ -69,10 +69,13 @@ class Gain:
     """Samples per second; None: unknown."""
     part: float
     """Of its speed without them."""
+    effective: bool = False
+    """The job chooses its batch: ``samples`` count as those of its smallest batch."""
 
     def __str__(self) -> str:
         percent = f"{_figure(100 * self.part)} %"
-        return percent if self.samples is None else f"{_figure(self.samples)} samples/s ({percent})"
+        unit = "effective samples/s" if self.effective else "samples/s"
+        return percent if self.samples is None else f"{_figure(self.samples)} {unit} ({percent})"
 
 
 def others_gain(here: Gain, there: Gain, other: Job) -> str:

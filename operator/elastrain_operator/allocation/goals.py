@@ -55,7 +55,7 @@ class Stride(NamedTuple):
     low: int
     high: int
     faster: float
-    """Steps per second."""
+    """Steps per second; progress in samples per second if the job chooses its batch."""
     part: float
     """The same as a part of the speed at ``low``."""
 
@@ -99,10 +99,10 @@ def _reason(grant: Grant, made: Decided) -> tuple[Stop | None, str]:
 
 
 def _worth(stride: Stride) -> explanations.Gain:
-    samples = stride.grant.job.samples
-    return explanations.Gain(
-        stride.high - stride.low, None if samples is None else samples * stride.faster, stride.part
-    )
+    job, workers, effective = stride.grant.job, stride.high - stride.low, stride.grant.job.batches is not None
+    each = None if not job.measured else 1.0 if effective else job.samples
+    samples = None if each is None else each * stride.faster
+    return explanations.Gain(workers, samples, stride.part, effective)
 
 
 def set_goals(grants: Iterable[Grant], room: Room, policy: Policy, now: datetime, quotas: Quotas) -> Decided:

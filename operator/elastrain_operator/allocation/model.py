@@ -195,7 +195,10 @@ class Claims:
         return other is None or (self != other and self._essence() != other._essence())
 
     def _essence(self) -> Claims:
-        job = replace(self.job, remaining=None, samples=None) if self.job else None
+        job = self.job
+        if job is not None:
+            known = job.batches and replace(job.batches, noise=job.batches.noise and 1.0)
+            job = replace(job, remaining=None, samples=None, batches=known)
         return replace(self, job=job, obstacle="")
 
 

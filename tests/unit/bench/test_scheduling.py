@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,8 +14,9 @@ import scheduling
 from bench_scheduling import decisions, kit, product
 from bench_scheduling.kit import Run
 from bench_scheduling.product import Product
-from elastrain.sizing.speedup import Measured
+from elastrain.sizing.speedup import Measured, learned
 from elastrain_operator.allocation.model import Policy, Sharing
+from elastrain_operator.policy.report.measured import KEPT
 
 EFFICIENT = Policy(sharing=Sharing.EFFICIENT, hysteresis=0.0, pause=1.0)
 KIT = Path(__file__).parents[4] / "shared" / "scheduling"
@@ -30,16 +32,26 @@ class Simulated:
     cap: int = 64
     restarts: int = -1
     delay: float = 1.0
-    target: int = 64
-    seen: dict[tuple[int, int, int], tuple[float, float]] = field(default_factory=dict)
+    target: int | None = 64
+    atomic: int = 0
+    accum: int = 0
+    epoch: int = 0
+    seen: dict[tuple[int, int, int | None], float] = field(default_factory=dict)
 
     @property
-    def model(self) -> SimpleNamespace:
-        return SimpleNamespace(seen=self.seen)
+    def placement(self) -> tuple[int, ...]:
+        return tuple(Counter(self.nodes).values())
+
+    @property
+    def batch(self) -> int:
+        return len(self.nodes) * self.atomic * (self.accum + 1)
 
     @property
     def app(self) -> SimpleNamespace:
-        return SimpleNamespace(split=lambda batch, gpus: (16, max(batch // gpus // 16 - 1, 0)))
+        return SimpleNamespace(
+            init=16, max_batch=256, min_local=4, max_local=256,
+            split=lambda batch, gpus: (batch // gpus, 0), noise_at=lambda _batch, _epoch: (1.0, 100.0),
+        )  # fmt: skip
 
 
 def test_a_new_job_gets_the_gpus_of_one_node():
@@ -55,8 +67,27 @@ def test_workers_that_leave_free_their_room_within_the_same_decision():
 
 
 def test_a_job_tells_the_times_of_whole_steps():
-    job = Simulated("a", seen={(1, 1, 16): (0.5, 0.0), (2, 4, 16): (0.3, 0.1)})
+    job = kit.job(Simulated)("a", (0,), target=64, atomic=16, accum=3)
+    job.model.add((1,), 16, 0.5, 0.0)
+    job.nodes, job.accum = (0, 0, 0, 1), 0
+    job.model.add((3, 1), 16, 0.3, 0.1)
     assert product.measured(job) == (Measured(1, 1, 0.5 + 3 * 0.5), Measured(4, 2, 0.3))
+
+
+def test_a_job_tells_only_as_many_times_as_the_operator_keeps():
+    job = kit.job(Simulated)("a", target=64)
+    for gpus in range(1, 20):
+        job.model.add((gpus,), 16, 1 / gpus, 0.0)
+    assert [m.workers for m in product.measured(job)] == list(range(20 - KEPT, 20))
+
+
+def test_a_job_without_a_fixed_batch_trains_with_the_best_one_of_its_model():
+    job = kit.job(Simulated)("a", (0,), target=None, atomic=16)
+    job.rebatch()
+    assert job.batch == 16, "its own batch, until a step was measured"
+    job.model.add((1,), 16, 0.5, 0.0)
+    job.rebatch()
+    assert job.batch == learned(product.measured(job)).best_batch(1, spans=False, batches=product.batches(job)) > 16
 
 
 def test_nothing_is_decided_while_nothing_changes(monkeypatch):

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from budgets import examples
-from elastrain.sizing.speedup import Measured
+from elastrain.sizing.speedup import Batches, Measured
 from elastrain_operator.allocation.allocate import allocate
 from elastrain_operator.allocation.model import (
     Held,
@@ -229,24 +229,28 @@ NODES = st.lists(
 ).map(lambda raw: [Node(f"n{i}", {GPU: free, "pods": 20}, labels={"pool": pool}) for i, (free, pool) in enumerate(raw)])
 
 
-def spec(least: int, more: int, per: int, pool: str, **fields) -> Job:
+def spec(least: int, more: int, per: int, pool: str, speeds: tuple = ((), None), **fields) -> Job:
+    fields["measured"], fields["batches"] = speeds
     place = Place(selector=(("pool", pool),)) if pool else Place()
     return Job(uid="", name="", min=least, cap=least + more, kind=Kind(gpus(per), place), **fields)
 
 
 WELL = (Measured(1, 1, 1.0), Measured(4, 1, 0.25), Measured(8, 2, 0.15))
 BADLY = (Measured(1, 1, 1.0), Measured(2, 1, 0.9), Measured(4, 1, 0.9))
+FREE = (Measured(1, 1, 1.0, 64), Measured(1, 1, 1.5, 128), Measured(4, 1, 0.8, 256))
+SPEEDS = [((), None), (WELL[:1], None), (WELL, None), (BADLY, None), (FREE, Batches(64, 4096, 900.0, micro=64))]
+SPEEDS += [(FREE[:1], Batches(64, 256))]
 SPECS = st.builds(
     spec,
     st.integers(1, 3),
     st.integers(0, 6),
     st.sampled_from([0, 1, 1, 2, 4]),
     st.sampled_from(["", "", "p", "q"]),
+    st.sampled_from(SPEEDS),
     namespace=st.sampled_from(["a", "b", "c"]),
     elastic=st.sampled_from([True, True, False]),
     priority=st.sampled_from([0, 0, 5]),
     pause=st.sampled_from([None, 0.3, 60.0]),
-    measured=st.sampled_from([(), (Measured(1, 1, 1.0),), WELL, BADLY]),
     spares=st.sampled_from([0, 0, 1, 2]),
 )
 POLICIES = st.builds(

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from budgets import examples
-from elastrain.sizing.speedup import Measured
+from elastrain.sizing.speedup import Batches, Measured
 from elastrain_operator.allocation.allocate import allocate
 from elastrain_operator.allocation.goals import REACH, REVIEW_SECONDS
-from elastrain_operator.allocation.model import Job, Kind, Node, Policy, Share, Sharing, Snapshot, Worker
+from elastrain_operator.allocation.model import Claims, Job, Kind, Node, Policy, Share, Sharing, Snapshot, Worker
 
 NOW = datetime(2030, 1, 2, tzinfo=UTC)
 HOUR = 3600.0
@@ -25,6 +25,13 @@ WELL = tuple(Measured(w, 1 + (w > 4), 1 / w) for w in (1, 4, 16))
 """Times of a job whose speed is proportional to its workers."""
 BADLY = tuple(Measured(w, 1 + (w > 4), 0.5 + 0.5 / w) for w in (1, 4, 16))
 """Times of a job that is at most twice as fast as with one worker."""
+
+
+def batched(workers: int, batch: int) -> Measured:
+    return Measured(workers, 1 + (workers > 4), 0.05 + 0.001 * batch / workers + 0.02 * (workers > 4), batch)
+
+
+BATCHES = (batched(1, 64), batched(1, 256), batched(4, 256), batched(8, 512))
 
 
 def job(name: str, held: int = 0, most: int = 64, age: float = 24 * HOUR, **fields) -> Job:
@@ -140,6 +147,31 @@ def test_the_explanation_names_the_gain_here_and_in_the_job_that_got_the_acceler
     )
 
 
+def test_a_job_that_chooses_its_batch_has_more_the_noisier_its_gradients_are():
+    calm, noisy = (job(f"{n:g}", measured=BATCHES, batches=Batches(64, 4096, n)) for n in (20.0, 20_000.0))
+    sizes = settled(calm, noisy)
+    assert sizes["20000"] >= 2 * sizes["20"]
+
+
+def test_the_explanation_counts_samples_of_the_smallest_batch_if_the_job_chooses_its_batch():
+    noisy = job("noisy", 13, measured=BATCHES, batches=Batches(64, 4096, 20_000.0))
+    share = shares(noisy, job("badly", 3, measured=BADLY, samples=32.0))["badly"]
+    assert share.reason == "OthersGainMore"
+    assert "3 workers of ns/noisy gained more: 1,700 effective samples/s (24 %)" in share.message
+
+
+def test_no_gain_in_samples_is_named_before_a_step_is_measured():
+    share = shares(job("new", 2, age=60.0, samples=64.0), job("well", 2, measured=WELL, samples=32.0), nodes=1)["new"]
+    assert share.reason == "OthersGainMore"
+    assert "samples/s" not in share.message.partition(" here; ")[0]
+
+
+def test_another_noise_scale_waits_for_the_next_decision():
+    quiet, loud, unknown = (Claims(job("a", batches=Batches(64, 256, n))) for n in (10.0, 20.0, None))
+    assert not quiet.differs(loud)
+    assert quiet.differs(unknown)
+
+
 @pytest.mark.parametrize(
     ("measured", "held", "text"),
     [
@@ -213,9 +245,11 @@ def test_a_job_that_can_be_divided_better_never_gets_less(fixed, sharing):
 
 
 @examples(40)
-@given(st.lists(FIXED, min_size=2, max_size=6), st.integers(0, 5))
-def test_a_higher_priority_never_means_fewer_workers(fixed, which):
+@given(st.lists(FIXED, min_size=2, max_size=6), st.integers(0, 5), st.none() | st.floats(1.0, 1e6))
+def test_a_higher_priority_never_means_fewer_workers(fixed, which, noise):
     jobs = [job(f"j{i}", measured=times(f)) for i, f in enumerate(fixed)]
+    if noise is not None:
+        jobs[0] = replace(jobs[0], measured=BATCHES, batches=Batches(64, 4096, noise))
     raised = which % len(jobs)
     before = settled(*jobs)[f"j{raised}"]
     jobs[raised] = replace(jobs[raised], priority=1)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from budgets import examples
-from elastrain.sizing.speedup import Measured
+from elastrain.sizing.speedup import Batches, Measured, learned
 from elastrain_operator.allocation.allocate import allocate
 from elastrain_operator.allocation.goals import FREE_RESCALES, RESCALE_SECONDS
 from elastrain_operator.allocation.model import Job, Kind, Node, Policy, Sharing, Snapshot, Worker
@@ -20,6 +20,8 @@ ONE = Kind(((GPU, 1), ("pods", 1)))
 TICK = 60.0
 NODES = tuple(Node(f"n{i}", {GPU: 4, "pods": 99}) for i in range(3))
 GPUS = 12
+BASE = 64
+"""Samples of a fixed batch, and the smallest of the others."""
 
 
 @dataclass
@@ -30,36 +32,54 @@ class Trained:
     came: float
     fixed: float
     left: float
-    """Steps."""
+    """Steps; of a job that chooses its batch, in the progress of one of the smallest batch."""
+    noise: float | None = None
+    """Noise scale of its gradients; None: its batch is fixed."""
     size: int = 0
     pause: float = 0.0
     rescales: int = -1
     forced: int = 0
     """Rescales in decisions in which a job came."""
-    seen: dict[int, float] = field(default_factory=dict)
+    seen: dict[int, Measured] = field(default_factory=dict)
+    """By workers: the newest."""
     resized: datetime | None = None
 
+    @property
+    def batches(self) -> Batches | None:
+        return None if self.noise is None else Batches(BASE, 32 * BASE, self.noise)
+
+    @property
+    def batch(self) -> int | None:
+        known = tuple(self.seen.values())
+        return None if self.batches is None else learned(known).best_batch(self.size, spans=False, batches=self.batches)
+
     def seconds(self) -> float:
-        return self.fixed + (1 - self.fixed) / self.size
+        return self.fixed + (1 - self.fixed) * (self.batch or BASE) / BASE / self.size
+
+    def progress(self) -> float:
+        """Per second."""
+        batch = self.batch or BASE
+        return batch / BASE * (self.batches.efficiency(batch) if self.batches else 1.0) / self.seconds()
 
     def train(self, noise: float) -> None:
         waits = min(self.pause, TICK)
         self.pause -= waits
         if self.size and waits < TICK:
-            self.left -= (TICK - waits) / self.seconds()
-            self.seen[self.size] = self.seconds() * (1 + noise)
+            self.left -= (TICK - waits) * self.progress()
+            self.seen[self.size] = Measured(self.size, 1, self.seconds() * (1 + noise), self.batch)
 
     def view(self, nodes: list[str], pause: float) -> Job:
         workers = tuple(Worker(f"{self.name}-{i}", nodes.pop(), ONE.demand, trains=True) for i in range(self.size))
-        known = tuple(Measured(w, 1, s) for w, s in self.seen.items())
         return Job(
             self.name, "ns", self.name, 1, 12, ONE, created=START.timestamp() + self.came, workers=workers,
             size=self.size, trains=self.size > 0, resized=self.resized, pause=pause, rescales=max(self.rescales, 0),
-            measured=known,
+            measured=tuple(self.seen.values()), batches=self.batches,
         )  # fmt: skip
 
 
-COMING = st.lists(st.tuples(st.integers(0, 60), st.floats(0.01, 0.9), st.floats(100, 20_000)), min_size=1, max_size=10)
+NOISE = st.none() | st.floats(1.0, 1e5)
+JOB = st.tuples(st.integers(0, 60), st.floats(0.01, 0.9), st.floats(100, 20_000), NOISE)
+COMING = st.lists(JOB, min_size=1, max_size=10)
 
 
 @examples(30)
@@ -68,7 +88,7 @@ def test_jobs_start_at_once_are_rescaled_rarely_and_never_hold_more_than_the_clu
     coming, pause, sharing, random
 ):
     policy = Policy(sharing=sharing, pause=pause, startup=0.0)
-    waiting = [Trained(f"j{i}", came * TICK, fixed, steps) for i, (came, fixed, steps) in enumerate(coming)]
+    waiting = [Trained(f"j{i}", came * TICK, *how) for i, (came, *how) in enumerate(coming)]
     jobs: list[Trained] = []
     for tick in range(240):
         now = tick * TICK
@@ -120,7 +140,7 @@ def test_no_growth_of_a_job_that_knows_its_speeds_costs_more_than_it_gains(fixed
     while sum(j.size for j in jobs) > GPUS:
         max(jobs, key=lambda j: j.size).size -= 1
     for job in jobs:
-        job.seen = {w: job.fixed + (1 - job.fixed) / w for w in range(1, 13)}
+        job.seen = {w: Measured(w, 1, job.fixed + (1 - job.fixed) / w) for w in range(1, 13)}
     before = {j.name: j.seconds() for j in jobs}
     sizes = {j.name: j.size for j in jobs}
     policy = Policy(sharing=Sharing.EFFICIENT, pause=pause, startup=0.0)

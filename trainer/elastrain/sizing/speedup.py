@@ -9,10 +9,11 @@ A ridge regression of relative errors, towards a prior that is mildly optimistic
 predicts a bounded speed-up of larger ones, so that the job tries them, and a second one corrects it. Measured sizes
 keep their measured times. The batch of a job that does not choose it counts as 1.
 
-A job that chooses its batch makes most progress a second at ``sqrt(noise * rest / rate)``: ``rate`` are the seconds that
-a sample adds to a step, ``rest`` are those of a step without samples, ``noise`` is the noise scale of its gradients.
-A sample of a batch is worth (noise + least) / (noise + batch) of one of the smallest batch (McCandlish et al., "An
-Empirical Model of Large-Batch Training", 2018; Pollux, OSDI 2021).
+A job that chooses its batch makes most progress a second at ``sqrt(noise * rest / rate)``: ``rate`` are the seconds
+that a sample adds to a step, ``rest`` those of a step without samples, ``noise`` is the noise scale of its gradients.
+A sample of a batch is worth (noise + base) / (noise + batch) of one of the smallest batch, ``base`` (McCandlish et al.,
+"An Empirical Model of Large-Batch Training", 2018; Pollux, OSDI 2021). With a bound on what a worker computes at once,
+``fixed`` counts for each part.
 """
 
 from __future__ import annotations
@@ -25,13 +26,12 @@ from itertools import combinations
 
 FIXED = 0.1
 """Assumed part of a step that more workers do not shorten."""
+FIXED_OF_BATCH = 0.5
+"""The same if the job chooses its batch: a larger one does not lengthen it either, so that larger ones are tried."""
 NETWORK = 0.1
 """Assumed increase of a step's time if workers are on several nodes."""
 TRUST = 0.002
 """Weight of these assumptions against one measurement."""
-STEPS = 8
-"""Different batches for each doubling: changes of the noise scale by less do not change the batch."""
-
 _TERMS = 4
 _SUBSETS = tuple(c for n in range(_TERMS, 0, -1) for c in combinations(range(_TERMS), n))
 
@@ -52,20 +52,24 @@ class Measured:
 class Batches:
     """The batches among which a job chooses."""
 
-    least: int
+    base: int
+    """Samples of the smallest; the others are whole multiples."""
     most: int
     noise: float | None = None
     """Noise scale of its gradients, in samples; None: unknown, its batch is the smallest."""
     each: int = 1
     """Least samples of one worker."""
+    micro: int | None = None
+    """Most samples that one worker computes at once; None: all."""
 
     def efficiency(self, batch: float) -> float:
         """What a sample of this batch is worth, in samples of the smallest batch."""
-        return 1.0 if self.noise is None else (self.noise + self.least) / (self.noise + batch)
+        return 1.0 if self.noise is None else (self.noise + self.base) / (self.noise + batch)
 
     def bounds(self, workers: int) -> tuple[int, int]:
-        low = max(self.least, self.each * workers)
-        return low, max(low, self.most)
+        """The smallest and the largest of so many workers."""
+        low = -(-max(self.each * workers, self.base) // self.base) * self.base
+        return low, max(low, self.most // self.base * self.base)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,30 +78,30 @@ class Speedup:
 
     terms: tuple[float, ...]
     """Empty: nothing was measured, and the speed counts as proportional to the workers."""
-    known: tuple[tuple[int, bool, float, float], ...] = ()
+    known: tuple[tuple[int, bool, int, float], ...] = ()
     """(workers, on several nodes, batch, seconds) as measured."""
+    micro: int | None = None
+    """As of :class:`Batches`."""
 
     @property
     def largest(self) -> int:
         """The largest measured number of workers; 0: none."""
         return max((known[0] for known in self.known), default=0)
 
-    def seconds(self, workers: int, *, spans: bool, batch: float = 1.0) -> float:
+    def seconds(self, workers: int, *, spans: bool, batch: int = 1) -> float:
         """Of a step; ``spans``: on several nodes. Another batch at a measured size is as much slower or faster than the
         model says as the measured ones."""
-        rest, rate = self.line(workers, spans=spans)
         ratios = []
         for w, several, samples, seconds in self.known:
             if (w, several) == (workers, spans):
                 if samples == batch:
                     return seconds
-                ratios.append(math.log(seconds / (rest + rate * samples)))
-        return (rest + rate * batch) * (math.exp(sum(ratios) / len(ratios)) if ratios else 1.0)
+                ratios.append(math.log(seconds / self._predicted(w, several, samples)))
+        return self._predicted(workers, spans, batch) * (math.exp(sum(ratios) / len(ratios)) if ratios else 1.0)
 
-    def line(self, workers: int, *, spans: bool) -> tuple[float, float]:
-        """By the model: seconds of a step without samples, and of each sample."""
-        fixed, parallel, network, each = (t * f for t, f in zip(self.terms, _features(workers, spans), strict=True))
-        return max(fixed + network + each, 1e-9), parallel
+    def _predicted(self, workers: int, spans: bool, batch: int) -> float:
+        features = _features(workers, spans, batch, self.micro)
+        return max(sum(t * f for t, f in zip(self.terms, features, strict=True)), 1e-9)
 
     def speed(self, workers: int, *, spans: bool, batches: Batches | None = None) -> float:
         """Steps per second; for a job that chooses its batch, samples per second at the best one, in samples of the
@@ -109,32 +113,45 @@ class Speedup:
         if batches is None:
             return 1 / self.seconds(workers, spans=spans)
         batch = self.best_batch(workers, spans=spans, batches=batches)
+        return self.goodput(workers, batch, spans=spans, batches=batches)
+
+    def goodput(self, workers: int, batch: int, *, spans: bool, batches: Batches) -> float:
+        """Progress per second with this batch, in samples of the smallest batch."""
         return batch * batches.efficiency(batch) / self.seconds(workers, spans=spans, batch=batch)
 
     def best_batch(self, workers: int, *, spans: bool, batches: Batches) -> int:
-        """The samples of a step at which the job makes most progress: one of ``STEPS`` for each doubling."""
+        """The samples of a step at which the job makes most progress; the smallest batch if too little is known."""
         low, high = batches.bounds(workers)
         if not self.terms or not batches.noise or low == high:
             return low
-        rest, rate = self.line(workers, spans=spans)
-        best = math.sqrt(batches.noise * rest / max(rate, 1e-12))
-        best = low * 2 ** (round(STEPS * math.log2(max(best / low, 1.0))) / STEPS)
-        return round(min(best, high))
+        fixed, parallel, network, each = self.terms
+        rest, rate = (network if spans else 0.0) + (workers - 1) * each, max(parallel / workers, 1e-12)
+        best = math.sqrt(batches.noise * (fixed + rest) / rate)
+        full = self.micro * workers if self.micro else high
+        if best > full:  # in several parts
+            best = max(math.sqrt(batches.noise * rest / (rate + fixed / full)), full)
+            near = [k * full for k in (math.floor(best / full), math.ceil(best / full))]
+        else:
+            near = [math.floor(best), math.floor(best) + batches.base]
+        found = {min(max(n // batches.base * batches.base, low), high) for n in near}
+        return max(found, key=lambda batch: self.goodput(workers, batch, spans=spans, batches=batches))
 
 
 @lru_cache(maxsize=1 << 15)
-def learned(measured: tuple[Measured, ...]) -> Speedup:
+def learned(measured: tuple[Measured, ...], micro: int | None = None) -> Speedup:
     """The model of a job with these measurements, in any order."""
-    known = tuple(sorted({(m.workers, m.nodes > 1, float(m.batch or 1)): m.seconds for m in measured}.items()))
+    known = tuple(sorted({(m.workers, m.nodes > 1, m.batch or 1): m.seconds for m in measured}.items()))
     points = tuple((*key, seconds) for key, seconds in known)
-    return Speedup(_fit(points), points) if points else Speedup(())
+    return Speedup(_fit(points, micro), points, micro) if points else Speedup(())
 
 
-def _fit(points: Sequence[tuple[int, bool, float, float]]) -> tuple[float, ...]:
+def _fit(points: Sequence[tuple[int, bool, int, float]], micro: int | None) -> tuple[float, ...]:
     workers, _, batch, first = points[0]
-    scale = (first, first * workers / batch, first, first / workers)
-    prior = (FIXED, 1 - FIXED, NETWORK, 0.0)
-    rows = [[f * s / t for f, s in zip(_features(w, n, b), scale, strict=True)] for w, n, b, t in points]
+    parts, share, _, _ = _features(workers, False, batch, micro)
+    scale = (first / parts, first / share, first, first / workers)
+    fixed = FIXED if batch == 1 else FIXED_OF_BATCH
+    prior = (fixed, 1 - fixed, NETWORK, 0.0)
+    rows = [[f * s / t for f, s in zip(_features(w, n, b, micro), scale, strict=True)] for w, n, b, t in points]
     square = [
         [sum(r[i] * r[j] for r in rows) + (TRUST if i == j else 0.0) for j in range(_TERMS)] for i in range(_TERMS)
     ]
@@ -142,8 +159,9 @@ def _fit(points: Sequence[tuple[int, bool, float, float]]) -> tuple[float, ...]:
     return tuple(x * s for x, s in zip(_least(square, right), scale, strict=True))
 
 
-def _features(workers: int, spans: bool, batch: float = 1.0) -> tuple[float, ...]:
-    return (1.0, batch / workers, float(spans), workers - 1.0)
+def _features(workers: int, spans: bool, batch: int, micro: int | None) -> tuple[float, ...]:
+    parts = float(-(-batch // (workers * micro))) if micro else 1.0
+    return (parts, batch / workers, float(spans), workers - 1.0)
 
 
 def _least(square: list[list[float]], right: list[float]) -> list[float]:
@@ -177,9 +195,7 @@ def _solve(square: list[list[float]], right: list[float]) -> list[float]:
 
 
 @lru_cache(maxsize=1 << 15)
-def curve(
-    measured: tuple[Measured, ...], node: int, most: int, batches: Batches | None = None
-) -> tuple[float, ...]:
+def curve(measured: tuple[Measured, ...], node: int, most: int, batches: Batches | None = None) -> tuple[float, ...]:
     """Speeds of a job with these measurements at 0, 1, …, ``most`` workers, of which ``node`` fit on one node."""
-    model = learned(measured)
+    model = learned(measured, batches.micro if batches else None)
     return tuple(model.speed(w, spans=w > node, batches=batches) for w in range(most + 1))
