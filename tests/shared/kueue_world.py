@@ -74,7 +74,7 @@ class World(Cluster):
         """A ClusterQueue of GPUs, and the LocalQueue ``name`` for it. Returns the name of the ClusterQueue."""
         full = f"{name}-{self.namespace}"
         quotas = [
-            {"name": flavor, "resources": [{"name": GPU, "nominalQuota": gpus}, {"name": "cpu", "nominalQuota": 1000}]}
+            {"name": flavor, "resources": [{"name": GPU, "nominalQuota": gpus}, {"name": "cpu", "nominalQuota": 9999}]}
             for flavor, gpus in flavors.items()
         ]
         made = {

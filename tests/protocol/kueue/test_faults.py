@@ -158,7 +158,8 @@ def test_a_thousand_extras(world, play, operator, eventually, capsys):
             print(f"\n{what}: {made:.0f} requests on Workloads in {time.monotonic() - start:.0f} s")
         return made
 
-    assert measured("1,000 extras are admitted", lambda: len(world.pods()) == 1001) < 4 * 1001
+    eventually(answers, 60, "the operator answers")
+    assert measured("1,000 extras are admitted", lambda: len(world.pods()) == 1001) < 1100
     pods = {p["metadata"]["uid"] for p in world.pods().values()}
     operator.kill()
     eventually(answers, 60, "a new operator starts")
@@ -173,9 +174,9 @@ def test_a_thousand_extras(world, play, operator, eventually, capsys):
         "400 extras are evicted for another job",
         lambda: len(world.charged(other).get(world.base_name(other), [])) == 400,
     )
-    assert made < 6 * 400
+    assert made < 500
     assert world.holding() <= 1001
     assert true(world.base(large), "Admitted")
     world.merge(job, {"spec": {"replicas": 301}})
-    assert measured("300 fewer", lambda: len(world.workloads(large)) == 301) < 4 * 300
+    assert measured("300 fewer", lambda: len(world.workloads(large)) == 301) < 400
     assert world.reserved() == world.holding() == 701
