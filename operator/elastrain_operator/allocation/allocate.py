@@ -292,7 +292,9 @@ class _Sharing:
         if all(s.granted >= s.job.cap for s in self._queue):
             return None
         thaws = [worth.thaws(s.job, self._policy, self._now) for s in self._queue if s.job.elastic]
-        times = [(t - self._now).total_seconds() for t in thaws if t] + [goals.REVIEW_SECONDS] * self._by_goals
+        times = [(t - self._now).total_seconds() for t in thaws if t]
+        if self._by_goals:
+            times.append(goals.review((s.job for s in self._queue), self._now))
         return min(times, default=None)
 
     # ---- the answer --------------------------------------------------------------------------------------------------

@@ -37,8 +37,9 @@ FREE_RESCALES, RESCALE_SECONDS = 6, 300.0
 age: at most 12 times an hour in the long run."""
 SILENT_SECONDS = 300.0
 """A job of this age without a measured speed reports none: it gets an equal share."""
-REVIEW_SECONDS = 60.0
-"""Sizes are decided anew after this time even without a change: a job that ages may be resized at a smaller gain."""
+REVIEW_SECONDS, SOON_SECONDS = 60.0, 5.0
+"""Sizes are decided anew after this time even without a change: a job that ages may be resized at a smaller gain. While
+a job is young, what it may cost to resize it changes quickly: whenever its age has doubled, but not before 5 s."""
 EXPONENTS = {Sharing.BALANCED: -4.0, Sharing.EFFICIENT: -1.0}
 """Of the utility: (speed / speed with an equal share) ** exponent / exponent."""
 
@@ -129,6 +130,12 @@ def set_goals(grants: Iterable[Grant], room: Room, policy: Policy, now: datetime
         else:
             made.refused[stride.grant.job.uid] = stride
     return made
+
+
+def review(jobs: Iterable[Job], now: datetime) -> float:
+    """Seconds until sizes are decided anew even without a change."""
+    youngest = min((now.timestamp() - j.created for j in jobs if j.elastic and j.trains), default=REVIEW_SECONDS)
+    return min(max(youngest, SOON_SECONDS), REVIEW_SECONDS)
 
 
 class Budget:

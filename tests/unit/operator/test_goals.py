@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from budgets import examples
 from elastrain.sizing.speedup import Batches, Measured
 from elastrain_operator.allocation.allocate import allocate
-from elastrain_operator.allocation.goals import REACH, REVIEW_SECONDS
+from elastrain_operator.allocation.goals import REACH, REVIEW_SECONDS, SOON_SECONDS
 from elastrain_operator.allocation.model import Claims, Job, Kind, Node, Policy, Share, Sharing, Snapshot, Worker
 
 NOW = datetime(2030, 1, 2, tzinfo=UTC)
@@ -193,9 +193,10 @@ def test_the_room_is_the_reason_if_no_other_job_has_got_it():
     assert shares(job("a", 4, measured=WELL), nodes=1)["a"].reason == "NoRoom"
 
 
-def test_sizes_are_decided_anew_after_a_while_even_if_nothing_changes():
-    made = allocate(Snapshot((Node("n", {GPU: 1, "pods": 9}),), (job("a", 1),)), EFFICIENT, NOW)
-    assert made.again == REVIEW_SECONDS
+@pytest.mark.parametrize(("age", "after"), [(HOUR, REVIEW_SECONDS), (20.0, 20.0), (1.0, SOON_SECONDS)])
+def test_sizes_are_decided_anew_after_a_while_even_if_nothing_changes(age, after):
+    made = allocate(Snapshot((Node("n", {GPU: 1, "pods": 9}),), (job("a", 1, age=age), job("b"))), EFFICIENT, NOW)
+    assert made.again == after
 
 
 def test_quotas_bind_before_speeds():
