@@ -14,6 +14,8 @@ grows only if the expected gain exceeds its own measured pause (``worth.py``). N
 priority. If other workers must leave first, their room is promised and granted when they have left; until then a job's
 size is what fits now.
 
+Where a replica is a group of workers, all of this is of whole groups (``granting.py``).
+
 Warm spares use the remaining room: any worker may take it before another worker has to leave.
 
 A grant that does not become bound pods expires (``promise.py``), and no worker leaves for a job of which the API server
@@ -29,8 +31,9 @@ from datetime import datetime
 from elastrain_operator.allocation import explanations, goals, worth
 from elastrain_operator.allocation.fair import Tier
 from elastrain_operator.allocation.grant import Grant, Stop
+from elastrain_operator.allocation.granting import Granting
 from elastrain_operator.allocation.match import lets_go
-from elastrain_operator.allocation.model import Allocation, Amounts, Job, Kind, Place, Policy, Share, Sharing, Snapshot
+from elastrain_operator.allocation.model import Allocation, Job, Kind, Place, Policy, Share, Sharing, Snapshot, Worker
 from elastrain_operator.allocation.quotas import Quotas
 from elastrain_operator.allocation.room import Idle, May, Room
 from elastrain_operator.allocation.worth import Worth
@@ -71,9 +74,7 @@ class _Sharing:
         self._grants = {job.uid: self._seat(job, totals) for job in snapshot.jobs}
         self._queue = sorted(self._grants.values(), key=_order)
         self._quotas = Quotas(policy.quotas)
-        self._tier: Tier | None = None
-        self._saved: dict[str, Grant] | None = None
-        self._refused: dict[str, str] = {}  # why the quota refused a job's next worker
+        self._granting = Granting(self.room, self._quotas, self._grants)
         self._idle: dict[Kind, Idle] = {}
         self._troubled: dict[Place, tuple[frozenset[str], frozenset[str]]] = {}
 
@@ -103,7 +104,7 @@ class _Sharing:
         """Room for the pods that Kueue has admitted; spares leave for it, workers do not."""
         for kind, count in self._snapshot.reserved:
             left = count
-            while left and (self.room.place(kind) or self._displace(kind, lambda _uid, _picked: False)):
+            while left and (self.room.place(kind) or self._granting.displace(kind, lambda _uid, _picked: False)):
                 left -= 1
 
     # ---- rule 1 ------------------------------------------------------------------------------------------------------
@@ -111,7 +112,7 @@ class _Sharing:
         for grant in self._queue:
             if grant.job.trains:
                 grant.let_in = True
-                while grant.kept < grant.job.min and self._keep(grant, bounded=False):
+                while grant.kept + grant.holes < grant.job.min and self._granting.keep(grant, bounded=False):
                     pass
 
     # ---- rule 2 ------------------------------------------------------------------------------------------------------
@@ -119,7 +120,7 @@ class _Sharing:
         failed: dict[Kind, tuple[int, int]] = {}
         for grant in self._queue:
             if grant.job.trains:
-                while grant.granted < grant.floor and self._grant(grant, _any_but(grant)):
+                while grant.granted < grant.floor and self._granting.grant(grant, _any_but(grant)):
                     pass
                 continue
             if grant.floor < grant.job.min:
@@ -132,26 +133,21 @@ class _Sharing:
                 failed[grant.job.kind] = (min(least, grant.job.min), grant.reached)
 
     def _take_minimum(self, grant: Grant) -> bool:
-        while grant.granted < grant.job.min and self._grant(grant, _any_but(grant)):
+        while grant.granted < grant.job.min and self._granting.grant(grant, _any_but(grant)):
             pass
         grant.coming = grant.waits > 0
         return grant.granted >= grant.job.min
 
     def _try(self, grant: Grant, take: Callable[[Grant], bool]) -> bool:
         """All or nothing: admit a job by ``take``, or undo all of it."""
-        self.room.begin()
-        self._saved = {grant.job.uid: grant.copy()}
-        used = self._quotas.copy_of(grant.job.namespace)
-        grant.let_in = take(grant)
-        if grant.let_in:
-            self.room.commit()
-        else:
-            grant.reached, grant.coming = max(grant.reached, grant.granted), False
-            self.room.rollback()
-            for uid, before in self._saved.items():
-                self._grants[uid].restore(before)
-            self._quotas.restore(grant.job.namespace, used)
-        self._saved = None
+
+        def taken(grant: Grant) -> bool:
+            done = take(grant)
+            if not done:
+                grant.reached, grant.coming = max(grant.reached, grant.granted), False
+            return done
+
+        grant.let_in = self._granting.attempt(grant, taken)
         return grant.let_in
 
     # ---- rule 3 ------------------------------------------------------------------------------------------------------
@@ -161,7 +157,7 @@ class _Sharing:
         for grant in fixed:
             self._keep_all(grant)
         for grant in fixed:
-            while grant.granted < grant.limit and self._grant(grant, _any_but(grant)):
+            while grant.granted < grant.limit and self._granting.grant(grant, _any_but(grant)):
                 pass
         elastic = [s for s in grants if s.job.elastic]
         budget = goals.Budget(elastic, self.room, {})
@@ -172,12 +168,12 @@ class _Sharing:
         if self._by_goals:
             goals.set_limits(elastic, self.room, self._policy, self._now, self._quotas.left())
         leaving = bool(self._snapshot.leaving)
-        self._tier = Tier(elastic, self._policy.weights, self._grants, leaving=leaving, goals=self._by_goals)
-        self._tier.fill(self._grant)
-        self._tier = None
+        self._granting.tier = Tier(elastic, self._policy.weights, self._grants, leaving=leaving, goals=self._by_goals)
+        self._granting.tier.fill(self._granting.grant)
+        self._granting.tier = None
 
     def _keep_all(self, grant: Grant) -> None:
-        while grant.granted < grant.limit and self._keep(grant):
+        while grant.granted < grant.limit and self._granting.keep(grant):
             pass
 
     # ---- nodes that an autoscaler may add ----------------------------------------------------------------------------
@@ -191,87 +187,29 @@ class _Sharing:
             self._try(grant, self._take_what_fits)
 
     def _take_what_fits(self, grant: Grant) -> bool:
-        while grant.granted < grant.job.min and self._grant(grant, None, at_once=True):
+        while grant.granted < grant.job.min and self._granting.grant_worker(grant, None, at_once=True):
             pass
-        demand = grant.job.kind.demand
         missing = grant.job.min - grant.granted
         if grant.stop is Stop.QUOTA or self.room.could_bind(grant.job.kind):
             return False
-        for _ in range(missing):
-            if not self._within_quota(grant, demand):
-                return False
-            self._quotas.use(grant.job.namespace, demand)
         grant.awaits = missing
-        return True
+        return self._granting.use_quota(grant, missing)
 
     def _pending(self, grant: Grant, reason: Stop) -> int:
         """Workers beyond its size that an admitted job keeps Pending."""
         job = grant.job
         growing = grant.let_in and not grant.awaits and reason in (Stop.NO_ROOM, Stop.NO_NODE)
-        if not (growing and self._policy.pending and job.may_ask and job.admitted) or self.room.could_bind(job.kind):
+        if not (growing and self._policy.pending and job.may_ask and job.admitted):
             return 0
-        asked = 0
-        while asked < min(self._policy.pending, job.cap - self._size(grant)):
-            if self._quotas.refusal(job.namespace, job.kind.demand) is not None:
-                break
-            self._quotas.use(grant.job.namespace, job.kind.demand)
-            asked += 1
+        self.room.begin()
+        if job.group_size > 1:
+            self._granting.fill_up(grant)  # its pods are bound to that room
+        asked, most = 0, min(-(-self._policy.pending // job.group_size) * job.group_size, job.cap - self._size(grant))
+        if not self.room.could_bind(job.kind):
+            while asked < most and self._granting.use_quota(grant, job.group_size):
+                asked += job.group_size
+        self.room.commit() if asked else self.room.rollback()
         return asked
-
-    # ---- granting ----------------------------------------------------------------------------------------------------
-    def _grant(self, grant: Grant, may: May | None, *, at_once: bool = False) -> bool:
-        """One more worker: an existing one, else a free place, else the place of workers that leave for it (never
-        ``at_once``, and never for a job of which no pod was admitted)."""
-        if grant.next_loose() is not None:
-            return self._keep(grant)
-        demand = grant.job.kind.demand
-        if not self._within_quota(grant, demand):
-            return False
-        asks = grant.job.admitted and not at_once and (may is not None or self.room.has_spares)
-        if self.room.place(grant.job.kind, at_once=at_once):
-            grant.fresh += 1
-        elif asks and self._displace(grant.job.kind, may):
-            grant.waits += 1
-        else:
-            grant.stop = Stop.NO_ROOM
-            return False
-        self._quotas.use(grant.job.namespace, demand)
-        return True
-
-    def _keep(self, grant: Grant, bounded: bool = True) -> bool:
-        worker = grant.next_loose()
-        if worker is None or (bounded and not self._within_quota(grant, worker.demand)):
-            return False
-        grant.keep(worker)
-        self.room.keep(worker)
-        self._quotas.use(grant.job.namespace, worker.demand)
-        return True
-
-    def _displace(self, kind: Kind, may: May | None) -> bool:
-        """Displace spares, or if that is not enough, workers that ``may`` be displaced."""
-        gone = self.room.give_back(kind, self._rank) if self.room.has_spares else None
-        if gone is None and may is not None:
-            gone = self.room.displace(kind, may, self._rank)
-        for loose in gone or ():
-            other = self._grants[loose.uid]
-            if self._saved is not None and loose.uid not in self._saved:
-                self._saved[loose.uid] = other.copy()
-            other.lose(loose.worker)
-            if self._tier is not None and not loose.worker.spare:
-                self._tier.lost(other)
-        return gone is not None
-
-    def _rank(self, uid: str) -> tuple[int, ...]:
-        """The lowest priority first; within a priority, the job that holds the most, beyond its goal if it has one."""
-        grant = self._grants[uid]
-        return (grant.job.priority, -grant.beyond_goal * grant.step, -grant.held_level)
-
-    def _within_quota(self, grant: Grant, demand: Amounts) -> bool:
-        refused = self._quotas.refusal(grant.job.namespace, demand)
-        if refused is not None:
-            grant.stop = Stop.QUOTA
-            self._refused[grant.job.uid] = refused
-        return refused is None
 
     # ---- does it pay? ------------------------------------------------------------------------------------------------
     def not_worth_it(self) -> dict[str, str]:
@@ -310,17 +248,22 @@ class _Sharing:
     def _with_spares(self, grant: Grant, share: Share) -> Share:
         """The remaining room: for existing spares first, then for new ones. Quotas count spares as well."""
         job = grant.job
-        standing: list[str] = []
-        for worker in [w for w in job.workers if w.spare and w.node]:
-            loose = worker.name not in grant.stays and worker.name not in grant.goes
-            if loose and len(standing) < job.spares and self._quotas.refusal(job.namespace, worker.demand) is None:
-                self._quotas.use(grant.job.namespace, worker.demand)
-                standing.append(worker.name)
-        spares, demand = len(standing), job.kind.demand
-        while spares < job.spares and self._quotas.refusal(job.namespace, demand) is None and self.room.place(job.kind):
-            self._quotas.use(grant.job.namespace, demand)
-            spares += 1
-        return replace(share, spares=spares, release=share.release - frozenset(standing))
+        size, standing, spares = job.group_size, set[str](), 0
+
+        def another(mates: Sequence[Worker]) -> bool:
+            permitted = self._quotas.refusal(job.namespace, job.kind.demand, size) is None
+            if spares >= job.spares or not permitted or not self._granting.places(job, size - len(mates)):
+                return False
+            self._quotas.use(job.namespace, job.kind.demand, size)
+            return True
+
+        for mates in grant.spare_replicas():
+            if another(mates):
+                spares += size
+                standing |= {w.name for w in mates}
+        while another(()):
+            spares += size
+        return replace(share, spares=spares, release=share.release - standing)
 
     def _share(self, grant: Grant, revoked: dict[str, str]) -> Share:
         job, size = grant.job, self._size(grant)
@@ -347,11 +290,11 @@ class _Sharing:
         """Desired workers now; promised room counts when it is free."""
         if grant.job.trains:
             at_once = self._by_goals and grant.job.elastic and grant.waits  # it grows once, when all of it is free
-            return max(grant.kept if at_once else grant.kept + grant.fresh, grant.job.min)
-        return grant.kept + grant.fresh + grant.awaits if grant.let_in and not grant.coming else 0
+            return max(grant.whole(grant.kept if at_once else grant.kept + grant.fresh), grant.job.min)
+        return grant.whole(grant.kept + grant.fresh + grant.awaits) if grant.let_in and not grant.coming else 0
 
     def _why(self, grant: Grant, size: int) -> tuple[Stop, str]:
-        job, quota = grant.job, self._refused.get(grant.job.uid, "")
+        job, quota = grant.job, self._granting.refused.get(grant.job.uid, "")
         if grant.awaits:
             return Stop.NODES, explanations.nodes(grant)
         if size >= job.cap:
@@ -379,18 +322,19 @@ class _Sharing:
         """Workers on departing nodes, as many as find room elsewhere, while at least the minimum continues to train."""
         if not going or not grant.let_in:
             return frozenset()
-        staying = [w for w in grant.job.workers if w.name in grant.stays]
-        spare = max(sum(w.trains for w in staying) - grant.job.min, 0)
-        chosen: list[str] = []
-        for worker in [w for w in staying if w.node in going]:
-            if worker.trains and not spare:
+        replicas = grant.kept_replicas()
+        least = grant.job.min // grant.job.group_size
+        spare = max(sum(all(w.trains for w in r) for r in replicas) - least, 0)
+        left, chosen = len(replicas) - least, set[str]()
+        for replica in [r for r in replicas if any(w.node in going for w in r)]:
+            trains = all(w.trains for w in replica)
+            if trains and not spare:
                 continue
-            if len(staying) - len(chosen) <= grant.job.min:
+            if left <= 0 or not self._granting.places(grant.job, grant.job.group_size):
                 break
-            if not self.room.place(grant.job.kind):
-                break
-            spare -= worker.trains
-            chosen.append(worker.name)
+            spare -= trains
+            left -= 1
+            chosen |= {w.name for w in replica}
         return frozenset(chosen)
 
     def _trouble(self, place: Place) -> tuple[frozenset[str], frozenset[str]]:

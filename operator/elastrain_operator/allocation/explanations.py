@@ -11,26 +11,36 @@ from elastrain_operator.allocation.room import Idle
 from elastrain_operator.allocation.worth import Worth
 
 
+def replicas(job: Job, workers: int) -> str:
+    """So many workers as the job's users count them: ``4 workers``, or ``2 groups`` of 2 workers each."""
+    if job.group_size == 1:
+        return headcount(workers)
+    number = workers // job.group_size
+    return "1 group" if number == 1 else f"{number} groups"
+
+
 def at_max(job: Job, size: int) -> str:
     """The job has its largest size."""
-    return f"{headcount(size)}: all of {'maxReplicas' if job.elastic else 'replicas'}"
+    return f"{replicas(job, size)}: all of {'maxReplicas' if job.elastic else 'replicas'}"
 
 
 def minimum(grant: Grant, idle: Idle | None, quota: str) -> str:
     """A job that is not admitted."""
     job = grant.job
+    several = job.min > job.group_size
     needs = (
-        f"waits: {headcount(job.min)} must start together (minReplicas)"
-        if job.min > 1
-        else "waits for its first worker"
+        f"waits: {replicas(job, job.min)} must start together (minReplicas)"
+        if several
+        else f"waits for its first {_replica(job)}"
     )
     if grant.coming:
-        return f"{needs}; other workers are leaving for {'them' if job.min > 1 else 'it'}"
+        return f"{needs}; other workers are leaving for {'them' if several else 'it'}"
     if grant.stop is Stop.QUOTA:
         return f"{needs}; {quota}"
     if idle is not None and not idle.nodes:
         return f"{needs}; {_no_node(job)}"
-    return f"{needs}, there is room for {grant.reached}; {_idle(job, idle)}" if idle else needs
+    room = grant.reached // job.group_size
+    return f"{needs}, there is room for {room}; {_idle(job, idle)}" if idle else needs
 
 
 def not_grown(grant: Grant, idle: Idle | None, quota: str) -> str:
@@ -46,7 +56,8 @@ def not_grown(grant: Grant, idle: Idle | None, quota: str) -> str:
 
 def nodes(grant: Grant) -> str:
     """A job that starts when an autoscaler has added nodes."""
-    have = f"{grant.granted} of {headcount(grant.job.min)} (minReplicas)"
+    groups = "" if grant.job.group_size == 1 else f": {replicas(grant.job, grant.job.min)}"
+    have = f"{grant.granted} of {headcount(grant.job.min)} (minReplicas{groups})"
     return f"waits for nodes: there is room for {have}; the others are Pending, as a signal to an autoscaler"
 
 
@@ -64,6 +75,7 @@ def recent(policy: Policy) -> str:
 class Gain:
     """What a job gains by more workers."""
 
+    job: Job
     workers: int
     samples: float | None
     """Samples per second; None: unknown."""
@@ -78,17 +90,17 @@ class Gain:
         return percent if self.samples is None else f"{_figure(self.samples)} {unit} ({percent})"
 
 
-def others_gain(here: Gain, there: Gain, other: Job) -> str:
+def others_gain(here: Gain, there: Gain) -> str:
     """The next accelerators are worth more in another job."""
-    name = f"{other.namespace}/{other.name}"
-    theirs = headcount(there.workers)
-    return f"not grown: {headcount(here.workers)} would add {here} here; {theirs} of {name} gained more: {there}"
+    more, other = replicas(here.job, here.workers), replicas(there.job, there.workers)
+    name = f"{there.job.namespace}/{there.job.name}"
+    return f"not grown: {more} would add {here} here; {other} of {name} gained more: {there}"
 
 
-def untried(most: int, tried: int) -> str:
+def untried(job: Job, most: int, tried: int) -> str:
     """The job may not have more until it has trained with what it has."""
-    known = f"its steps with more than {headcount(tried)}" if tried else "its steps"
-    return f"not grown: it tries at most {headcount(most)} before {known} are measured"
+    known = f"its steps with more than {replicas(job, tried)}" if tried else "its steps"
+    return f"not grown: it tries at most {replicas(job, most)} before {known} are measured"
 
 
 def no_gain() -> str:
@@ -98,14 +110,17 @@ def no_gain() -> str:
 
 def vain(job: Job, to: int, worth: Worth) -> str:
     """A larger size would not be worth its pause."""
-    gain = f"growing by {headcount(to - job.size)} would gain {worth.gain:.0f} worker-seconds in {worth.seconds:.0f} s"
+    gain = (
+        f"growing by {replicas(job, to - job.size)} would gain {worth.gain:.0f} worker-seconds in {worth.seconds:.0f} s"
+    )
     return f"not grown: {gain}, the pause would cost {worth.cost:.0f}"
 
 
-def quota(namespace: str, resource: str, used: int, most: int, need: int) -> str:
-    """The namespace's quota has no room for another worker."""
+def quota(namespace: str, resource: str, used: int, most: int, need: int, *, workers: int = 1) -> str:
+    """The namespace's quota has no room for another worker, or group of ``workers``, which needs ``need``."""
     have = f"{amount(resource, used)} of {amount(resource, most)} {resource}"
-    return f"{have} of namespace {namespace}'s quota used, {amount(resource, need)} needed for the next worker"
+    what = "worker" if workers == 1 else f"{workers} workers"
+    return f"{have} of namespace {namespace}'s quota used, {amount(resource, need)} needed for the next {what}"
 
 
 def amount(resource: str, value: int) -> str:
@@ -129,17 +144,23 @@ def _figure(value: float) -> str:
 
 def _idle(job: Job, idle: Idle) -> str:
     """``2 nvidia.com/gpu idle, 4 needed for the next worker (nprocPerNode 4)``."""
-    need = dict(job.kind.demand).get(idle.resource, 0)
+    each = dict(job.kind.demand).get(idle.resource, 0)
+    need = each * job.group_size
     what = "places for pods" if idle.resource == PODS else idle.resource
     where = ""
-    if idle.short != idle.resource and idle.largest >= need:
+    if idle.short != idle.resource and idle.largest >= each:
         where = f", but {idle.short} is short"
-    elif idle.total >= need > idle.largest:
+    elif idle.total >= need and idle.largest < each:
         where = f", at most {amount(idle.resource, idle.largest)} on one node"
     ranks = f" (nprocPerNode {job.nproc})" if job.nproc > 1 else ""
     have, needed = amount(idle.resource, idle.total), amount(idle.resource, need)
-    unknown = f"; {blind(job)}" if job.unknown and idle.largest >= need else ""
-    return f"{have} {what} idle{where}, {needed} needed for the next worker{ranks}{unknown}"
+    unknown = f"; {blind(job)}" if job.unknown and idle.largest >= each else ""
+    group = f" ({job.group_size} workers)" if job.group_size > 1 else ""
+    return f"{have} {what} idle{where}, {needed} needed for the next {_replica(job)}{group}{ranks}{unknown}"
+
+
+def _replica(job: Job) -> str:
+    return "worker" if job.group_size == 1 else "group"
 
 
 def _no_node(job: Job) -> str:

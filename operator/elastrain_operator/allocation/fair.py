@@ -15,7 +15,7 @@ from elastrain_operator.allocation.grant import Grant
 from elastrain_operator.allocation.room import May
 
 Place = Callable[[Grant, May | None], bool]
-"""Grant a job one more worker, displacing workers if permitted (None: never); False: no room."""
+"""Grant a job one more replica, displacing workers if permitted (None: never); False: no room."""
 
 
 class Tier:
@@ -53,15 +53,15 @@ class Tier:
         self._held[namespace] += grant.held_level
         self._richest[namespace] = max(self._richest[namespace], grant.held_level - grant.step)
 
-    def lost(self, grant: Grant) -> None:
-        """One of the tier's workers was displaced."""
+    def lost(self, grant: Grant, workers: int = 1) -> None:
+        """So many workers of a job were displaced; negative: that was undone."""
         if grant.job.uid in self._mine:
-            self._held[grant.job.namespace] -= grant.step
+            self._held[grant.job.namespace] -= workers * grant.step
             if self._beyond is not None:
-                self._beyond -= 1
+                self._beyond -= workers
 
     def fill(self, place: Place) -> None:
-        """Grant one worker after another to the job with the least."""
+        """Grant one replica after another to the job with the least."""
         queues: dict[str, list[tuple[int, bool, float, str]]] = {}
         for grant in self._mine.values():
             queues.setdefault(grant.job.namespace, []).append(_key(grant))

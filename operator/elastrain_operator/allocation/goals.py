@@ -91,11 +91,11 @@ def _reason(grant: Grant, made: Decided) -> tuple[Stop | None, str]:
         winner = next(others, None)
         if winner is None:
             return None, ""
-        return Stop.OTHERS_GAIN, explanations.others_gain(_worth(refused), _worth(winner), winner.grant.job)
+        return Stop.OTHERS_GAIN, explanations.others_gain(_worth(refused), _worth(winner))
     most = made.untried.get(grant.job.uid)
     if most is not None and grant.goal == most:
         tried = speedup.learned(grant.job.measured).largest
-        return Stop.UNTRIED, explanations.untried(most, tried)
+        return Stop.UNTRIED, explanations.untried(grant.job, most, tried)
     return Stop.NO_GAIN, explanations.no_gain()
 
 
@@ -103,7 +103,7 @@ def _worth(stride: Stride) -> explanations.Gain:
     job, workers, effective = stride.grant.job, stride.high - stride.low, stride.grant.job.batches is not None
     each = None if not job.measured else 1.0 if effective else job.samples
     samples = None if each is None else each * stride.faster
-    return explanations.Gain(workers, samples, stride.part, effective)
+    return explanations.Gain(job, workers, samples, stride.part, effective)
 
 
 def set_goals(grants: Iterable[Grant], room: Room, policy: Policy, now: datetime, quotas: Quotas) -> Decided:
@@ -117,6 +117,7 @@ def set_goals(grants: Iterable[Grant], room: Room, policy: Policy, now: datetime
         grant.goal = grant.granted if missing <= 0 or not budget.take(grant.job, missing) else grant.job.min
         share, node = budget.equal_share(grant.job.kind), room.per_node(grant.job.kind)
         most = min(grant.limit, _reach(grant.job, share, node, now))
+        most -= most % grant.job.group_size
         if most < grant.limit:
             made.untried[grant.job.uid] = most
         strides += _strides(grant, most, share, node, policy, stays=_stays(grant.job, policy, now))
@@ -192,7 +193,7 @@ def _strides(grant: Grant, most: int, equal: int, node: int, policy: Policy, *, 
     parts = [s / speeds[equal] * (1.0 if w == job.size else stays) for w, s in enumerate(speeds[: most + 1])]
     values = [weight * max(part, 1e-3) ** power / power for part in parts]
     found = []
-    for low, high in _hull(values, start):
+    for low, high in _hull(values, range(start, most + 1, job.group_size)):
         faster = speeds[high] - speeds[low]
         gain = _slope(values, low, high) / grant.step
         found.append(Stride(gain, grant, low, high, faster, faster / speeds[low] if low else 1.0))
@@ -221,10 +222,10 @@ def _stays(job: Job, policy: Policy, now: datetime) -> float:
     return min(max(part, 0.0), 1 - NOISE)
 
 
-def _hull(values: Sequence[float], start: int) -> list[tuple[int, int]]:
-    """The rising edges of the upper hull of ``values`` from ``start`` on."""
+def _hull(values: Sequence[float], sizes: Iterable[int]) -> list[tuple[int, int]]:
+    """The rising edges of the upper hull of the ``values`` of these sizes, in their order."""
     corners: list[int] = []
-    for i in range(start, len(values)):
+    for i in sizes:
         while len(corners) > 1 and _slope(values, corners[-1], i) >= _slope(values, corners[-2], corners[-1]):
             corners.pop()
         corners.append(i)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -67,6 +67,10 @@ class Grant:
     """Names of the workers that have to leave for other jobs."""
     spares_left: int = 0
     """Undecided spares on a node: any worker may take their room; the job does not hold it."""
+    holes: int = 0
+    """Workers that are missing in groups which stay in any case."""
+    parts: set[str] = field(default_factory=set)
+    """Groups of which a part exists, without places for the rest."""
     _at: int = 0
 
     @classmethod
@@ -109,10 +113,34 @@ class Grant:
         workers = self.job.workers
         while self._at < len(workers):
             worker = workers[self._at]
-            if worker.node and worker.name not in self.stays and worker.name not in self.goes:
+            if self._loose(worker):
                 return worker
             self._at += 1
         return None
+
+    def next_group(self) -> tuple[Worker, ...]:
+        """The undecided workers of the group that stays longest: a whole one, else a part; empty: there is none."""
+        groups = [g for g in _groups(w for w in self.job.workers if self._loose(w)) if g[0].group not in self.parts]
+        return next((g for g in groups if len(g) == self.job.group_size), groups[0] if groups else ())
+
+    def kept_replicas(self) -> list[tuple[Worker, ...]]:
+        """Workers that stay, by replica."""
+        return _groups(w for w in self.job.workers if w.name in self.stays)
+
+    def spare_replicas(self) -> list[tuple[Worker, ...]]:
+        """Undecided spares, by replica."""
+        return _groups(w for w in self.job.workers if w.spare and self._loose(w))
+
+    def _loose(self, worker: Worker) -> bool:
+        return bool(worker.node) and worker.name not in self.stays and worker.name not in self.goes
+
+    def whole(self, workers: int) -> int:
+        """So many workers, without those that make no whole group. A group that stays in part is created anew to a
+        whole one."""
+        size = self.job.group_size
+        if size == 1:
+            return workers
+        return max(workers // size, len(self.kept_replicas())) * size
 
     def keep(self, worker: Worker) -> None:
         self.stays.add(worker.name)
@@ -131,7 +159,15 @@ class Grant:
         """Return to the state of the copy ``before``."""
         self.kept, self.fresh, self.waits, self._at = before.kept, before.fresh, before.waits, before._at
         self.stays, self.goes = set(before.stays), set(before.goes)
-        self.spares_left = before.spares_left
+        self.spares_left, self.holes = before.spares_left, before.holes
+
+
+def _groups(workers: Iterable[Worker]) -> list[tuple[Worker, ...]]:
+    """Workers of one job by group, in their order; a worker without a group is one by itself."""
+    found: dict[str, list[Worker]] = {}
+    for worker in workers:
+        found.setdefault(worker.group or worker.name, []).append(worker)
+    return [tuple(group) for group in found.values()]
 
 
 def _step(job: Job, totals: Mapping[str, int]) -> int:

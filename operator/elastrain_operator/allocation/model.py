@@ -105,6 +105,8 @@ class Worker:
     """It is in the newest generation."""
     spare: bool = False
     """A warm spare: any other worker may take its room."""
+    group: str = ""
+    """Its group, if the job's replicas have several workers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,12 +281,10 @@ class Share:
     """The API server must admit a pod of the job (in a dry run) before other workers leave for it."""
 
     def in_replicas(self, workers: int) -> Share:
-        """The share of a job whose replicas have so many workers each; without workers that make no whole replica."""
+        """The share of a job whose replicas have so many workers each."""
         if workers == 1 or self.size is None:
             return self
-        return replace(
-            self, size=self.size // workers, spares=self.spares // workers, pending=-(-self.pending // workers)
-        )
+        return replace(self, size=self.size // workers, spares=self.spares // workers, pending=self.pending // workers)
 
     def differs(self, other: Share | None) -> bool:
         """Whether the difference requires an action, beyond a changed message."""

@@ -33,7 +33,7 @@ class Promise:
     failures: int = 0
     """Expired grants in a row."""
     usable: int | None = None
-    """Bound workers when the last grant expired; None: none has expired."""
+    """Bound workers of whole groups when the last grant expired; None: none has expired."""
     until: datetime | None = None
     """When the grant expires (``since`` is set), or when the job may be granted more again; None: neither."""
     generation: int | None = None
@@ -58,7 +58,7 @@ def after(before: Promise | None, job: Job, granted: int, now: datetime, patienc
     if bound < granted:
         since = now if progress or old.since is None else old.since
     # What it could use stays known after the back-off: only more of it is a success.
-    failures = 0 if old.usable is not None and bound > old.usable else old.failures
+    failures = 0 if old.usable is not None and _whole(bound, job) > old.usable else old.failures
     made = replace(old, granted=granted, bound=bound, since=since, failures=failures, until=None)
     if since is None:
         return made
@@ -75,9 +75,13 @@ def usable(promise: Promise, now: datetime) -> int | None:
 
 def _expired(promise: Promise, job: Job, now: datetime) -> Promise:
     seconds = min(FIRST_BACKOFF * 2**promise.failures, MOST_BACKOFF)
-    kept = promise.bound if job.trains or promise.bound >= job.min else 0
+    kept = _whole(promise.bound, job) if job.trains or promise.bound >= job.min else 0
     until = now + timedelta(seconds=seconds)
     return replace(promise, since=None, failures=promise.failures + 1, usable=kept, until=until)
+
+
+def _whole(workers: int, job: Job) -> int:
+    return workers - workers % job.group_size
 
 
 class Promises:

@@ -17,20 +17,20 @@ class Quotas:
         self._most = most
         self._used: dict[str, dict[str, int]] = {namespace: {} for namespace in most}
 
-    def refusal(self, namespace: str, demand: Amounts) -> str | None:
-        """Why the quota of the namespace does not permit ``demand`` more; None: it does."""
+    def refusal(self, namespace: str, demand: Amounts, times: int = 1) -> str | None:
+        """Why the quota of the namespace does not permit so many times ``demand`` more; None: it does."""
         bounds = self._most.get(namespace, {})
         for resource, amount in demand:
             most, used = bounds.get(resource), self._used.get(namespace, {}).get(resource, 0)
-            if most is not None and used + amount > most:
-                return explanations.quota(namespace, resource, used, most, amount)
+            if most is not None and used + times * amount > most:
+                return explanations.quota(namespace, resource, used, most, times * amount, workers=times)
         return None
 
-    def use(self, namespace: str, demand: Amounts) -> None:
+    def use(self, namespace: str, demand: Amounts, times: int = 1) -> None:
         used = self._used.get(namespace)
         if used is not None:
             for resource, amount in demand:
-                used[resource] = used.get(resource, 0) + amount
+                used[resource] = used.get(resource, 0) + times * amount
 
     def left(self) -> dict[str, dict[str, int]]:
         """Namespace → resource → amount that is still permitted."""

@@ -1,7 +1,8 @@
 """Where workers fit during an allocation: per node, the free room now and later, and the workers that may still leave.
 
 Workers are whole pods, so room is counted per node. A worker has one of three states: *kept* (granted again), *loose*
-(exists, and is not granted yet: it may have to leave) or *displaced* (it has to leave). During one allocation room only
+(exists, and is not granted yet: it may have to leave) or *displaced* (it has to leave, with all workers of its group).
+During one allocation room only
 shrinks, so a node that is too full for a kind of worker is never examined again: the cost is O(kinds x nodes +
 workers). Mutable, used for one allocation; nothing outside it changes.
 """
@@ -74,15 +75,21 @@ class Room:
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.looks = 0
-        self._undo: list[Callable[[], None]] | None = None
+        self._undo: list[list[Callable[[], None]]] = []
+        """Of each transaction, the outermost first."""
         self._nodes = snapshot.nodes
         self._now: dict[str, Vector] = {n.name: dict(n.room) for n in snapshot.nodes}
-        self._loose: dict[str, dict[str, Loose]] = {n.name: {} for n in snapshot.nodes}
+        self._loose: dict[str, dict[tuple[str, str], Loose]] = {n.name: {} for n in snapshot.nodes}
+        """By node, then by job (UID) and worker (name)."""
+        self._groups: dict[tuple[str, str], list[Loose]] = {}
+        """By job (UID) and group: its workers on nodes."""
         self._held: dict[str, Vector] = {n.name: {} for n in snapshot.nodes}  # by loose workers
         for job in snapshot.jobs:
             for turn, worker in enumerate(job.workers):
                 if worker.node in self._now:
-                    self._loose[worker.node][worker.name] = Loose(job.uid, worker, turn)
+                    self._loose[worker.node][job.uid, worker.name] = loose = Loose(job.uid, worker, turn)
+                    if worker.group:
+                        self._groups.setdefault((job.uid, worker.group), []).append(loose)
                     self._change(self._held, worker.node, worker.demand, 1)
                     self._change(self._now, worker.node, worker.demand, -1)
         for held in snapshot.leaving:
@@ -102,16 +109,17 @@ class Room:
 
     # ---- all or nothing ----------------------------------------------------------------------------------------------
     def begin(self) -> None:
-        """Start a transaction."""
-        self._undo = []
+        """Start a transaction, which may be part of another one."""
+        self._undo.append([])
 
     def commit(self) -> None:
-        self._undo = None
+        changes = self._undo.pop()
+        if self._undo:
+            self._undo[-1] += changes
 
     def rollback(self) -> None:
         """Undo all changes since ``begin``."""
-        changes, self._undo = self._undo or [], None
-        for undo in reversed(changes):
+        for undo in reversed(self._undo.pop()):
             undo()
 
     @property
@@ -120,10 +128,10 @@ class Room:
         return bool(self._with_spares)
 
     # ---- granting ----------------------------------------------------------------------------------------------------
-    def keep(self, worker: Worker) -> None:
-        """An existing worker stays."""
+    def keep(self, worker: Worker, uid: str) -> None:
+        """An existing worker of a job stays."""
         self.looks += 1
-        self._settle(worker)
+        self._settle(worker, uid)
 
     def place(self, kind: Kind, *, at_once: bool = False) -> bool:
         """Take free room for a worker; False: there is none. ``at_once``: its pod is bound before any other's."""
@@ -188,9 +196,9 @@ class Room:
 
     def _promise(self, node: str, kind: Kind, leaving: list[Loose]) -> list[Loose]:
         for loose in leaving:
-            self._settle(loose.worker)
-            self._change(self._later, node, loose.worker.demand, 1)
-            self._change(self._physical, node, loose.worker.demand, 1)
+            self._settle(loose.worker, loose.uid)
+            self._change(self._later, loose.worker.node, loose.worker.demand, 1)
+            self._change(self._physical, loose.worker.node, loose.worker.demand, 1)
         self._change(self._later, node, kind.demand, -1)
         return leaving
 
@@ -230,42 +238,48 @@ class Room:
         ``only`` is given: of these) do not hold enough."""
         later = self._later[node]
         need = {r: amount - later.get(r, 0) for r, amount in demand if amount > later.get(r, 0)}
-        chosen: list[Loose] = []
+        chosen: list[list[Loose]] = []
         uids: list[str] = []
         there = self._loose[node].values() if only is None else only
         for loose in sorted(there, key=lambda x: (not x.worker.spare, rank(x.uid), x.uid, -x.turn)):
             if not need:
                 break
             useful = any(r in need for r, _ in loose.worker.demand)
-            if useful and (loose.worker.spare or may(loose.uid, uids)):
-                chosen.append(loose)
-                if not loose.worker.spare:
-                    uids.append(loose.uid)
-                left = {r: n - dict(loose.worker.demand).get(r, 0) for r, n in need.items()}
-                need = {r: n for r, n in left.items() if n > 0}
+            if not useful or any(loose in unit for unit in chosen):
+                continue
+            unit = self._mates(loose)
+            working = [x.uid for x in unit if not x.worker.spare]
+            if not working or may(loose.uid, [*uids, *working[1:]]):
+                chosen.append(unit)
+                uids += working
+                for r, amount in _freed(unit, node).items():
+                    need[r] = need.get(r, 0) - amount
+                need = {r: n for r, n in need.items() if n > 0}
         self.looks += len(chosen)
         return None if need else self._spared(chosen, node, demand)
 
-    def _spared(self, chosen: list[Loose], node: str, demand: Amounts) -> list[Loose]:
-        """``chosen`` without unneeded workers: a large worker may have followed small ones."""
+    def _spared(self, chosen: list[list[Loose]], node: str, demand: Amounts) -> list[Loose]:
+        """``chosen`` without unneeded replicas: a large worker may have followed small ones."""
         kept = list(chosen)
-        for loose in chosen:
-            rest = [x for x in kept if x is not loose]
-            freed: Vector = {}
-            for other in rest:
-                _add(freed, other.worker.demand, 1)
-            if _has(self._later[node], demand, freed):
+        for unit in chosen:
+            rest = [u for u in kept if u is not unit]
+            if _has(self._later[node], demand, _freed((x for u in rest for x in u), node)):
                 kept = rest
-        return kept
+        return [x for u in kept for x in u]
 
-    def _settle(self, worker: Worker) -> None:
+    def _mates(self, loose: Loose) -> list[Loose]:
+        """All loose workers of a group."""
+        group = self._groups.get((loose.uid, loose.worker.group), [loose])
+        return [x for x in group if (x.uid, x.worker.name) in self._loose[x.worker.node]]
+
+    def _settle(self, worker: Worker, uid: str) -> None:
         """A worker is no longer loose."""
         there = self._loose.get(worker.node, {})
-        loose = there.pop(worker.name, None)
+        loose = there.pop((uid, worker.name), None)
         if loose is None:
             return  # on a node that is gone
-        if self._undo is not None:
-            self._undo.append(partial(there.__setitem__, worker.name, loose))
+        if self._undo:
+            self._undo[-1].append(partial(there.__setitem__, (uid, worker.name), loose))
         self._change(self._held, worker.node, worker.demand, -1)
 
     def _line(self, kind: Kind, now: bool) -> _Line:
@@ -286,19 +300,28 @@ class Room:
 
     def _advance(self, line: _Line, start: int) -> None:
         if start != line.start:
-            if self._undo is not None:
-                self._undo.append(partial(setattr, line, "start", line.start))
+            if self._undo:
+                self._undo[-1].append(partial(setattr, line, "start", line.start))
             line.start = start
 
     def _change(self, book: dict[str, Vector], node: str, demand: Amounts, sign: int) -> None:
         _add(book[node], demand, sign)
-        if self._undo is not None:
-            self._undo.append(partial(_add, book[node], demand, -sign))
+        if self._undo:
+            self._undo[-1].append(partial(_add, book[node], demand, -sign))
 
 
 def _add(vector: Vector, demand: Iterable[tuple[str, int]], sign: int) -> None:
     for resource, amount in demand:
         vector[resource] = vector.get(resource, 0) + sign * amount
+
+
+def _freed(workers: Iterable[Loose], node: str) -> Vector:
+    """What ``node`` gains if these workers leave."""
+    freed: Vector = {}
+    for loose in workers:
+        if loose.worker.node == node:
+            _add(freed, loose.worker.demand, 1)
+    return freed
 
 
 def _has(vector: Vector, demand: Amounts, more: Vector | None = None) -> bool:

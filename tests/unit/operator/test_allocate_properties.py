@@ -47,6 +47,8 @@ class Played:
     spec: Job
     workers: dict[str, str] = field(default_factory=dict)
     """Name → node; empty: not bound."""
+    groups: dict[str, int] = field(default_factory=dict)
+    """Name → group; without groups of several workers each is one."""
     size: int = 0
     trains: bool = False
     resized: datetime | None = None
@@ -55,6 +57,18 @@ class Played:
     """Warm spares that it was given."""
     pending: int = 0
     """Workers that it keeps Pending for an autoscaler."""
+
+    def replicas(self) -> list[list[str]]:
+        """Workers by group, those of whole bound groups first."""
+        found: dict[int, list[str]] = {}
+        for name in self.workers:
+            found.setdefault(self.groups[name], []).append(name)
+        if self.spec.group_size == 1:
+            return list(found.values())
+        return sorted(found.values(), key=lambda names: not self.is_whole(names))
+
+    def is_whole(self, replica: list[str]) -> bool:
+        return len(replica) == self.spec.group_size and all(self.workers[name] for name in replica)
 
 
 class World:
@@ -103,10 +117,19 @@ class World:
         )
 
     def _view(self, job: Played) -> Job:
-        demand, size = job.spec.kind.demand, job.size
+        demand, size, spares = job.spec.kind.demand, job.size, job.spec.spares > 0
+        several = job.spec.group_size > 1
+        names = [(n, job.is_whole(replica)) for replica in job.replicas() for n in replica]
         workers = tuple(
-            Worker(n, node, demand, job.trains and bool(node) and i < size, spare=job.spec.spares > 0 and i >= size)
-            for i, (n, node) in enumerate(job.workers.items())
+            Worker(
+                n,
+                job.workers[n],
+                demand,
+                trains=job.trains and whole and i < size,
+                spare=spares and i >= size,
+                group=str(job.groups[n]) if several else "",
+            )
+            for i, (n, whole) in enumerate(names)
         )
         return dataclasses.replace(job.spec, workers=workers, size=job.size, trains=job.trains, resized=job.resized)
 
@@ -127,16 +150,25 @@ class World:
         if share.size != job.size:
             job.size, job.resized = share.size, self.now
         job.spares, job.pending = share.spares, share.pending
-        order = sorted(job.workers, key=lambda n: (n not in share.release, bool(job.workers[n]), -int(n.split("-")[1])))
-        victims = order[: max(len(job.workers) - job.size - job.spares - job.pending, 0)]
-        victims += [n for n in share.replace if n not in victims]
-        for name in victims:
+        replicas = job.replicas()
+        replicas.sort(
+            key=lambda names: (share.release.isdisjoint(names), job.is_whole(names), -int(names[0].split("-")[1]))
+        )
+        wanted = (job.size + job.spares + job.pending) // job.spec.group_size
+        surplus = max(len(replicas) - wanted, 0)
+        victims = replicas[:surplus] + [r for r in replicas[surplus:] if not share.replace.isdisjoint(r)]
+        for name in itertools.chain(*victims):
             node = job.workers.pop(name)
             if node:
                 self.leaving.append(Held(node, job.spec.kind.demand))
-        while len(job.workers) < job.size + job.spares + job.pending:
-            job.births += 1
-            job.workers[f"{job.spec.name}-{job.births}"] = ""
+        left = [job.groups[replica[0]] for replica in job.replicas()]
+        numbers = [*left, *(job.births + n for n in range(1, wanted - len(left) + 1))]
+        for number in numbers:
+            missing = job.spec.group_size - sum(job.groups[name] == number for name in job.workers)
+            for _ in range(missing):
+                job.births += 1
+                name = f"{job.spec.name}-{job.births}"
+                job.workers[name], job.groups[name] = "", number
 
     def _schedule(self) -> None:
         """Bind what fits, to the node with the most room: not where the allocator expected."""
@@ -162,7 +194,8 @@ class World:
                     job.workers[name] = chosen
                     free[chosen].subtract(demand)
             bound = sum(bool(node) for node in job.workers.values())
-            job.trains = (job.trains and bound > 0) or bound >= job.spec.min
+            whole = sum(len(replica) for replica in job.replicas() if job.is_whole(replica))
+            job.trains = (job.trains and bound > 0) or whole >= job.spec.min
 
     def _picture(self) -> object:
         return [(uid, j.size, dict(j.workers), j.trains) for uid, j in sorted(self.jobs.items())], list(self.leaving)
@@ -180,10 +213,19 @@ class World:
             assert share.size is not None
             assert share.size <= job.cap, "never more than maxReplicas, or replicas"
             assert share.size == 0 or share.size >= job.min, "no job holds accelerators below its minimum"
+            groups: dict[str, list[Worker]] = {}
+            for worker in job.workers:
+                if worker.node:
+                    groups.setdefault(worker.group or worker.name, []).append(worker)
+            for mates in groups.values():
+                assert len({w.name in share.release for w in mates}) == 1, "workers of a group leave together"
+            for figure in (share.size, share.spares, share.pending):
+                assert figure % job.group_size == 0, "only whole groups are granted"
             if job.trains:
                 assert share.size >= job.min, "no training job is shrunk below its minimum"
-                staying = {w.name for w in job.workers if w.node} - share.release
-                assert len(staying) >= min(bound, job.min), "no training job loses a worker of its minimum"
+                whole = [w for mates in groups.values() if len(mates) == job.group_size for w in mates]
+                staying = {w.name for w in whole} - share.release
+                assert len(staying) >= min(len(whole), job.min), "no training job loses a worker of its minimum"
                 kept = [w for w in job.workers if w.trains and w.name not in share.release | share.replace]
                 was = sum(w.trains for w in job.workers)
                 assert len(kept) >= min(was, job.min), "at least the minimum continues to train if workers are replaced"
@@ -195,7 +237,7 @@ class World:
                 assert not others, "no spare takes an accelerator that a growing job needs"
             if not job.elastic and not (job.trains and share.size == job.min):
                 assert share.reason not in ("ResizedRecently", "NotWorthIt"), "fixed replicas need not pay"
-            assert share.pending <= self.policy.pending, "few workers are Pending beyond the size"
+            assert share.pending < self.policy.pending + job.group_size, "few workers are Pending beyond the size"
             assert not share.awaiting or (self.policy.pending and not job.trains), "only a minimum awaits nodes"
             real = share.size if not job.trains or share.size > job.min else min(share.size, bound)
             real -= share.awaiting
@@ -229,10 +271,14 @@ NODES = st.lists(
 ).map(lambda raw: [Node(f"n{i}", {GPU: free, "pods": 20}, labels={"pool": pool}) for i, (free, pool) in enumerate(raw)])
 
 
-def spec(least: int, more: int, per: int, pool: str, speeds: tuple = ((), None), **fields) -> Job:
+def spec(
+    least: int, more: int, per: int, pool: str, speeds: tuple = ((), None), *, each: int = 1, spares: int = 0, **fields
+) -> Job:
+    """``least``, ``more``, ``spares``: replicas of so many (``each``) workers."""
     fields["measured"], fields["batches"] = speeds
     place = Place(selector=(("pool", pool),)) if pool else Place()
-    return Job(uid="", name="", min=least, cap=least + more, kind=Kind(gpus(per), place), **fields)
+    most, kind = (least + more) * each, Kind(gpus(per), place)
+    return Job("", min=least * each, cap=most, name="", kind=kind, group_size=each, spares=spares * each, **fields)
 
 
 WELL = (Measured(1, 1, 1.0), Measured(4, 1, 0.25), Measured(8, 2, 0.15))
@@ -252,6 +298,7 @@ SPECS = st.builds(
     priority=st.sampled_from([0, 0, 5]),
     pause=st.sampled_from([None, 0.3, 60.0]),
     spares=st.sampled_from([0, 0, 1, 2]),
+    each=st.sampled_from([1, 1, 2, 3]),
 )
 POLICIES = st.builds(
     lambda weights, hysteresis, pending, sharing: Policy(QUOTAS, weights, hysteresis, pending=pending, sharing=sharing),

@@ -14,7 +14,7 @@ from elastrain_operator.allocation.model import PODS, Claims, Held, Job, Kind, W
 from elastrain_operator.model import UNSCHEDULABLE, Coordination, Observed, Pod, Refusal
 from elastrain_operator.observe import nodes
 from elastrain_operator.policy.losses import pending
-from elastrain_operator.policy.size import holders, victims
+from elastrain_operator.policy.size import groups, holders, victims
 
 _BARE = Kind(((PODS, 1),))
 HINDERED = frozenset({UNSCHEDULABLE, pending.QUEUED, "VolumeFailed"})
@@ -63,7 +63,7 @@ def claims(
         kind=_kind(spec, status),
         elastic=spec.replicas is None,
         created=seen.created.timestamp() if seen.created else 0.0,
-        workers=tuple(Worker(p.name, p.node, p.demand, p.name in placed, p.name in extra) for p in stays),
+        workers=tuple(_worker(p, p.name in placed, p.name in extra, spec.group_size) for p in stays),
         size=size,
         trains=has_state(active, status, etcd),
         resized=datetime.fromisoformat(rescaled.time) if rescaled and rescaled.time else None,
@@ -84,6 +84,11 @@ def claims(
     pod_spec = spec.template.get("spec") or {}
     named = str(pod_spec.get("priorityClassName") or "")
     return Claims(job, named, leaving, _obstacle(active, creation.refusal))
+
+
+def _worker(pod: Pod, trains: bool, spare: bool, group_size: int) -> Worker:
+    group = "" if group_size == 1 else str(pod.slot.group) if pod.slot else pod.name
+    return Worker(pod.name, pod.node, pod.demand, trains, spare, group)
 
 
 def _is_admitted(active: Iterable[Pod], creation: Creation) -> bool:
@@ -112,8 +117,8 @@ def _spares(spec: JobSpec, stays: Iterable[Pod], size: int, placed: Collection[s
     """Workers (names) beyond the desired number that do not train."""
     if not spec.warm_spares:
         return frozenset()
-    outside = [p.name for p in stays if p.name not in placed]
-    return frozenset(outside[max(size - len(placed), 0) :])
+    outside = groups.of(p for p in stays if p.name not in placed)
+    return frozenset(p.name for group in outside[max(size - len(placed), 0) // spec.group_size :] for p in group)
 
 
 def has_state(active: Iterable[Pod], status: JobStatus, etcd: Coordination | None) -> bool:
