@@ -146,28 +146,29 @@ def job(base: type) -> type:
             super().__init__(*of, **by)
             self.seen: dict[tuple[int, int, int | None], float] = {}
             self.model = _Steps(self)
+            self.wanted = self.target or self.app.init
+            """Samples of a step. The kit's micro-batches are of one size, so that a step may have a few more."""
 
         def rebatch(self) -> None:
             gpus, nodes = sum(self.placement), len(self.placement)
             chosen = batches(self)
-            if chosen is None:
-                batch = self.target
-            else:
-                batch = learned(measured(self), chosen.micro).best_batch(gpus, spans=nodes > 1, batches=chosen)
-            self.atomic, self.accum = self.app.split(batch, gpus)
+            if chosen is not None:
+                model = learned(measured(self), chosen.micro)
+                self.wanted = model.next_batch(self.wanted, gpus, spans=nodes > 1, batches=chosen)
+            self.atomic, self.accum = self.app.split(self.wanted, gpus)
 
     return Job
 
 
 class _Steps:
-    """In place of the kit's model of step times: what a job has run."""
+    """In place of the kit's model of step times: what a job has run, as much as the operator keeps of it."""
 
     def __init__(self, job: Any) -> None:
         self._job = job
 
     def add(self, placement: tuple[int, ...], _: int, step: float, waiting: float) -> None:
         job = self._job
-        key = sum(placement), len(placement), None if job.target else job.batch
+        key = sum(placement), len(placement), None if job.target else job.wanted
         if key not in job.seen:
             job.seen[key] = step + job.accum * (step - waiting)
             for old in list(job.seen)[:-KEPT]:

@@ -307,7 +307,9 @@ class _Sharing:
         if grant.waits:
             grant.stop = Stop.OTHERS_LEAVE
         elif grant.hold and grant.granted >= grant.limit:
-            reason = self._vain[job.uid] if grant.hold is Stop.VAIN else explanations.recent(self._policy)
+            reason = (
+                self._vain[job.uid] if grant.hold is Stop.VAIN else explanations.recent(worth.rest(job, self._policy))
+            )
             return grant.hold, grant.why or reason
         elif grant.stop is not Stop.QUOTA:
             grant.stop = Stop.NO_ROOM if idle.nodes else Stop.NO_NODE

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from elastrain.api.names import headcount
 from elastrain_operator.allocation.grant import Grant, Stop
-from elastrain_operator.allocation.model import PODS, Job, Policy
+from elastrain_operator.allocation.model import PODS, Job
 from elastrain_operator.allocation.room import Idle
 from elastrain_operator.allocation.worth import Worth
 
@@ -66,9 +66,9 @@ def unused(job: Job, size: int) -> str:
     return f"{'not grown' if size else 'waits'}: {job.unused}"
 
 
-def recent(policy: Policy) -> str:
+def recent(seconds: float) -> str:
     """The job was resized recently. The message has no remaining seconds, since it would then change constantly."""
-    return f"not grown: it was resized within the last {policy.hysteresis:g} s (capacity.hysteresis)"
+    return f"not grown: it was resized within the last {seconds:g} s (capacity.hysteresis)"
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,7 +87,7 @@ def test_a_job_without_a_fixed_batch_trains_with_the_best_one_of_its_model():
     assert job.batch == 16, "its own batch, until a step was measured"
     job.model.add((1,), 16, 0.5, 0.0)
     job.rebatch()
-    assert job.batch == learned(product.measured(job)).best_batch(1, spans=False, batches=product.batches(job)) > 16
+    assert job.batch == learned(product.measured(job)).next_batch(16, 1, spans=False, batches=product.batches(job)) > 16
 
 
 def test_nothing_is_decided_while_nothing_changes(monkeypatch):

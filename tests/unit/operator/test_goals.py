@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 
 import pytest
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from budgets import examples
 from elastrain.sizing.speedup import Batches, Measured
+from elastrain_operator.allocation import worth
 from elastrain_operator.allocation.allocate import allocate
 from elastrain_operator.allocation.goals import REACH, REVIEW_SECONDS, SOON_SECONDS
 from elastrain_operator.allocation.model import Claims, Job, Kind, Node, Policy, Share, Sharing, Snapshot, Worker
@@ -255,3 +256,12 @@ def test_a_higher_priority_never_means_fewer_workers(fixed, which, noise):
     before = settled(*jobs)[f"j{raised}"]
     jobs[raised] = replace(jobs[raised], priority=1)
     assert settled(*jobs)[f"j{raised}"] >= before
+
+
+@pytest.mark.parametrize(("sharing", "held"), [(Sharing.EQUAL, True), (Sharing.EFFICIENT, False)])
+def test_by_speeds_a_job_rests_for_at_most_ten_of_its_pauses(sharing, held):
+    policy = replace(EFFICIENT, sharing=sharing, hysteresis=60.0)
+    recent = job("a", 4, resized=NOW - timedelta(seconds=11), pause=1.0)
+    assert (worth.thaws(recent, policy, NOW) is not None) == held
+    assert worth.thaws(replace(recent, pause=6.0), policy, NOW) is not None
+    assert worth.rest(replace(recent, pause=30.0), policy) == 60.0

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from budgets import examples
-from elastrain.sizing.speedup import Batches, Measured, Speedup, curve, learned
+from elastrain.sizing.speedup import BATCH_REACH, Batches, Measured, Speedup, curve, learned
 
 FIXED, SAMPLE, NETWORK, EACH = 0.05, 0.001, 0.03, 0.002
 
@@ -96,3 +98,31 @@ def test_no_other_batch_is_much_better(bounds, workers, spans, terms):
         model.goodput(workers, b, spans=spans, batches=bounds) for b in range(low, high + 1, bounds.base)
     ) if bounds.noise else 0.0  # fmt: skip
     assert model.speed(workers, spans=spans, batches=bounds) > 0.9 * best
+
+
+def test_a_batch_changes_by_a_bounded_factor_at_once():
+    model, bounds = learned((step(1, 64),)), Batches(64, 65536, noise=1e6)
+    assert model.next_batch(64, 1, spans=False, batches=bounds) == BATCH_REACH * 64
+    assert model.next_batch(65536, 1, spans=False, batches=replace(bounds, noise=0.1)) == 65536 // BATCH_REACH
+
+
+def test_a_batch_stays_if_another_one_is_hardly_better():
+    model, bounds = learned(SEEN), Batches(64, 8192, noise=2000.0)
+    best = model.best_batch(4, spans=False, batches=bounds)
+    assert model.next_batch(best + 64, 4, spans=False, batches=bounds) == best + 64
+
+
+def test_a_batch_stays_within_the_bounds_if_nothing_is_known():
+    assert learned(()).next_batch(128, 4, spans=False, batches=Batches(64, 4096, noise=1e4)) == 128
+    assert learned(SEEN).next_batch(128, 4, spans=False, batches=Batches(64, 4096)) == 128
+    assert learned(SEEN).next_batch(4096, 4, spans=False, batches=Batches(64, 512)) == 512
+
+
+@examples(60)
+@given(st.lists(TIMES, min_size=1, max_size=12), BOUNDS, st.integers(1, 64))
+def test_a_batch_comes_to_rest(sizes, bounds, workers):
+    model = learned(tuple(sizes), bounds.micro)
+    batch = bounds.base
+    for _ in range(30):
+        last, batch = batch, model.next_batch(batch, workers, spans=False, batches=bounds)
+    assert batch == last

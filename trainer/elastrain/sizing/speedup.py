@@ -32,6 +32,11 @@ NETWORK = 0.1
 """Assumed increase of a step's time if workers are on several nodes."""
 TRUST = 0.002
 """Weight of these assumptions against one measurement."""
+BATCH_REACH = 4
+"""A batch changes by at most this factor at once: a larger change waits for a measurement."""
+WORTHWHILE = 1.07
+"""A batch changes only for a goodput of more than so many times the present one."""
+
 _TERMS = 4
 _SUBSETS = tuple(c for n in range(_TERMS, 0, -1) for c in combinations(range(_TERMS), n))
 
@@ -135,6 +140,19 @@ class Speedup:
             near = [math.floor(best), math.floor(best) + batches.base]
         found = {min(max(n // batches.base * batches.base, low), high) for n in near}
         return max(found, key=lambda batch: self.goodput(workers, batch, spans=spans, batches=batches))
+
+    def next_batch(self, present: int, workers: int, *, spans: bool, batches: Batches) -> int:
+        """The batch after ``present``: the best one within ``BATCH_REACH``, if that is worth a change. The present one
+        stays within its bounds while the noise or all step times are unknown."""
+        low, high = batches.bounds(workers)
+        here = min(max(present, low), high)
+        if here != present or not batches.noise or not self.terms:
+            return here
+        best = self.best_batch(workers, spans=spans, batches=batches)
+        least = -(-present // (BATCH_REACH * batches.base)) * batches.base
+        best = max(min(best, BATCH_REACH * present), least, low)
+        gain = self.goodput(workers, best, spans=spans, batches=batches)
+        return best if gain > WORTHWHILE * self.goodput(workers, present, spans=spans, batches=batches) else present
 
 
 @lru_cache(maxsize=1 << 15)
