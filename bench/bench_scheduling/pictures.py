@@ -23,7 +23,7 @@ def draw(done: Sequence[Played], folder: Path, to: Path) -> list[Path]:
     mpl.use("Agg")
     to.mkdir(parents=True, exist_ok=True)
     least = min(p.run.rescale for p in done)
-    mine = [p for p in done if p.run.rescale == least and p.run.placement == "anew" and p.run.batch == "fixed"]
+    mine = [p for p in done if p.run.rescale == least and p.run.placement == "anew"]
     return [_gpus(mine, to / "sharing-gpus.png"), _completion(mine, folder, to / "sharing-jct.png")]
 
 
@@ -36,7 +36,7 @@ def _gpus(done: Sequence[Played], to: Path) -> Path:
         times = np.array([t for t, _ in played.sizes]) / 3600
         held = [[sizes.get(name, 0) for _, sizes in played.sizes] for name in APPLICATIONS]
         axis.stackplot(times, held, labels=APPLICATIONS, step="post", linewidth=0)
-        axis.set(ylabel="GPUs", title=played.run.policy, xlim=(0, HOURS), ylim=(0, 64))
+        axis.set(ylabel="GPUs", title=_label(played), xlim=(0, HOURS), ylim=(0, 64))
     axes[0, 0].legend(ncols=len(APPLICATIONS), fontsize=7, loc="upper left")
     axes[-1, 0].set_xlabel("hours")
     return _saved(figure, to)
@@ -46,11 +46,9 @@ def _completion(done: Sequence[Played], folder: Path, to: Path) -> Path:
     import matplotlib.pyplot as plt
 
     figure, axis = plt.subplots(figsize=(9, 4))
-    for policy in dict.fromkeys(p.run.policy for p in done):
-        times = np.sort([t for p in done if p.run.policy == policy for t in p.jct.values()])
-        axis.plot(
-            times, np.arange(1, len(times) + 1) / len(times), label=f"{policy}, rescale {done[0].run.rescale:g} s"
-        )
+    for label in dict.fromkeys(map(_label, done)):
+        times = np.sort([t for p in done if _label(p) == label for t in p.jct.values()])
+        axis.plot(times, np.arange(1, len(times) + 1) / len(times), label=f"{label}, rescale {done[0].run.rescale:g} s")
     for name, style in (("pollux", "--"), ("tiresias", ":")):
         times = np.sort(np.concatenate(list(kit.published(folder, name, done[0].run.load).values())))
         axis.plot(
@@ -60,6 +58,11 @@ def _completion(done: Sequence[Played], folder: Path, to: Path) -> Path:
     axis.legend(fontsize=8)
     axis.grid(alpha=0.3)
     return _saved(figure, to)
+
+
+def _label(played: Played) -> str:
+    batch = ", batches chosen by goodput" if played.run.batch == "free" else ""
+    return played.run.policy + batch
 
 
 def _saved(figure: object, to: Path) -> Path:

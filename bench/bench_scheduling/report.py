@@ -33,7 +33,14 @@ def tables(done: Sequence[Played], folder: Path) -> list[Table]:
 
 def decisions(found: Sequence[Decision]) -> Table:
     rows = tuple(
-        (d.sharing, f"{d.jobs:,}", f"{d.gpus:,}", f"{d.median:.3f}", f"{d.first:.3f}", f"{LIMITS[d.jobs]:g}")
+        (
+            d.sharing + ", free batches" * d.free,
+            f"{d.jobs:,}",
+            f"{d.gpus:,}",
+            f"{d.median:.3f}",
+            f"{d.first:.3f}",
+            f"{LIMITS[d.jobs]:g}",
+        )
         for d in found
     )
     return Table("Seconds of one decision", ("sharing", "jobs", "GPUs", "median", "first", "at most"), rows)

@@ -94,7 +94,7 @@ def _reason(grant: Grant, made: Decided) -> tuple[Stop | None, str]:
         return Stop.OTHERS_GAIN, explanations.others_gain(_worth(refused), _worth(winner))
     most = made.untried.get(grant.job.uid)
     if most is not None and grant.goal == most:
-        tried = speedup.learned(grant.job.measured).largest
+        tried = speedup.largest(grant.job.measured)
         return Stop.UNTRIED, explanations.untried(grant.job, most, tried)
     return Stop.NO_GAIN, explanations.no_gain()
 
@@ -202,7 +202,7 @@ def _strides(grant: Grant, most: int, equal: int, node: int, policy: Policy, *, 
 
 def _reach(job: Job, equal: int, node: int, now: datetime) -> int:
     """Most workers that the job may try."""
-    tried = speedup.learned(job.measured).largest
+    tried = speedup.largest(job.measured)
     if tried:
         return max(REACH * tried, job.size)
     silent = job.trains and now.timestamp() - job.created > SILENT_SECONDS

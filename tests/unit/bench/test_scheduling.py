@@ -107,7 +107,7 @@ def test_workers_stay_on_their_nodes_if_a_job_grows_or_shrinks():
 def test_the_time_of_a_decision_is_measured(monkeypatch):
     monkeypatch.setattr(decisions, "SIZES", ((20, 16, 4),))
     found = decisions.measure()
-    assert [(d.sharing, d.jobs) for d in found] == [("equal", 20), ("efficient", 20)]
+    assert [(d.sharing, d.free) for d in found] == [("equal", False), ("efficient", False), ("efficient", True)]
     assert all(0 < d.median < 0.5 for d in found)
 
 

@@ -19,7 +19,7 @@ A sample of a batch is worth (noise + base) / (noise + batch) of one of the smal
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations
@@ -88,11 +88,6 @@ class Speedup:
     micro: int | None = None
     """As of :class:`Batches`."""
 
-    @property
-    def largest(self) -> int:
-        """The largest measured number of workers; 0: none."""
-        return max((known[0] for known in self.known), default=0)
-
     def seconds(self, workers: int, *, spans: bool, batch: int = 1) -> float:
         """Of a step; ``spans``: on several nodes. Another batch at a measured size is as much slower or faster than the
         model says as the measured ones."""
@@ -105,8 +100,9 @@ class Speedup:
         return self._predicted(workers, spans, batch) * (math.exp(sum(ratios) / len(ratios)) if ratios else 1.0)
 
     def _predicted(self, workers: int, spans: bool, batch: int) -> float:
-        features = _features(workers, spans, batch, self.micro)
-        return max(sum(t * f for t, f in zip(self.terms, features, strict=True)), 1e-9)
+        fixed, parallel, network, each = self.terms
+        parts, share, several, others = _features(workers, spans, batch, self.micro)
+        return max(fixed * parts + parallel * share + network * several + each * others, 1e-9)
 
     def speed(self, workers: int, *, spans: bool, batches: Batches | None = None) -> float:
         """Steps per second; for a job that chooses its batch, samples per second at the best one, in samples of the
@@ -117,8 +113,7 @@ class Speedup:
             return float(workers)
         if batches is None:
             return 1 / self.seconds(workers, spans=spans)
-        batch = self.best_batch(workers, spans=spans, batches=batches)
-        return self.goodput(workers, batch, spans=spans, batches=batches)
+        return self._best(workers, spans, batches)[0]
 
     def goodput(self, workers: int, batch: int, *, spans: bool, batches: Batches) -> float:
         """Progress per second with this batch, in samples of the smallest batch."""
@@ -126,9 +121,13 @@ class Speedup:
 
     def best_batch(self, workers: int, *, spans: bool, batches: Batches) -> int:
         """The samples of a step at which the job makes most progress; the smallest batch if too little is known."""
+        return self._best(workers, spans, batches)[1] if self.terms else batches.bounds(workers)[0]
+
+    def _best(self, workers: int, spans: bool, batches: Batches) -> tuple[float, int]:
+        """The goodput of the best batch, and the batch."""
         low, high = batches.bounds(workers)
-        if not self.terms or not batches.noise or low == high:
-            return low
+        if not batches.noise or low == high:
+            return self.goodput(workers, low, spans=spans, batches=batches), low
         fixed, parallel, network, each = self.terms
         rest, rate = (network if spans else 0.0) + (workers - 1) * each, max(parallel / workers, 1e-12)
         best = math.sqrt(batches.noise * (fixed + rest) / rate)
@@ -139,7 +138,7 @@ class Speedup:
         else:
             near = [math.floor(best), math.floor(best) + batches.base]
         found = {min(max(n // batches.base * batches.base, low), high) for n in near}
-        return max(found, key=lambda batch: self.goodput(workers, batch, spans=spans, batches=batches))
+        return max((self.goodput(workers, batch, spans=spans, batches=batches), batch) for batch in found)
 
     def next_batch(self, present: int, workers: int, *, spans: bool, batches: Batches) -> int:
         """The batch after ``present``: the best one within ``BATCH_REACH``, if that is worth a change. The present one
@@ -153,6 +152,11 @@ class Speedup:
         best = max(min(best, BATCH_REACH * present), least, low)
         gain = self.goodput(workers, best, spans=spans, batches=batches)
         return best if gain > WORTHWHILE * self.goodput(workers, present, spans=spans, batches=batches) else present
+
+
+def largest(measured: Iterable[Measured]) -> int:
+    """The largest measured number of workers; 0: none."""
+    return max((m.workers for m in measured), default=0)
 
 
 @lru_cache(maxsize=1 << 15)
@@ -189,6 +193,8 @@ def _least(square: list[list[float]], right: list[float]) -> list[float]:
         part = _solve([[square[i][j] for j in chosen] for i in chosen], [right[i] for i in chosen])
         if min(part) < 0:
             continue
+        if len(part) == len(right):
+            return part  # no bound binds
         cost = -sum(right[i] * x for i, x in zip(chosen, part, strict=True))  # at the minimum of the subset
         if cost < best:
             best, found = cost, [0.0] * len(right)
