@@ -212,17 +212,17 @@ def _apiserver_answers() -> bool:
 
 
 # ---- nodes ----------------------------------------------------------------------------------------------------------
-def advertise_gpus(node: str) -> None:
+def advertise_gpus(node: str, gpus: int = GPUS_PER_NODE) -> None:
     """Let ``node`` have simulated GPUs: an extended resource of its status, as a device plugin would report it."""
     path = "/status/capacity/nvidia.com~1gpu"
-    patch = json.dumps([{"op": "add", "path": path, "value": str(GPUS_PER_NODE)}])
+    patch = json.dumps([{"op": "add", "path": path, "value": str(gpus)}])
     kubectl("patch", "node", node, "--subresource=status", "--type=json", "-p", patch)
 
     def allocatable() -> bool:
         found = kubectl_json("get", "node", node)["status"]["allocatable"].get("nvidia.com/gpu")
-        return bool(found == str(GPUS_PER_NODE))
+        return bool(found == str(gpus))
 
-    eventually(f"{node} has {GPUS_PER_NODE} GPUs to give", allocatable, 60)
+    eventually(f"{node} has {gpus} GPUs to give", allocatable, 60)
 
 
 def remove_shared(path: str) -> None:
