@@ -200,6 +200,18 @@ def test_sizes_are_decided_anew_after_a_while_even_if_nothing_changes(age, after
     assert made.again == after
 
 
+def test_a_job_that_gets_no_faster_gives_up_what_an_equal_share_gave_it():
+    """Both hold 4 of 8; one was as fast with 8 before, the other has run with 4 only."""
+    flat = tuple(Measured(w, 1, 0.95 + 0.05 / w) for w in (8, 4))
+
+    def here(name: str, measured: tuple[Measured, ...]) -> Job:
+        workers = tuple(Worker(f"{name}-{i}", "n0", ONE.demand, trains=True) for i in range(4))
+        return replace(job(name, 4, measured=measured), workers=workers)
+
+    sizes = settled(here("flat", flat), here("well", (Measured(4, 1, 0.25),)), nodes=1, per_node=8)
+    assert sizes["well"] >= 6
+
+
 def test_quotas_bind_before_speeds():
     policy = replace(EFFICIENT, quotas={"ns": {GPU: 6}})
     sizes = settled(job("well", measured=WELL), replace(job("badly", measured=BADLY), namespace="x"), policy=policy)

@@ -40,6 +40,15 @@ def test_other_sizes_are_predicted_from_few_measured_ones():
         assert 1 / speeds[workers] == pytest.approx(amdahl(workers, nodes).seconds, rel=error)
 
 
+def test_a_job_that_gets_no_faster_from_4_to_8_workers_is_not_predicted_to_get_faster_between_or_far_slower_outside():
+    flat = tuple(Measured(w, 1, 0.95 + 0.05 / w) for w in (4, 8))
+    times = [0.0, *(1 / speed for speed in curve(flat, 16, 16)[1:])]
+    assert times[6] > 0.93
+    assert times[3] < 1.05
+    assert times[2] < 1.2
+    assert times[16] < 1.2
+
+
 def test_several_nodes_cost_more_than_one_if_they_were_never_tried():
     speeds = curve((amdahl(1), amdahl(4)), 4, 5)
     assert speeds[5] < speeds[4] * 1.05

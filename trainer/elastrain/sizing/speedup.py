@@ -32,6 +32,9 @@ NETWORK = 0.1
 """Assumed increase of a step's time if workers are on several nodes."""
 TRUST = 0.002
 """Weight of these assumptions against one measurement."""
+FIRM = 50
+"""How many times that weight the fourth one has: that workers cost each other nothing. Otherwise a job that is as fast
+with 4 workers as with 8 would count as one that gets faster up to 6, and slower after them."""
 BATCH_REACH = 4
 """A batch changes by at most this factor at once: a larger change waits for a measurement."""
 WORTHWHILE = 1.07
@@ -174,10 +177,11 @@ def _fit(points: Sequence[tuple[int, bool, int, float]], micro: int | None) -> t
     fixed = FIXED if batch == 1 else FIXED_OF_BATCH
     prior = (fixed, 1 - fixed, NETWORK, 0.0)
     rows = [[f * s / t for f, s in zip(_features(w, n, b, micro), scale, strict=True)] for w, n, b, t in points]
+    trust = (TRUST, TRUST, TRUST, FIRM * TRUST)
     square = [
-        [sum(r[i] * r[j] for r in rows) + (TRUST if i == j else 0.0) for j in range(_TERMS)] for i in range(_TERMS)
+        [sum(r[i] * r[j] for r in rows) + (trust[i] if i == j else 0.0) for j in range(_TERMS)] for i in range(_TERMS)
     ]
-    right = [sum(r[i] for r in rows) + TRUST * prior[i] for i in range(_TERMS)]
+    right = [sum(r[i] for r in rows) + trust[i] * prior[i] for i in range(_TERMS)]
     return tuple(x * s for x, s in zip(_least(square, right), scale, strict=True))
 
 
