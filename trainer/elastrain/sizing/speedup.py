@@ -38,7 +38,7 @@ with 4 workers as with 8 would count as one that gets faster up to 6, and slower
 BATCH_REACH = 4
 """A batch changes by at most this factor at once: a larger change waits for a measurement."""
 WORTHWHILE = 1.07
-"""A batch changes only for a goodput of more than so many times the present one."""
+"""A batch grows only for a goodput of more than so many times the present one; it shrinks for any."""
 
 _TERMS = 4
 _SUBSETS = tuple(c for n in range(_TERMS, 0, -1) for c in combinations(range(_TERMS), n))
@@ -150,11 +150,16 @@ class Speedup:
         here = min(max(present, low), high)
         if here != present or not batches.noise or not self.terms:
             return here
-        best = self.best_batch(workers, spans=spans, batches=batches)
-        least = -(-present // (BATCH_REACH * batches.base)) * batches.base
-        best = max(min(best, BATCH_REACH * present), least, low)
-        gain = self.goodput(workers, best, spans=spans, batches=batches)
-        return best if gain > WORTHWHILE * self.goodput(workers, present, spans=spans, batches=batches) else present
+        least, most = -(-present // (BATCH_REACH * batches.base)) * batches.base, BATCH_REACH * present
+        best = max(min(self.best_batch(workers, spans=spans, batches=batches), most), least, low)
+        tried = {b for w, n, b, _ in self.known if (w, n) == (workers, spans) and max(least, low) <= b < present}
+        before = self.goodput(workers, present, spans=spans, batches=batches)
+        found = [(before, present)]
+        for batch in {best, *(b for b in tried if b % batches.base == 0)}:
+            after = self.goodput(workers, batch, spans=spans, batches=batches)
+            if after > before * (WORTHWHILE if batch > present else 1.0):
+                found.append((after, batch))
+        return max(found)[1]
 
 
 def largest(measured: Iterable[Measured]) -> int:
