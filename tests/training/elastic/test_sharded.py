@@ -1,12 +1,15 @@
 """Models that elastrain cannot train yet are refused, not trained wrongly."""
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from elastrain.api.settings import RankSettings
+from elastrain.elastic.strategies.choice import strategy_for
 from elastrain.elastic.strategies.unsupported import refuse_sharded
 
 
@@ -50,3 +53,11 @@ def test_a_model_is_refused_if_its_parameters_are_spread_over_ranks(world_of_one
 def test_a_model_is_refused_if_it_is_replicated_already(world_of_one) -> None:
     with pytest.raises(ValueError, match="the model is wrapped by DistributedDataParallel; pass the plain module"):
         refuse_sharded(nn.parallel.DistributedDataParallel(net()))
+
+
+@pytest.mark.parametrize("shards", [4, "all"])
+def test_bitwise_numerics_are_refused_with_the_reason_if_the_model_is_sharded(shards) -> None:
+    session = SimpleNamespace(welcome=SimpleNamespace(settings=RankSettings(shards=shards)))
+    said = f"shards is {shards}: the bits of a sum over shards depend on the number of ranks .* Use numerics='exact'"
+    with pytest.raises(ValueError, match=said):
+        strategy_for("bitwise", session)

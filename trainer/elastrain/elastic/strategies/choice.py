@@ -22,7 +22,9 @@ def strategy_for(numerics: Literal["exact", "bitwise"], session: Session) -> Str
     shards = session.welcome.settings.shards
     if shards != 1 and numerics == "bitwise":
         raise ValueError(
-            "elastrain.join(numerics='bitwise'): not with spec.parallelism.shards yet (docs/sharded.md): use 'exact'"
+            f"elastrain.join(numerics='bitwise'): for replicated models only, and spec.parallelism.shards is {shards}: "
+            "the bits of a sum over shards depend on the number of ranks (docs/numerics.md). Use numerics='exact': "
+            "equal to a fixed run up to the order of additions"
         )
     if shards == "all":
         return FullySharded(partial(first_placement, session))
