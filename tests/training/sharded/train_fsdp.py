@@ -4,7 +4,8 @@ What a rank does once if the test has left it ``<worker>.<local rank>.<order>``,
 forward (``die-in-forward``), in a backward (``die-in-backward``) or as it gives its state (``die-as-source``); its
 connections end before its vote (``cut-before-vote``), or after it, so that it misses the result (``cut-after-vote``).
 It dies in a batch of an evaluation (``die-in-evaluation``), as it writes its part of a checkpoint (``die-in-save``) or
-when all parts are there (``die-before-commit``), or its disk is full (``disk-full``).
+when all parts are there (``die-before-commit``), or its disk is full (``disk-full``). It stays for ever in a move of
+shards of which a part is done (``hold-in-move``).
 
 ``EVALUATE=n``: it evaluates after each n-th step. ``MICRO``: samples of a micro-batch.
 """
@@ -31,6 +32,7 @@ from elastrain.elastic.checkpoint.pace import Pace
 from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.comm.control_vector import ControlInputs
 from elastrain.elastic.membership.control import Summed
+from elastrain.elastic.reshard import move
 from elastrain.elastic.state.transfer import WholeStateSender
 from elastrain.elastic.strategies.sharded import ShardedModule
 
@@ -121,8 +123,22 @@ def disturb_saves() -> None:
     Pace.rest, NewFolder.complete, NewFolder.create = rest_and_die, die_first, full
 
 
+def hold_in_moves() -> None:
+    run, move.BUCKET_BYTES = move._Transfer.run, 512  # so that a move is of several buckets
+
+    def run_and_hold(transfer: move._Transfer, communicator: Communicator) -> int:
+        sent = run(transfer, communicator)
+        if ordered("hold-in-move"):
+            while True:
+                signal.pause()
+        return sent
+
+    move._Transfer.run = run_and_hold
+
+
 def main() -> None:
     global job
+    hold_in_moves()
     die_as_source()
     disturb_saves()
     with elastrain.join() as job:

@@ -24,6 +24,7 @@ class Job:
     now: float = 1000.0
     step: int = 0
     group_size: int = 1
+    one_copy: bool = False
     finished: bool = False
     members: dict[str, RegisteredMember] = field(default_factory=dict)
     gone: dict[str, RegisteredMember] = field(default_factory=dict)
@@ -42,7 +43,7 @@ class Job:
             if self.group_size > 1:
                 own = {"group": ord(worker[0]), "place": int(worker[1]), "group_size": self.group_size, **fields}
             else:
-                own = fields
+                own = {"one_copy": self.one_copy, **fields}
             member = f"{worker}.{incarnation or self.revision}"
             record = Member.model_validate({"id": member, "worker": worker, "address": worker, "slots": slots, **own})
             self.members[record.id] = RegisteredMember(record, self.revision)

@@ -14,6 +14,7 @@ from elastrain.agent.settings import Settings
 from elastrain.api import roster
 from elastrain.api.keys import JobKeys
 from elastrain.api.records import Progress, Termination
+from elastrain.api.settings import ALL
 from elastrain.etcd import EtcdClient, EtcdConfig, EtcdDenied, EtcdError, EtcdUnavailable
 from elastrain.rendezvous.membership import Membership
 from elastrain.rendezvous.view import View
@@ -173,6 +174,7 @@ class Presence:
             group=settings.group,
             place=settings.place,
             group_size=settings.group_size,
+            one_copy=settings.ranks.shards == ALL,
             agent_port=agent_port,
             lease_ttl=settings.lease_ttl,
             on_change=self._on_change,

@@ -118,6 +118,8 @@ class Member(Record):
     """Its place in the group: which shards of the model its ranks hold."""
     group_size: Annotated[int, Field(ge=1)] = 1
     """Workers of a group. A generation has whole groups only."""
+    one_copy: bool = False
+    """All members of a generation hold one copy of the state together: each has parts that no other one has."""
     phase: Annotated[Phase | str, Field(union_mode="left_to_right")] = Phase.WARMING
     generation: int = 0
     """Number of the generation that all its ranks have adopted; 0: none yet. The member that holds the generation's

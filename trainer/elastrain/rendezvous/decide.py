@@ -276,6 +276,8 @@ def _propose_or_stop(
     joiners begin, which would otherwise train beside them.
     """
     assert view.target is not None
+    if view.one_copy:  # joiners, which hold nothing, leave room for its keepers
+        joiners = joiners[: max(0, view.target.max - len(stayers) - len(view.keepers))]
     chosen = view.whole(stayers + joiners)
     room = max(0, view.target.max - len(chosen))
     # Not those of a group that is chosen with another worker in the leaver's place.

@@ -52,6 +52,7 @@ class Membership:
         group: int = 0,
         place: int = 0,
         group_size: int = 1,
+        one_copy: bool = False,
         node: str = "",
         agent_port: int = 0,
         lease_ttl: int = names.DEFAULT_LEASE_TTL,
@@ -70,7 +71,7 @@ class Membership:
         self._client = client
         self._record = Member(
             id=_new_id(worker), worker=worker, node=node, address=address, agent_port=agent_port, slots=slots,
-            group=group, place=place, group_size=group_size,
+            group=group, place=place, group_size=group_size, one_copy=one_copy,
         )  # fmt: skip
         self._lock = threading.Lock()
         self._lease: Lease | None = None

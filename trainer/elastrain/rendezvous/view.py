@@ -232,11 +232,21 @@ class View:
     def keepers(self) -> tuple[RegisteredMember, ...]:
         """Groups that are leaving, at least one worker of each, and hold the newest training state, if the stayers do
         not: they leave when these have received it."""
+        newest = max(self.taken, default=0)
+        if self.one_copy and newest in self.condemned:
+            # The stayers need every part that is left: leavers enter one more generation, and give theirs as they
+            # leave that one. Not those that have left for a later one already.
+            held = (m for m in self.alive.values() if self._adopted_by.get(m.id) == newest >= m.record.generation)
+            return tuple(m for m in held if self.is_leaving(m))
         if groups.cover(filter(self.holds, self.stayers)):
             return ()
-        newest = max(self.taken, default=0)
         holders = (m for m in self.alive.values() if self.holds(m) and self._adopted_by.get(m.id) == newest)
         return tuple(m for group in groups.of(holders) if any(map(self.is_leaving, group)) for m in group)
+
+    @property
+    def one_copy(self) -> bool:
+        """Whether all members of a generation hold one copy of the state together."""
+        return any(m.record.one_copy for m in self.members)
 
     def adopted_by(self, member: RegisteredMember) -> int:
         """Number of the newest generation that a member has adopted; 0: none."""

@@ -33,7 +33,7 @@ from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.comm.exchange import Meeting
 from elastrain.elastic.comm.meeting import MeetingPoint
 from elastrain.elastic.comm.transport import CalledOff, first_line
-from elastrain.elastic.membership import control
+from elastrain.elastic.membership.proposals import Proposals
 from elastrain.elastic.membership.vouched import AgentVouch
 from elastrain.elastic.state import transfer
 from elastrain.link import AgentLink, AgentLost, MessageFailed
@@ -59,17 +59,8 @@ class Session:
 
     def __init__(self, socket_path: str, local_rank: int) -> None:
         self._changed = threading.Condition()
-        self._proposed: dict[int, Generation] = {}
-        self._newest: Generation | None = None
-        self._has_place = True
-        """Whether the newest generation, if any, includes this rank. Cached: each step asks, and a generation can be
-        large."""
-        self._heard: dict[int, float] = {}
-        """By generation: monotonic time of its proposal."""
+        self._proposals = Proposals()
         self._adopted = 0
-        self._connected: dict[int, Communicator] = {}
-        self._failed: dict[int, str] = {}
-        self._aborted: dict[int, str] = {}
         self._current: Communicator | None = None
         self._exit: str | None = None
         self._located: Located | None = None
@@ -135,7 +126,7 @@ class Session:
     def outside(self) -> bool:
         """Whether this rank has been in no generation since its worker is this member, or stands by outside of one."""
         with self._changed:
-            g = self._proposed.get(self._adopted)
+            g = self._proposals.known.get(self._adopted)
             return not self._adopted or (g is not None and g.size > 0 and self._rank_in(g) is None)
 
     def rejoin(self) -> bool:
@@ -147,6 +138,20 @@ class Session:
         with self._changed:
             asked, self._withdrawn, self._renewed, self._asked = self._asked, False, False, False
         return asked
+
+    def hears_of_a_generation(self, *, after: int, within: float) -> bool:
+        """Wait up to ``within`` seconds for a newer proposal than ``after``, or until this rank is withdrawn.
+
+        Returns whether it has come to that. Raises as of :meth:`pause`.
+        """
+
+        def comes() -> bool:
+            return self._withdrawn or self._proposals.number > after
+
+        with self._changed:
+            self._changed.wait_for(lambda: comes() or self._lost or self._exit, within)
+            self._raise_if_over()
+            return comes()
 
     def pause(self, seconds: float) -> None:
         """Wait. Raises :class:`ExitRequested` or :class:`AgentLost`."""
@@ -197,8 +202,8 @@ class Session:
         """Close the link to the agent and every connection. The last call."""
         with self._changed:
             self._closed = True
-            communicators = [*self._connected.values(), *([self._current] if self._current else [])]
-            self._connected = {}
+            communicators = [*self._proposals.connected.values(), *([self._current] if self._current else [])]
+            self._proposals = Proposals()
         for communicator in communicators:
             communicator.close()
         if self._meeting_point is not None:
@@ -209,29 +214,29 @@ class Session:
     def connected(self) -> frozenset[int]:
         """Numbers of the proposals that this rank could switch to now."""
         with self._changed:
-            return frozenset(n for n, c in self._connected.items() if c.over is None) | self._without_me()
+            return self._proposals.available()
 
     def proposal(self, number: int) -> Generation | None:
         """The generation that was proposed as ``number``; None if it is unknown or long superseded."""
         with self._changed:
-            return self._proposed.get(number)
+            return self._proposals.known.get(number)
 
     def newest_place(self) -> tuple[int, int] | None:
         """Ranks of the newest known generation, and this rank in it; None if it does not include this rank."""
         with self._changed:
-            newest = self._newest
+            newest = self._proposals.newest
             rank = None if newest is None else self._rank_in(newest)
             return None if newest is None or rank is None else (newest.world_size, rank)
 
     def expected_world_size(self) -> int:
         """Ranks of the newest known generation; 0 before any."""
         with self._changed:
-            return self._newest.world_size if self._newest else 0
+            return self._proposals.newest.world_size if self._proposals.newest else 0
 
     def heard_at(self, number: int) -> float:
         """Monotonic time at which the agent proposed the generation ``number`` to this rank."""
         with self._changed:
-            return self._heard[number]
+            return self._proposals.heard_at(number)
 
     def take(self, number: int) -> tuple[Generation, Communicator | None]:
         """The generation that the ranks have agreed to switch to, with its communicator.
@@ -239,8 +244,8 @@ class Session:
         The communicator is None if the generation does not include this rank.
         """
         with self._changed:
-            self._current = self._connected.pop(number, None)
-            return self._proposed[number], self._current
+            self._current = self._proposals.connected.pop(number, None)
+            return self._proposals.known[number], self._current
 
     def vouched(self, communicator: Communicator) -> bool:
         """Whether the step whose sums have arrived may be committed: the generation is not broken, and this rank's
@@ -250,8 +255,7 @@ class Session:
     def discard_superseded(self) -> None:
         """Close the connections to proposals that were replaced by a newer one before the ranks agreed on them."""
         with self._changed:
-            newest = self._newest.number if self._newest else 0
-            old = [self._connected.pop(n) for n in list(self._connected) if n < newest]
+            old = self._proposals.take_superseded()
         for communicator in old:
             communicator.abort("superseded")
             close_in_background(communicator)
@@ -274,14 +278,14 @@ class Session:
                 self._raise_if_over()
                 if self._withdrawn:
                     raise Withdrawn
-                g = self._newest
+                g = self._proposals.newest
                 if g is not None and g.number > after:
                     if self._rank_in(g) is None:
                         return g, None
-                    if g.number in self._connected:
-                        self._current = self._connected.pop(g.number)
+                    if g.number in self._proposals.connected:
+                        self._current = self._proposals.connected.pop(g.number)
                         return g, self._current
-                    failed = self._failed.get(g.number)
+                    failed = self._proposals.failed.get(g.number)
                 if loop_end is not None and self._located is not None and self._located.is_later(loop_end):
                     return self._located
                 if failed is None:
@@ -307,22 +311,16 @@ class Session:
                 case Proposed() | Abort() if self._withdrawn and not self._renewed:
                     pass  # to the member that this rank was
                 case Proposed(generation=g):
-                    if self._newest is None or g.number > self._newest.number:
-                        rank = self._rank_in(g)
-                        self._newest, self._has_place = g, rank is not None
-                        self._proposed = {n: p for n, p in self._proposed.items() if n > g.number - control.SLOTS}
-                        self._proposed[g.number] = g
-                        self._heard = {n: self._heard.get(n, time.monotonic()) for n in self._proposed}
-                        if rank is not None:
-                            name = f"elastrain-connect-{g.number}"
-                            # Not a daemon thread: returning from C++ into an interpreter that shuts down would abort
-                            # the process. It is called off when the session closes.
-                            threading.Thread(target=self._connect, args=(g, rank), name=name).start()
+                    rank = self._rank_in(g)
+                    if self._proposals.learn(g, has_place=rank is not None) and rank is not None:
+                        name = f"elastrain-connect-{g.number}"
+                        # Not a daemon thread: returning from C++ into an interpreter that shuts down would abort the
+                        # process. It is called off when the session closes.
+                        threading.Thread(target=self._connect, args=(g, rank), name=name).start()
                 case Abort(generation=number, reason=reason):
-                    self._aborted[number] = reason
-                    for c in (self._current, self._connected.get(number)):
-                        if c is not None and c.generation == number:
-                            c.call_off(reason)
+                    self._proposals.abort(number, reason)
+                    if self._current is not None and self._current.generation == number:
+                        self._current.call_off(reason)
                 case Located():
                     self._located = message
                 case Exit(reason=reason):
@@ -357,14 +355,11 @@ class Session:
                 "could not connect to a proposed generation", generation=g.number, error=error, exc_info=not expected
             )
             with self._changed:
-                self._failed[g.number] = error
+                self._proposals.failed[g.number] = error
                 self._changed.notify_all()
             return
         with self._changed:
-            if not self._closed and self._proposed.get(g.number) is g:
-                self._connected[g.number] = communicator
-                if g.number in self._aborted:
-                    communicator.call_off(self._aborted[g.number])
+            if not self._closed and self._proposals.keep(g, communicator):
                 self._changed.notify_all()
                 return
         communicator.close()
@@ -372,8 +367,7 @@ class Session:
     def _called_off(self, g: Generation) -> bool:
         """Whether a connection to this proposal is no longer needed."""
         with self._changed:
-            newest = self._newest.number if self._newest else 0
-            return self._closed or self._lost is not None or newest > g.number or self._proposed.get(g.number) is not g
+            return self._closed or self._lost is not None or not self._proposals.needed(g)
 
     # -- under the lock ----------------------------------------------------------------------------------------------
     def _renew(self, welcome: Welcome) -> None:
@@ -387,21 +381,16 @@ class Session:
         member = g.member(self.welcome.member)
         return None if member is None else member.rank_offset + self._local_rank
 
-    def _without_me(self) -> frozenset[int]:
-        """The newest proposal, if it does not include this rank: it counts as connected."""
-        return frozenset() if self._newest is None or self._has_place else frozenset({self._newest.number})
-
     def _forget_proposals(self, cause: str) -> None:
         """No proposal includes the member that this rank will be."""
-        for communicator in self._connected.values():
+        for communicator in self._proposals.connected.values():
             communicator.abort(cause)
             close_in_background(communicator)
-        self._connected, self._proposed, self._newest, self._has_place = {}, {}, None, True
-        self._failed, self._aborted, self._adopted = {}, {}, 0
+        self._proposals, self._adopted = Proposals(), 0
         self._changed.notify_all()
 
     def _call_off_all(self, cause: str) -> None:
-        for c in (self._current, *self._connected.values()):
+        for c in (self._current, *self._proposals.connected.values()):
             if c is not None:
                 c.call_off(cause)
 

@@ -30,6 +30,10 @@ from elastrain.elastic.strategies.fully_sharded import FullySharded
 
 log = structlog.get_logger(__name__)
 
+NEEDED_SECONDS = 30.0
+"""Bound of waiting for the next generation after one that broke as this rank was to leave: until the members know of a
+loss, and their leader has decided."""
+
 
 class OneCopyWorld(World):
     """As :class:`World`, for ranks that hold one copy of the model together."""
@@ -76,6 +80,14 @@ class OneCopyWorld(World):
         self._snapshots.take(held, sharded_tensors(self._tracked), self._tree(), self._reporter.step_seconds)
 
     # -- changes of generation ---------------------------------------------------------------------------------------
+    def stop_for(self, generation: Generation) -> None:
+        """As in :class:`World`; but a rank that leaves after a loss waits for the others to need its part."""
+        lost = self.communicator is None and bool(self._has_state or self._snapshots.held)
+        if lost and generation.size and not self._session.outside:
+            log.info("another generation may need this rank's shard", than=generation.number)
+            if self._session.hears_of_a_generation(after=generation.number, within=NEEDED_SECONDS):
+                return
+        super().stop_for(generation)
 
     @property
     def _has_state(self) -> bool:
