@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, Protocol
 from elastrain.api import messages as m
 from elastrain.api import names
 from elastrain.api.records import Generation, GenerationMember
-from elastrain.api.settings import CheckpointSpec, RankSettings
+from elastrain.api.settings import BatchSettings, CheckpointSpec, RankSettings
 
 PATIENCE = 60.0
 """Seconds that a test waits for a condition before it fails, saying which."""
@@ -171,10 +171,11 @@ class World:
         delay: float = 0.1,
         script: Path,
         checkpoint: CheckpointSpec | None = None,
+        batch: BatchSettings | None = None,
         **env: str,
     ) -> None:
         saved_step = max((r.saved_step() for r in self.ranks.values()), default=0)
-        settings = RankSettings(audit_dir=str(self.audit), checkpoint=checkpoint)
+        settings = RankSettings(audit_dir=str(self.audit), checkpoint=checkpoint, batch=batch)
         for name in ranks:
             command = [sys.executable, str(script), str(self.folder), str(epochs), str(delay)]
             self.ranks[name] = Rank(self.warm, name, self.folder, command, env, self.located, saved_step, settings)

@@ -32,8 +32,7 @@ def status_of(
 
     ``create``, ``slots``: ordinals of the pods that are created now, and their places in groups.
     """
-    old, seen, etcd, spec = context.status, context.observed, context.etcd, context.spec
-    known = context.members
+    old, seen, etcd, spec, known = context.status, context.observed, context.etcd, context.spec, context.members
     generation, ready = old.generation, old.ready_replicas
     if known:
         generation, alive = progress.in_force(old.generation, known)
@@ -71,6 +70,7 @@ def status_of(
         progress=pace.progress_status(old.progress, report, context.now),
         last_rescale=progress.last_rescale(old.last_rescale, etcd, context.now) if etcd else old.last_rescale,
         measured_sizes=measured.measured_sizes(old.measured_sizes, etcd, seen.pods) if etcd else old.measured_sizes,
+        batch=measured.batch_status(old.batch, etcd) if etcd else old.batch,
         accelerator_seconds=accelerator_seconds.account(usage(context), seen.pods, place, report, context.now),
         unhealthy_workers=unhealthy,
         restarts=context.count.restarts,
@@ -171,18 +171,18 @@ def held_until(context: PlanContext, written: JobStatus | None) -> datetime | No
     return max((until for until in untils if until > context.now), default=None)
 
 
-_WAITS = frozenset({"step", "progress", "accelerator_seconds", "replicas", "conditions"})
+_WAITS = frozenset({"step", "progress", "batch", "accelerator_seconds", "replicas", "conditions"})
 
 
 def _essence(status: JobStatus, *, of_any_spec: bool = False) -> tuple[dict[str, object], list[dict[str, object]]]:
-    """A status without its non-urgent parts: step and progress, changed times of measured sizes, accelerator usage, the
-    figures of these in messages of true conditions, idle accelerators, and the number of pods (during a start; each
+    """A status without its non-urgent parts: step, progress, batch, changed times of measured sizes, accelerator usage,
+    the figures of these in messages of true conditions, idle accelerators, and the number of pods (in a start; each
     loss and each change of the generation also changes other fields). ``of_any_spec``: also without the spec's
     generation. Not a copy of the model, since this runs in most passes."""
     quiet = [{**vars(c), "observed_generation": None, **_said(c)} for c in status.conditions]
     waits = _WAITS | {"observed_generation"} if of_any_spec else _WAITS
     fields = {name: value for name, value in vars(status).items() if name not in waits}
-    return fields | {"measured_sizes": [(m.workers, m.nodes) for m in status.measured_sizes]}, quiet
+    return fields | {"measured_sizes": [(m.workers, m.nodes, m.batch) for m in status.measured_sizes]}, quiet
 
 
 def _said(condition: Condition) -> dict[str, str]:

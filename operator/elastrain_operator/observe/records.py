@@ -277,7 +277,7 @@ def _is_planned_by(keys: JobKeys, key: str) -> bool:
     return key in {keys.target, keys.generation, keys.progress} or key.startswith(keys.rosters)
 
 
-_LASTING = Progress.model_fields.keys() - {"step", "epoch", "samples", "loss", "step_seconds"}
+_LASTING = Progress.model_fields.keys() - {"step", "epoch", "samples", "loss", "step_seconds", "batch"}
 """Fields of a progress record that do not change with every step."""
 
 

@@ -210,7 +210,10 @@ def _environment(job: JobRef, spec: JobSpec, config: OperatorConfig, grace: floa
         names.ENV_DRAIN_TIMEOUT: f"{max(grace - _DRAIN_MARGIN, 1.0):g}",
         names.ENV_ETCD_ENDPOINTS: etcd.endpoints,
         **RankSettings(
-            checkpoint=spec.checkpoint, shards=spec.shards, max_redone_steps=spec.max_redone_steps
+            checkpoint=spec.checkpoint,
+            shards=spec.shards,
+            max_redone_steps=spec.max_redone_steps,
+            batch=spec.batch_settings(_ranks(spec)),
         ).to_environment(),
     }
     if etcd.user:

@@ -8,9 +8,10 @@ import pytest
 
 import builders
 from elastrain.api.job import MeasuredSize
-from elastrain.api.records import Progress, Rescale
+from elastrain.api.job.status import BatchStatus
+from elastrain.api.records import BatchFigures, Progress, Rescale
 from elastrain_operator.model import Coordination, Pod
-from elastrain_operator.policy.report.measured import KEPT, measured_sizes
+from elastrain_operator.policy.report.measured import KEPT, batch_status, measured_sizes
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 
@@ -69,3 +70,36 @@ def test_the_newest_sizes_are_kept():
 )
 def test_nothing_is_added_if_the_time_or_its_size_is_unknown(etcd, workers):
     assert measured_sizes([], etcd, workers) == []
+
+
+def chosen(samples: int, noise: float | None = None, seconds: float | None = 0.5) -> Coordination:
+    seen = trained(2, 0.125)
+    assert seen.progress is not None
+    figures = BatchFigures(samples=samples, noise_scale=noise, step_seconds=seconds)
+    return Coordination(generation=seen.generation, progress=seen.progress.model_copy(update={"batch": figures}))
+
+
+def test_a_size_with_another_batch_is_another_entry_with_the_time_of_the_whole_step():
+    old = [MeasuredSize(workers=2, nodes=1, step_seconds=0.3, batch=64)]
+    new = MeasuredSize(workers=2, nodes=1, step_seconds=0.5, batch=128)
+    assert measured_sizes(old, chosen(128), pods("a", "a")) == [*old, new]
+    assert measured_sizes(old, chosen(128, seconds=None), pods("a", "a")) is old
+
+
+@pytest.mark.parametrize(
+    ("old", "report", "after"),
+    [
+        (None, chosen(64), BatchStatus(samples=64)),
+        (None, chosen(64, 123.4), BatchStatus(samples=64, noise_scale=120)),
+        (BatchStatus(samples=64), chosen(64, 123.4), BatchStatus(samples=64, noise_scale=120)),
+        (BatchStatus(samples=64, noise_scale=110), chosen(64, 123.4), BatchStatus(samples=64, noise_scale=110)),
+        (BatchStatus(samples=64, noise_scale=60), chosen(64, 123.4), BatchStatus(samples=64, noise_scale=120)),
+        (BatchStatus(samples=64, noise_scale=110), chosen(128, 123.4), BatchStatus(samples=128, noise_scale=120)),
+        (BatchStatus(samples=64), chosen(64, float("nan")), BatchStatus(samples=64)),
+        (BatchStatus(samples=64), Coordination(), BatchStatus(samples=64)),
+        (BatchStatus(samples=64), trained(2, 0.5), None),
+        (None, trained(2, 0.5), None),
+    ],
+)
+def test_the_status_has_the_batch_and_the_noise_scale_if_these_have_changed(old, report, after):
+    assert batch_status(old, report) == after

@@ -322,10 +322,21 @@ class CheckpointState(Record):
     """Until the next save."""
 
 
+class BatchFigures(Record):
+    """The batch of a job with ``spec.batch``."""
+
+    samples: int
+    """Samples of a step."""
+    noise_scale: float | None = None
+    """In samples; None: not measured yet."""
+    step_seconds: float | None = None
+    """Smoothed duration of an undisturbed step of so many samples at the present size; None: not measured yet."""
+
+
 class Progress(Record):
     """The progress of training. Written by rank 0's agent at most once a second; read by the operator and the CLI."""
 
-    shown = frozenset({"total_steps", "epoch", "samples", "loss", "step_seconds", "rescales", "stragglers"})
+    shown = frozenset({"total_steps", "epoch", "samples", "loss", "step_seconds", "rescales", "stragglers", "batch"})
 
     generation: int
     world_size: int
@@ -338,7 +349,9 @@ class Progress(Record):
     loss: float | None = None
     """Mean loss over the last committed global batch."""
     step_seconds: float | None = None
-    """Smoothed duration of an undisturbed step, in seconds."""
+    """Smoothed duration of an undisturbed step, in seconds; with ``batch``, for each batch of the script in it."""
+    batch: BatchFigures | None = None
+    """Of a job with ``spec.batch``: ``step`` and ``total_steps`` then count batches of the script."""
     rescales: tuple[Rescale, ...] = ()
     """The newest ten, oldest first."""
     checkpoint: CheckpointState | None = None

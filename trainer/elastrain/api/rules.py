@@ -16,8 +16,8 @@ MAX_NAME_LENGTH = 50
 """Pods are named ``<job>-<ordinal>``; their names, of at most 63 characters, become host names."""
 
 _LABEL = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
-_PLACEHOLDER = re.compile(r"\{(\w+)\}")
-_PLACEHOLDER_IN_BRACKETS = re.compile(r" \(\{\w+\}\)")
+_PLACEHOLDER = re.compile(r"\{([\w.]+)\}")
+_PLACEHOLDER_IN_BRACKETS = re.compile(r" \(\{[\w.]+\}\)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +189,24 @@ SUSPEND_KEEPS_STATE = Rule(
     ".exists(c, c.type == 'CheckpointHealthy' && c.status == 'False' && c.reason != 'CopyFailed')))",
 )
 """The workers that run were started with the former spec: a checkpoint that the same change adds saves nothing."""
+
+BATCH_BOUNDS = Rule(
+    field="batch.max",
+    words="must not be less than batch.min ({batch.min})",
+    cel="!has(self.batch) || self.batch.min <= self.batch.max",
+)
+BATCH_IS_OF_WHOLE_MODELS = Rule(
+    field="batch",
+    words="must be absent if parallelism.shards is not 1: the noise of sharded gradients is not measured",
+    cel="!has(self.batch) || !has(self.parallelism) || string(self.parallelism.shards) == '1'",
+)
+BATCH_IS_FIXED = Rule(
+    field="batch",
+    words=_ONLY_WHILE_SUSPENDED,
+    cel="self.suspend || oldSelf.suspend || (has(self.batch) == has(oldSelf.batch)"
+    " && (!has(self.batch) || self.batch == oldSelf.batch))",
+)
+"""Ranks with other bounds would choose, and scale learning rates, in another way."""
 
 MANAGED_BY_IS_FIXED = Rule(
     field="managedBy",

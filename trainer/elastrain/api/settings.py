@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field, field_validator
+from pydantic import ConfigDict, Field, ValidationInfo, field_validator
 
 from elastrain.api import names, rules
 from elastrain.api.base import ApiModel, NonNegativeInt, PositiveInt, rule_broken
@@ -79,6 +80,49 @@ class CheckpointSpec(Interval):
         return memory
 
 
+class LearningRate(StrEnum):
+    """How the learning rate follows the batch of a step."""
+
+    ADA_SCALE = "AdaScale"
+    """Times the gain of AdaScale SGD, which the noise scale gives: from 1 to the batch over the script's. For SGD."""
+    SQUARE_ROOT = "SquareRoot"
+    """Times the square root of the batch over the script's. For Adam and its relatives."""
+    LINEAR = "Linear"
+    """Times the batch over the script's."""
+    UNCHANGED = "Unchanged"
+
+
+class BatchSpec(ApiModel):
+    """Bounds within which the ranks choose the batch of a step: by *goodput*, the samples per second times the progress
+    that a sample makes in a batch of that size."""
+
+    min: PositiveInt
+    """Samples of the smallest batch. The script's `global_batch_size` must be between `min` and `max`; a step takes one
+    or several whole batches of it."""
+    max: PositiveInt
+    """Samples of the largest batch."""
+    learning_rate: LearningRate
+    """How the learning rate follows the batch, as a factor of the script's rate in a step of k batches of the script:
+    AdaScale (1 to k, by the measured noise, for SGD), SquareRoot (√k, for Adam and its relatives), Linear (k) or
+    Unchanged (1). Schedulers stay the script's."""
+
+    @field_validator("max")
+    @classmethod
+    def _bounds_are_ordered(cls, value: int, info: ValidationInfo) -> int:
+        least = info.data.get("min", value)
+        if value < least:
+            raise rule_broken(rules.BATCH_BOUNDS.in_words({"batch.min": least}), value)
+        return value
+
+
+class BatchSettings(BatchSpec):
+    """``spec.batch`` as the ranks need it."""
+
+    least_ranks: PositiveInt
+    """Ranks of the job's smallest size: a rank's part of the script's batch is never greater than with so many, and no
+    loop body gets more samples than that."""
+
+
 class RankSettings(ApiModel):
     """Written by the operator and by local mode, validated by the worker's agent, read by its ranks.
 
@@ -98,6 +142,8 @@ class RankSettings(ApiModel):
     """``spec.parallelism.shards``: ranks that hold one copy of the model together."""
     max_redone_steps: NonNegativeInt = 20
     """``spec.parallelism.maxRedoneSteps``."""
+    batch: BatchSettings | None = None
+    """``spec.batch``. Absent: the batch is the script's."""
 
     def to_environment(self) -> dict[str, str]:
         """The variables for a worker's agent."""

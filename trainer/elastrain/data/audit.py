@@ -18,12 +18,14 @@ the step contains the parts of all ranks, including ranks that died before they 
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Self, TextIO
 
+from elastrain.api import names
 from elastrain.data.order import Order
 from elastrain.data.share import Place, Share
 
@@ -43,6 +45,8 @@ class Line:
     share: Share
     batch: tuple[int, ...] | None = None
     """The global batch, if a sampler made it."""
+    span: int = 1
+    """Batches of the script that the step has taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +89,14 @@ class AuditLog:
         self._file: TextIO = (directory / f"{worker}.{local_rank}.{pid}.jsonl").open("a", buffering=1)
         self._order: Order | None = None
 
+    @classmethod
+    def of_environment(cls, directory: str | None) -> Self | None:
+        """The log of this process; None if it writes none."""
+        if directory is None:
+            return None
+        worker, local_rank = os.environ.get(names.ENV_WORKER, "worker"), os.environ.get(names.ENV_LOCAL_RANK, "0")
+        return cls(Path(directory), worker, int(local_rank), os.getpid())
+
     def write(
         self,
         kind: str,
@@ -94,6 +106,7 @@ class AuditLog:
         *,
         place: Place,
         share: Share,
+        span: int = 1,
     ) -> None:
         """Append one step. ``place``: of this rank in the generation that computed it. Others: as of :class:`Line`."""
         sampled = order.steps_per_epoch if order.sampled else None
@@ -102,8 +115,8 @@ class AuditLog:
             described = {f.name: getattr(order, f.name) for f in fields(order) if f.compare}
             self._file.write(json.dumps({"kind": "order", **described, "sampled": sampled}) + "\n")
         generation, rank, world = place
-        batch = None if sampled is None else tuple(order.batch(step))
-        line = Line(kind, step, generation, rank, world, self._worker, self._pid, indices, share, batch)
+        batch = None if sampled is None else tuple(order.batch(step, span))
+        line = Line(kind, step, generation, rank, world, self._worker, self._pid, indices, share, batch, span)
         self._file.write(json.dumps(asdict(line)) + "\n")
 
     def close(self) -> None:
@@ -141,18 +154,24 @@ class _Logged:
     """The batches that a sampler made, from the logs."""
 
     def __init__(self, lines: Iterable[Line], order: Order, steps_per_epoch: int) -> None:
-        self._batches = {line.step: line.batch for line in lines}
-        self.batch_size, self.samples = order.global_batch_size, order.length or 0
+        size = order.global_batch_size
+        self._batches = {
+            line.step + i: line.batch[i * size : (i + 1) * size]
+            for line in lines
+            if line.batch is not None
+            for i in range(line.span)
+        }
+        self.batch_size, self.samples = size, order.length or 0
         self._steps_per_epoch = steps_per_epoch
 
     def __len__(self) -> int:
         return self._steps_per_epoch
 
     def batch(self, epoch: int, number: int) -> tuple[int, ...]:
-        return self._batches[epoch * self._steps_per_epoch + number] or ()
+        return self._batches[epoch * self._steps_per_epoch + number]
 
 
-def judge(lines: Iterable[Line], order: Order) -> Verdict:
+def judge(lines: Sequence[Line], order: Order) -> Verdict:
     """The verdict on ``lines`` of one job over ``order``. Pure."""
     by_step: dict[int, list[Line]] = defaultdict(list)
     pids: dict[str, set[int]] = defaultdict(set)
@@ -164,6 +183,7 @@ def judge(lines: Iterable[Line], order: Order) -> Verdict:
     consumed: dict[int, Counter[int]] = defaultdict(Counter)
     expected: dict[int, Counter[int]] = defaultdict(Counter)
     """Of an order by a sampler: what it has for the steps that were logged."""
+    newest = _newest_generations(lines)
     for step, of_step in sorted(by_step.items()):
         committed = {line.generation for line in of_step if line.kind == "commit"}
         if not committed:
@@ -171,15 +191,21 @@ def judge(lines: Iterable[Line], order: Order) -> Verdict:
             continue
         if len({line.batch for line in of_step}) > 1:
             problems.append(f"step {step}: the sampler made different batches on the ranks")
-        redone += len(committed) - 1
         last = max(committed)
+        if newest[step] > last:  # within a step of a later generation, cut in another way
+            redone += len(committed)
+            continue
+        redone += len(committed) - 1
+        if len(taken := {x.span for x in of_step if x.generation == last}) > 1:
+            problems.append(f"step {step}: ranks of generation {last} took {sorted(taken)} batches")
+            continue
         samples, found = _step_samples(step, [x for x in of_step if x.generation == last], order)
         problems += found
         consumed[step // order.steps_per_epoch].update(samples)
         if order.sampled:
-            expected[step // order.steps_per_epoch].update(order.batch(step))
-    first, final = min(by_step), max(by_step)
-    problems += [f"step {s}: committed by no rank" for s in range(first, final) if s not in by_step]
+            expected[step // order.steps_per_epoch].update(order.batch(step, taken.pop()))
+    first, final = min(by_step), max([*by_step, *newest])
+    problems += [f"step {s}: committed by no rank" for s in range(first, final) if s not in newest]
     complete = [
         e for e in consumed if first <= e * order.steps_per_epoch and (e + 1) * order.steps_per_epoch <= final + 1
     ]
@@ -191,7 +217,7 @@ def judge(lines: Iterable[Line], order: Order) -> Verdict:
         lost = sum((expected[e] - consumed[e]).total() for e in complete)
         repeated = sum((c - expected[e]).total() for e, c in consumed.items())
     return Verdict(
-        steps=len(by_step),
+        steps=len(newest.keys() | by_step.keys()),
         epochs=len(complete),
         samples=sum(c.total() for c in consumed.values()),
         lost=lost,
@@ -200,6 +226,15 @@ def judge(lines: Iterable[Line], order: Order) -> Verdict:
         problems=tuple(problems[:20]),
         pids={worker: tuple(sorted(p)) for worker, p in sorted(pids.items())},
     )
+
+
+def _newest_generations(lines: Iterable[Line]) -> dict[int, int]:
+    """By position: the newest generation that committed a step with it."""
+    newest: dict[int, int] = {}
+    for line in lines:
+        for position in range(line.step, line.step + line.span) if line.kind == "commit" else ():
+            newest[position] = max(newest.get(position, 0), line.generation)
+    return newest
 
 
 def _step_samples(step: int, lines: list[Line], order: Order) -> tuple[list[int], list[str]]:
@@ -216,7 +251,7 @@ def _step_samples(step: int, lines: list[Line], order: Order) -> tuple[list[int]
             problems.append(f"step {step}: rank {line.rank} logged two different parts")
     owners: dict[int, Line] = {}
     for line in seen.values():
-        expected = _samples_of(order, step, line.share)
+        expected = _samples_of(order, step, line.share, line.span)
         if line.indices != expected:
             problems.append(
                 f"step {step}: rank {line.rank} had part {line.share.part} of {parts} and trained on {line.indices}, "
@@ -225,13 +260,14 @@ def _step_samples(step: int, lines: list[Line], order: Order) -> tuple[list[int]
         if not line.share.learner and owners.setdefault(line.share.part, line) is not line:
             problems.append(f"step {step}: part {line.share.part} was computed by two ranks")
     samples: list[int] = []
+    span = lines[0].span
     for part in range(parts):
-        samples += owners[part].indices if part in owners else _samples_of(order, step, Share(part, parts))
+        samples += owners[part].indices if part in owners else _samples_of(order, step, Share(part, parts), span)
     return samples, problems
 
 
-def _samples_of(order: Order, step: int, share: Share) -> tuple[int, ...]:
-    return () if share.learner else order.slice(step, *share).indices
+def _samples_of(order: Order, step: int, share: Share, span: int) -> tuple[int, ...]:
+    return () if share.learner else order.slice(step, *share, span).indices
 
 
 def _records(file: Path) -> Iterable[dict[str, Any]]:

@@ -11,6 +11,7 @@ import torch
 from elastrain.data.fetch import Task
 from elastrain.data.order import Order, Slice
 from elastrain.data.share import Share
+from elastrain.data.spans import ONE, Spans
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,26 +30,26 @@ class Cursor:
         """``newest``: int64 of shape (1,), shared with the worker processes: the ticket of tasks that are needed."""
         self.ticket = 0
         self._order, self._newest = order, newest
-        self._first, self._share = 0, Share(0, 1)
+        self._first, self._share, self._spans = 0, Share(0, 1), ONE
         """Step and share that tasks of the present ticket began with."""
-        self._expected: tuple[int, Share] | None = None
+        self._expected: tuple[int, Share, Spans] | None = None
         self._cuts: dict[int, tuple[Slice, ...]] = {}
         """By step: those that were drawn for loading, and the one under way."""
         self._left: list[Slice] = []
         """Micro-batches of the step under way that have not been taken, the next one last."""
 
-    def begin(self, step: int, share: Share) -> tuple[Slice, ...]:
+    def begin(self, step: int, share: Share, spans: Spans = ONE) -> tuple[Slice, ...]:
         """The micro-batches of ``share`` in ``step``, which :meth:`take` then returns one by one.
 
         Tasks for another position become stale: their batches are dropped.
         """
-        if self._left or (step, share) != self._expected:
+        if self._left or (step, share, spans) != self._expected:
             self.ticket += 1
             self._newest[0] = self.ticket
-            self._first, self._share, self._cuts = step, share, {}
-        self._cuts.pop(step - 1, None)
+            self._first, self._share, self._spans, self._cuts = step, share, spans, {}
+        self._cuts = {s: cut for s, cut in self._cuts.items() if s >= step}
         cut = self._cut(step)
-        self._expected, self._left = (step + 1, share), [*reversed(cut)]
+        self._expected, self._left = (step + self._span(step), share, spans), [*reversed(cut)]
         return cut
 
     def take(self) -> Slice:
@@ -64,9 +65,14 @@ class Cursor:
                     yield Task(ticket, cut.epoch, cut.fetch, position + cut.start)
                     if ticket != self.ticket:
                         break
-                step += 1
+                step += self._span(step)
+
+    def _span(self, step: int) -> int:
+        return self._spans.at(step, self._order.steps_per_epoch)
 
     def _cut(self, step: int) -> tuple[Slice, ...]:
         if step not in self._cuts:
-            self._cuts[step] = self._order.micro_slices(step, *self._share)
+            self._cuts[step] = self._order.micro_slices(
+                step, *self._share, span=self._span(step), limit=self._spans.limit
+            )
         return self._cuts[step]

@@ -13,6 +13,7 @@ from elastrain.data.fetch import Fetcher, WorkerStart, as_it_is
 from elastrain.data.order import Order, Slice
 from elastrain.data.rng import Randomness
 from elastrain.data.share import Share
+from elastrain.data.spans import ONE, Spans
 
 
 class ElasticLoader:
@@ -64,9 +65,9 @@ class ElasticLoader:
             raise TypeError("an endless stream has no length")
         return self.order.steps_per_epoch
 
-    def begin(self, step: int, share: Share) -> tuple[Slice, ...]:
+    def begin(self, step: int, share: Share, spans: Spans = ONE) -> tuple[Slice, ...]:
         """The micro-batches of ``share`` in ``step`` (from 0); :meth:`load` then loads them one by one."""
-        return self._cursor.begin(step, share)
+        return self._cursor.begin(step, share, spans)
 
     def load(self) -> MicroBatch:
         """The next micro-batch of the step that was begun.

@@ -124,37 +124,41 @@ class Order:
         """Whether a sampler determines the samples of an epoch, which can then lack some and repeat others."""
         return self.sampler is not None or self.batch_sampler is not None
 
-    def batch(self, step: int) -> Sequence[int]:
+    def batch(self, step: int, span: int = 1) -> Sequence[int]:
         """Data set indices of the global batch of ``step`` (from 0), in order. Raises as :meth:`slice`."""
-        batch = self._batch(step)
+        batch = self._batch(step, span)
         return batch.indices(0, batch.size)
 
-    def slice(self, step: int, part: int, parts: int) -> Slice:
-        """Part ``part`` of ``step``'s batch, cut into ``parts``.
+    def slice(self, step: int, part: int, parts: int, span: int = 1) -> Slice:
+        """Part ``part`` of ``step``'s batch, cut into ``parts``. ``span``: the batch is that of so many steps, of one
+        epoch.
 
         Lengths of the parts differ by at most one sample (with ``micro_batches``, by at most one micro-batch). Raises
         ``TypeError`` or ``ValueError`` naming a sampler that breaks its contract.
         """
-        return self._slice(self._batch(step), part, parts)
+        return self._slice(self._batch(step, span), part, parts)
 
-    def micro_slices(self, step: int, part: int, parts: int) -> tuple[Slice, ...]:
-        """The micro-batches of a part, in order. Raises as :meth:`slice`.
+    def micro_slices(
+        self, step: int, part: int, parts: int, *, span: int = 1, limit: int | None = None
+    ) -> tuple[Slice, ...]:
+        """The micro-batches of a part, in order, of at most ``limit`` samples. Raises as :meth:`slice`.
 
         At least one: an empty part has one stand-in of weight 0.
         """
-        batch = self._batch(step)
-        cut = self._cut(batch, part, parts)
+        batch = self._batch(step, span)
+        cut = self._cut(batch, part, parts, limit)
         if self.even and len(cut) < (longest := len(self._cut(batch, 0, parts))):
             cut += (batch.slice(0, 0),) * (longest - len(cut))
         return cut
 
-    def _cut(self, batch: _Batch, part: int, parts: int) -> tuple[Slice, ...]:
+    def _cut(self, batch: _Batch, part: int, parts: int, limit: int | None = None) -> tuple[Slice, ...]:
         whole = self._slice(batch, part, parts)
-        if not whole.indices or (self.micro_batches is None and self.micro_batch_size is None):
+        most = min((n for n in (self.micro_batch_size, limit) if n is not None), default=None)
+        if not whole.indices or (self.micro_batches is None and most is None):
             return (whole,)
-        if self.micro_batch_size is not None:
+        if most is not None:
             end = whole.start + len(whole.indices)
-            bounds = [*range(whole.start, end, self.micro_batch_size), end]
+            bounds = [*range(whole.start, end, most), end]
             return tuple(_run(whole, a, b, batch.size) for a, b in pairwise(bounds))
         first, stop = run_of(whole.leaves, parts, part)
         cut = ((leaf, _bound(batch.size, whole.leaves, leaf)) for leaf in range(first, stop + 1))
@@ -175,19 +179,27 @@ class Order:
             per_epoch -= self.length % self.global_batch_size
         return epochs * per_epoch + min(k * self.global_batch_size, per_epoch)
 
-    def _batch(self, step: int) -> _Batch:
+    def _batch(self, step: int, span: int = 1) -> _Batch:
         epoch, k = divmod(step, self.steps_per_epoch)
         if self.batch_sampler is not None:
+            return self._sampled_batch(epoch, k, span)
+        first, size = k * self.global_batch_size, span * self.global_batch_size
+        if self.length is not None:
+            size = min(size, self.length - first)
+        return _Batch(epoch, size, lambda start, stop: self._indices(epoch, first + start, first + stop))
+
+    def _sampled_batch(self, epoch: int, first: int, span: int) -> _Batch:
+        assert self.batch_sampler is not None
+        all_found: list[int] = []
+        for k in range(first, first + span):
             found = as_indices(self.batch_sampler.batch(epoch, k), self.batch_sampler)
             if not 1 <= len(found) <= self.global_batch_size:
                 raise ValueError(
                     f"batch_sampler: {type(self.batch_sampler).__name__}.batch({epoch}, {k}) has {len(found)} samples, "
                     f"must have 1 to {self.global_batch_size}, its batch_size"
                 )
-            return _Batch(epoch, len(found), lambda start, stop: found[start:stop])
-        first = k * self.global_batch_size
-        size = self.global_batch_size if self.length is None else min(self.global_batch_size, self.length - first)
-        return _Batch(epoch, size, lambda start, stop: self._indices(epoch, first + start, first + stop))
+            all_found += found
+        return _Batch(epoch, len(all_found), lambda start, stop: all_found[start:stop])
 
     def _indices(self, epoch: int, start: int, stop: int) -> Sequence[int]:
         """The samples at positions ``start`` to ``stop`` of ``epoch``."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import pickle
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -20,6 +19,7 @@ from elastrain.data.audit import AuditLog
 from elastrain.data.loader import ElasticLoader
 from elastrain.data.options import order_of
 from elastrain.elastic import reduction
+from elastrain.elastic.batching import ScriptsBatch, batch_of
 from elastrain.elastic.checkpoint import CheckpointKeeper, levels_of, node_memory
 from elastrain.elastic.comm.backend import device_of_rank
 from elastrain.elastic.comm.header import Kind
@@ -63,16 +63,22 @@ def join(*, numerics: Literal["exact", "bitwise"] = "exact") -> Job:
     local_rank = int(os.environ.get(names.ENV_LOCAL_RANK, "0"))
     device = device_of_rank(local_rank)  # before the script can use another one
     session = Session(path, local_rank)
-    strategy = strategy_for(numerics, session)
-    return Job(session, strategy, heartbeat, device)
+    batch = batch_of(session.welcome.settings.batch)
+    return Job(session, strategy_for(numerics, session, batch.small), heartbeat, device, batch)
 
 
 class Job:
     """One rank's handle of the job. Made by :func:`join`; not thread-safe."""
 
     def __init__(
-        self, session: Session, strategy: Strategy, heartbeat: Heartbeat, device: torch.device | None = None
+        self,
+        session: Session,
+        strategy: Strategy,
+        heartbeat: Heartbeat,
+        device: torch.device | None = None,
+        batch: ScriptsBatch | None = None,
     ) -> None:
+        batch = batch or ScriptsBatch()
         self._device = device or torch.device("cpu")
         self._session = session
         self._strategy = strategy
@@ -81,10 +87,11 @@ class Job:
         """Models given to :meth:`wrap`."""
         settings = session.welcome.settings
         levels = levels_of(settings.checkpoint, node_memory(os.environ, settings.shards), settings.shards)
-        self._world = world_for(session, strategy, self._tracked, CheckpointKeeper(levels))
-        self._audit = _audit_log(settings.audit_dir)
-        self._loop = Loop(session, strategy, heartbeat, self._world, self._audit, tracked=self._tracked)
-        self._tracker = Tracker(self._tracked, self._loop.contract, self._loop.several.step_with)
+        self._world = world_for(session, strategy, self._tracked, CheckpointKeeper(levels), batch)
+        self._audit = AuditLog.of_environment(settings.audit_dir)
+        self._loop = Loop(session, strategy, heartbeat, self._world, self._audit, tracked=self._tracked, batch=batch)
+        longer = None if batch.small is None else batch
+        self._tracker = Tracker(self._tracked, self._loop.contract, self._loop.several.step_with, longer)
 
     # -- values ------------------------------------------------------------------------------------------------------
     @property
@@ -411,10 +418,3 @@ class Job:
                 self._audit.close()
             self._session.close()
             self._world.close()
-
-
-def _audit_log(directory: str | None) -> AuditLog | None:
-    if directory is None:
-        return None
-    worker = os.environ.get(names.ENV_WORKER, "worker")
-    return AuditLog(Path(directory), worker, int(os.environ.get(names.ENV_LOCAL_RANK, "0")), os.getpid())

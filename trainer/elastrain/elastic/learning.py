@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from elastrain.data.loader import ElasticLoader
 from elastrain.data.order import Slice
 from elastrain.data.share import Share
+from elastrain.data.spans import Spans
 from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.membership.control import Summed
 from elastrain.elastic.membership.heartbeat import Heartbeat
@@ -22,13 +23,13 @@ class Learning:
         """Of step 0, computed in the warm-up."""
         self._world, self._heartbeat = world, heartbeat
 
-    def parts(self, loader: ElasticLoader) -> tuple[Slice, ...]:
+    def parts(self, loader: ElasticLoader, spans: Spans) -> tuple[Slice, ...]:
         """The micro-batches of this rank in the next step. A learner's is a stand-in: none of its samples counts."""
         share = self._world.share
         if self._world.receiving:  # the batch of the warm-up, whose outputs its loop body sees
-            parts = loader.begin(0, self.warm_share)
+            parts = loader.begin(0, self.warm_share, spans.single)
         else:
-            parts = loader.begin(self._world.step, self._world.place.share if share.learner else share)
+            parts = loader.begin(self._world.step, self._world.place.share if share.learner else share, spans)
         return (parts[0].stand_in(),) if share.learner else parts
 
     def outputs(self) -> AbstractContextManager[object]:

@@ -10,7 +10,7 @@ boundary             an agreed switch, or a new generation after a loss, happens
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import structlog
@@ -22,6 +22,7 @@ from elastrain.data.loader import ElasticLoader
 from elastrain.data.order import Slice
 from elastrain.data.rng import Kept
 from elastrain.data.share import Place, Share
+from elastrain.elastic.batching import ScriptsBatch
 from elastrain.elastic.between import Between
 from elastrain.elastic.comm.control_vector import ControlInputs
 from elastrain.elastic.comm.header import RanksDiverged
@@ -65,6 +66,7 @@ class Loop:
         audit: AuditLog | None,
         *,
         tracked: Mapping[str, Stateful],
+        batch: ScriptsBatch,
     ) -> None:
         self.contract = Contract(lambda: self.phase)
         """What the calls of the script do now."""
@@ -77,7 +79,7 @@ class Loop:
         self._strategy = strategy
         self._heartbeat = heartbeat
         self._world = world
-        self._audit = audit
+        self._audit, self.batch = audit, batch
         self._loader: ElasticLoader | None = None
         self._buffers: Buffers | None = None
         self._learning = Learning(world, heartbeat)
@@ -87,7 +89,7 @@ class Loop:
         self._on_commit: list[Callable[[], None]] = []
         self._stop_asked = self._left = False
         self._in_body = False
-        """Whether code of the script runs between the beginning of a loop body and the end of its commit."""
+        """Whether code of the script runs, from the beginning of a loop body to the end of its commit."""
         self.between = Between(world, heartbeat, self.settle)
         """The script between its steps."""
         self._unfinished: Step | None = None
@@ -140,6 +142,7 @@ class Loop:
                 yield from self._compute(loader)
             elif self._world.leave_loop():
                 self._heartbeat.outside()
+                self.batch.interrupt()
                 self.between.pauses.run(self._world.step)
                 if over:
                     return
@@ -150,6 +153,7 @@ class Loop:
     def _begin_loop(self, loader: ElasticLoader, total: int) -> None:
         """Raises :class:`LoopOver`."""
         self.between.passed = False
+        self.batch.begin_loop(loader.order)
         if not self._world.begin_loop(loader.order, total):
             raise LoopOver
 
@@ -187,6 +191,7 @@ class Loop:
             learners = self._world.share != self._world.place.share
             self._world.trained.before_backward(communicator, first=step.done == 1, learners=learners)
             self._heartbeat.backward(loss)
+            self.batch.of_part(step, part, loss, unscaled)
             inputs = ControlInputs(
                 self._session.connected,
                 self._heartbeat.share(),
@@ -194,6 +199,7 @@ class Loop:
                 counted=0.5 if 0 < step.counted < step.done else float(step.counted > 0),
                 count=step.count,
                 save=self._world.saving.vote(self._world.step + 1),
+                batch=self.batch.votes(self.place) if step.complete else (0, 0.0),
             )
             summed = self._strategy.backward(
                 loss, unscaled, part, inputs, communicator, last=step.complete, retain_graph=retain_graph
@@ -216,9 +222,9 @@ class Loop:
                 f"job.backward(): in step {step.number + 1} some calls had a count=… and others had none: give it in "
                 "each call, on all ranks and for each micro-batch, or in none"
             )
-        if step.counts:
-            assert self._world.model is not None
-            self._world.model.scale_gradients(step.factor)
+        if step.counts and (model := self._world.model) is not None:
+            model.scale_gradients(step.factor)
+            self.batch.measure(step, model)
 
     def on_commit(self, callback: Callable[[], None]) -> None:
         """As of :meth:`Job.on_commit`."""
@@ -264,8 +270,8 @@ class Loop:
         if (learner := self._world.model.learner) is not None:
             learner.outputs.forget()
         with Kept():
-            first, *_ = loader.begin(0, share)
-            cut = loader.order.in_micro_batches
+            first, *_ = loader.begin(0, share, self.batch.single)
+            cut = loader.order.in_micro_batches or self.batch.small is not None
             self.step = Step(0, self._world.place, share, (first,), warm_up=True, in_micro_batches=cut)
             batch = loader.load()
             self._world.model.warms_up = True
@@ -312,26 +318,35 @@ class Loop:
         """The next step, cut into this rank's micro-batches."""
         place, share, number = self._world.place, self._world.share, self._world.step
         self._world.begin_step()  # first: a learner's state may be completed
-        parts = self._learning.parts(loader)
+        order = loader.order
+        spans = self.batch.begin_step(self._world.position.loop_end, self.between.pauses.intervals)
+        parts, span = self._learning.parts(loader, spans), spans.at(number, order.steps_per_epoch)
         assert self._buffers is not None
         self._buffers.save()
         if self.several.allowed:
             self.several.snapshot.save()
         self._strategy.begin_step()
         self._heartbeat.body(place.generation, place.world_size)
-        unit, cut = 1 / loader.order.global_batch_size, loader.order.in_micro_batches
-        return Step(number, place, share, parts, unit=unit, in_micro_batches=cut)
+        step = Step(number, place, share, parts, unit=1 / (span * order.global_batch_size), span=span)
+        step.in_micro_batches = order.in_micro_batches or self.batch.small is not None
+        step.samples = order.samples_before(number + span) - order.samples_before(number)
+        return step
 
     def _run_body(self, loader: ElasticLoader, step: Step, data: Any) -> Iterator[Any]:
         """One execution of the loop body, on ``data``."""
         if loader.randomness is not None:
             loader.randomness.seed_body(step.number, step.parts[step.begun])
         step.begun += 1
-        self._in_body = True
-        try:
+        with self._body(step):
             yield data
+
+    @contextmanager
+    def _body(self, step: Step) -> Iterator[None]:
+        self._in_body, self.batch.span = True, step.span
+        try:
+            yield
         finally:
-            self._in_body = False
+            self._in_body, self.batch.span = False, 1
 
     # -- between steps -------------------------------------------------------------------------------------------------
     def _commit(self, step: Step) -> None:
@@ -339,7 +354,8 @@ class Loop:
         self._heartbeat.committed()
         self._log(step, "commit")
         self._world.stopped = step.stops
-        self._world.commit(step.loss, step.by, step.agreed, learning=step.learning)
+        self._world.commit(step.loss, step.by, step.agreed, learning=step.learning, span=step.span)
+        self.batch.commit(step)
         if not step.incomplete:
             self._call_back(step)
         self.step = None
@@ -384,17 +400,19 @@ class Loop:
             self._call_back(step)
 
     def _call_back(self, step: Step) -> None:
-        self.step, step.counts, self._in_body = step, True, True
+        self.step, step.counts = step, True
         try:
-            for callback in self._on_commit:
-                callback()
+            with self._body(step):
+                for callback in self._on_commit:
+                    callback()
         finally:
-            self.step, self._in_body = None, False
+            self.step = None
 
     def _log(self, step: Step, kind: str) -> None:
         if self._audit is not None and self._loader is not None:
             indices = tuple(i for part in step.parts for i in part.indices)
-            self._audit.write(kind, step.number, indices, self._loader.order, place=step.place, share=step.share)
+            order, span = self._loader.order, step.span
+            self._audit.write(kind, step.number, indices, order, place=step.place, share=step.share, span=span)
 
 
 def _kept(loader: ElasticLoader) -> AbstractContextManager[object]:

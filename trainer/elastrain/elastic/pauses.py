@@ -21,6 +21,11 @@ class Pauses:
             raise ValueError(f"job.every({steps}, ...): must be at least 1 step")
         self._functions.append((steps, function))
 
+    @property
+    def intervals(self) -> tuple[int, ...]:
+        """Steps between two pauses, of each function."""
+        return tuple(steps for steps, _ in self._functions)
+
     def due(self, step: int) -> bool:
         """Whether a pause follows after ``step`` committed steps."""
         return step != self._last and any(step % steps == 0 for steps, _ in self._functions)

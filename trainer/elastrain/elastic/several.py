@@ -69,7 +69,8 @@ class SeveralBackwards:
         if step.in_micro_batches:
             raise RuntimeError(
                 f"{what} needs the whole batch at once, and the loop body runs once for each micro-batch: leave "
-                "micro_batch_size out, or numerics='bitwise'; or call job.backward() once, on the sum of the losses"
+                "micro_batch_size, numerics='bitwise' or spec.batch out; or call job.backward() once, on the sum of "
+                "the losses"
             )
 
 

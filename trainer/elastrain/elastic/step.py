@@ -24,6 +24,10 @@ class Step:
     """The micro-batches of this rank."""
     unit: float = 1.0
     """Loss sums are multiplied by it before gradients are added, to keep them in range: 1 / global batch size."""
+    span: int = 1
+    """Batches of the script that it takes."""
+    samples: int = 0
+    """Of the global batch, with ``spec.batch``."""
     warm_up: bool = False
     """The step is never committed."""
     in_micro_batches: bool = False
@@ -58,6 +62,8 @@ class Step:
     """Mean loss over the global batch."""
     saves: int = 0
     """The sum of the ranks' votes on a checkpoint after this step."""
+    batch: tuple[float, ...] = ()
+    """With ``spec.batch``: the sums from ``control.BATCH`` on."""
     stops: bool = False
     """Training ends with this step: a rank has asked for it."""
 
@@ -84,6 +90,7 @@ class Step:
         self.learning = summed.sums[control.LEARNING] > 0
         self.stops = summed.sums[control.STOP] > 0
         self.saves = int(summed.sums[control.SAVE])
+        self.batch = tuple(summed.sums[control.SIZE :])
 
     def take(self, count: int | None) -> Slice:
         """The next micro-batch, or the last one again, runs backward, with this count or a mean.

@@ -34,6 +34,7 @@ from torch.utils.data import DataLoader
 
 from elastrain.api import names
 from elastrain.data.loader import ElasticLoader
+from elastrain.elastic.batching import refuse_chosen_batch
 from elastrain.elastic.contract import Call
 from elastrain.elastic.job import Job
 from elastrain.elastic.strategies.strategy import ElasticModule
@@ -102,6 +103,7 @@ class ElasticAccelerator(Accelerator):
         Raises ``ValueError`` with the name of an option that is meaningless in an elastic job.
         """
         self.job = job
+        refuse_chosen_batch(job, "ElasticAccelerator(job)")
         refuse(options, _REFUSALS)
         configured = os.environ.get(_DEVICE)
         os.environ[_DEVICE] = "cpu" if options.get("cpu") else str(job.device)

@@ -27,6 +27,7 @@ from transformers.trainer_utils import TrainOutput
 
 from elastrain.api import names
 from elastrain.data.loader import ElasticLoader
+from elastrain.elastic.batching import refuse_chosen_batch
 from elastrain.elastic.job import Job
 from elastrain.integrations.launcher import single_process
 from elastrain.integrations.refusals import Refusal, refuse, word
@@ -157,6 +158,7 @@ class ElasticTrainer(Trainer):
         Raises ``TypeError`` for other arguments classes.
         """
         self.job = job
+        refuse_chosen_batch(job, "ElasticTrainer(job=job)")
         with single_process():
             super().__init__(*args, **kwargs)
         if not isinstance(self.args, ElasticTrainingArguments):

@@ -28,6 +28,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from elastrain.data.loader import ElasticLoader
 from elastrain.data.rng import Kept
+from elastrain.elastic.batching import refuse_chosen_batch
 from elastrain.elastic.contract import Call
 from elastrain.elastic.job import Job
 from elastrain.integrations.lightning import RankOfJob
@@ -130,6 +131,7 @@ class ElasticTrainerStrategy(RankOfJob, SingleDeviceStrategy):
         """``global_batch_size``: samples of one optimizer step over all ranks, at any number of ranks; the
         DataLoader's ``batch_size`` is the most that a rank computes at a time. ``seed``: of the order of the data.
         ``options``: ``accelerator``, ``checkpoint_io``, ``precision_plugin`` of Lightning's strategies."""
+        refuse_chosen_batch(job, "ElasticTrainerStrategy(job)")
         super().__init__(device=job.device, **options)
         self._job, self._global_batch_size, self._seed = job, global_batch_size, seed
         self._trainer: Trainer | None = None

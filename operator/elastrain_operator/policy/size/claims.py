@@ -165,12 +165,20 @@ def _remaining(etcd: Coordination | None) -> float | None:
 
 def _samples(etcd: Coordination | None) -> float | None:
     report = etcd.progress if etcd else None
+    if report is not None and report.batch is not None:
+        return report.batch.samples
     return None if report is None or not report.step else report.samples / report.step
 
 
 def _measured(status: JobStatus) -> tuple[Measured, ...]:
-    """Without times that are none: the status is an object that people may write."""
-    sizes = status.measured_sizes
-    return tuple(
-        Measured(m.workers, m.nodes, m.step_seconds) for m in sizes if m.workers > 0 and 0 < m.step_seconds < math.inf
-    )
+    """Without times that are none: the status is an object that people may write.
+
+    The times of other batches than the present one count as so many samples at its size.
+    """
+    present = status.batch.samples if status.batch else None
+    found = []
+    for m in status.measured_sizes:
+        scale = present / m.batch if present and m.batch else 1.0
+        if m.workers > 0 and 0 < m.step_seconds * scale < math.inf:
+            found.append(Measured(m.workers, m.nodes, m.step_seconds * scale))
+    return tuple(found)

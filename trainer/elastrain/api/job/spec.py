@@ -12,7 +12,7 @@ from elastrain.api import accelerators, names, rules
 from elastrain.api.base import ApiModel, NonNegativeInt, PositiveInt, rule_broken
 from elastrain.api.job.embedded import AsDict, PodTemplate
 from elastrain.api.job.fields import MemorySize, Nproc, QualifiedName, Shards
-from elastrain.api.settings import ALL, CheckpointSpec, workers_of_a_group
+from elastrain.api.settings import ALL, BatchSettings, BatchSpec, CheckpointSpec, workers_of_a_group
 
 
 class CleanPodPolicy(StrEnum):
@@ -111,6 +111,9 @@ class JobSpec(ApiModel):
     only as long as one worker does."""
     parallelism: ParallelismSpec | None = None
     """Sharded models. Absent: each rank holds the whole model."""
+    batch: BatchSpec | None = None
+    """Let the ranks choose the batch of a step, and scale the learning rate with it. Absent: the batch is the script's.
+    May only change while ``suspend`` is true. Not with ``parallelism.shards``, nor with `numerics="bitwise"`."""
     suspend: bool = False
     """True: drain all workers at a step boundary and keep the job. Refused if that discards committed steps: see
     ``protectState``."""
@@ -171,6 +174,20 @@ class JobSpec(ApiModel):
         if not isinstance(nproc, int) or (nproc % value.shards and value.shards % nproc):
             raise rule_broken(rules.SHARDS_FIT.in_words({"nprocPerNode": nproc}), value.shards)
         return value
+
+    @field_validator("batch")
+    @classmethod
+    def _batch_is_of_whole_models(cls, value: BatchSpec | None, info: ValidationInfo) -> BatchSpec | None:
+        parallelism = info.data.get("parallelism")
+        if value is not None and parallelism is not None and parallelism.shards != 1:
+            raise rule_broken(rules.BATCH_IS_OF_WHOLE_MODELS.words, value.model_dump(by_alias=True))
+        return value
+
+    def batch_settings(self, nproc: int) -> BatchSettings | None:
+        """``batch`` for ranks, of which each worker has ``nproc``."""
+        if self.batch is None:
+            return None
+        return BatchSettings(**dict(self.batch), least_ranks=self.min_replicas * nproc)
 
     @property
     def shards(self) -> int | Literal["all"]:

@@ -187,6 +187,18 @@ class MeasuredSize(StatusModel):
     """Nodes on which they were."""
     step_seconds: float
     """Smoothed seconds of an undisturbed step."""
+    batch: int | None = None
+    """Samples of the step. Absent without ``spec.batch``."""
+
+
+class BatchStatus(StatusModel):
+    """The batch that the ranks have chosen within ``spec.batch``."""
+
+    samples: int
+    """Samples of a step, over all ranks."""
+    noise_scale: float | None = None
+    """Noise scale of the gradients in samples, to two digits: well below it, a larger batch costs little progress.
+    Absent: not measured yet."""
 
 
 class AcceleratorSeconds(Figures):
@@ -288,7 +300,7 @@ class JobStatus(StatusModel):
     """Written by the operator only."""
 
     shown: ClassVar[frozenset[str]] = frozenset(
-        {"progress", "lastRescale", "measuredSizes", "spares", "unhealthyWorkers"}
+        {"progress", "lastRescale", "measuredSizes", "spares", "unhealthyWorkers", "batch"}
     )
     """Fields (as on the wire) that no promise depends on: one that cannot be read counts as absent."""
 
@@ -330,6 +342,8 @@ class JobStatus(StatusModel):
     measured_sizes: list[MeasuredSize] = []
     """Times of a step at different sizes and placements, from which the operator that shares the cluster out predicts
     other sizes: at most twelve, the newest last."""
+    batch: BatchStatus | None = None
+    """The batch of a step. Absent: the batch is the script's."""
     accelerator_seconds: AcceleratorSeconds | None = None
     """Use of the job's accelerator seconds."""
     unhealthy_workers: list[UnhealthyWorker] = []

@@ -103,6 +103,7 @@ class Site:
                 audit_dir=str(self.audit_dir),
                 shards=self._spec.shards,
                 max_redone_steps=self._spec.max_redone_steps,
+                batch=self._spec.batch,
             ).to_environment(),
             names.ENV_TERMINATION_LOG: str(termination_log),
             ENV_AGENT_LOG: str(self.logs_dir / f"{name}.agent.log"),

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from elastrain.api.job import CheckpointSpec, ElasticTrainingJob, trainer_container
-from elastrain.api.settings import Shards
+from elastrain.api.settings import BatchSettings, Shards
 from elastrain.cli.local.devices import cuda_devices
 
 _REFERENCE = re.compile(r"\$\$|\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
@@ -33,6 +33,7 @@ class LocalSpec:
     shards: Shards
     max_redone_steps: int
     """Ranks that hold one copy of the model together."""
+    batch: BatchSettings | None
     backoff_limit: int
     command: tuple[str, ...]
     environment: dict[str, str]
@@ -64,6 +65,8 @@ def local_spec(
     environment, notes = _environment(container.get("env") or [], where, variables or {})
     words = [expand(str(word), environment) for word in [*container["command"], *(container.get("args") or [])]]
     directory, note = _directory(container.get("workingDir"), manifest_dir, where)
+    # A group of several workers is one here, with the ranks of all.
+    nproc = _ranks(job.spec.nproc_per_node, environment) * job.spec.group_size
     return LocalSpec(
         name=job.name,
         namespace=job.namespace,
@@ -71,10 +74,10 @@ def local_spec(
         max=job.spec.max_replicas,
         desired=job.spec.desired_replicas,
         spares=job.spec.warm_spares,
-        # A group of several workers is one here, with the ranks of all.
-        nproc=_ranks(job.spec.nproc_per_node, environment) * job.spec.group_size,
+        nproc=nproc,
         shards=job.spec.shards,
         max_redone_steps=job.spec.max_redone_steps,
+        batch=job.spec.batch_settings(nproc),
         backoff_limit=job.spec.backoff_limit,
         command=tuple(words),
         environment=environment,

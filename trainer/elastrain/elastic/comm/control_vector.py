@@ -22,6 +22,7 @@ from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.comm.header import Kind
 from elastrain.elastic.membership import control
 from elastrain.elastic.membership.control import Summed
+from elastrain.elastic.small_gradient import SmallGradient
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,8 @@ class ControlInputs:
     """Their sum."""
     save: int = 0
     """This rank's vote on a checkpoint after this step."""
+    batch: tuple[int, float] = (0, 0.0)
+    """With ``spec.batch``: as of :meth:`elastrain.elastic.batching.Batching.votes`."""
 
     @property
     def known(self) -> list[float]:
@@ -55,7 +58,7 @@ class Published:
 
     def __init__(self, values: torch.Tensor, inputs: ControlInputs) -> None:
         self.values = values
-        """Shape (control.SIZE,)."""
+        """Shape (control.SIZE,), or (control.WITH_BATCH,)."""
         self.connected: frozenset[int] = frozenset()
         self._inputs = inputs
 
@@ -70,6 +73,8 @@ class ControlVector:
 
     def __init__(self, like: torch.Tensor) -> None:
         """For gradients like this tensor: of its type if that is float32 or float64. The vector lies on the host."""
+        self.small: SmallGradient | None = None
+        """With ``spec.batch``: what this rank measures of the noise. The vector has the slots for it then."""
         self._dtype = _type_for(like)
         self._inputs: ControlInputs | None = None
         self._loss = torch.zeros(())
@@ -90,9 +95,12 @@ class ControlVector:
         """Begin the sum of the votes, and of tensors of the host ``beside`` it, whose futures are returned."""
         inputs = self._inputs
         assert inputs is not None
-        self._published = published = Published(torch.zeros(control.SIZE, dtype=self._dtype), inputs)
+        size = control.SIZE if self.small is None else control.WITH_BATCH
+        self._published = published = Published(torch.zeros(size, dtype=self._dtype), inputs)
         numbers = published.values.numpy()  # the same memory; writing single numbers is ten times as fast
-        numbers[control.LEARNING :] = inputs.known
+        if self.small is not None:
+            numbers[control.SIZE :] = (*inputs.batch, *self.small.votes())
+        numbers[control.LEARNING : control.SIZE] = inputs.known
         numbers[control.LOSS], numbers[control.COMPUTE] = self._loss.item(), inputs.compute
         *others, self._sum = communicator.sum_together(
             *beside, published.values, kind=kind, before=published.add_connected

@@ -28,6 +28,14 @@ SAVE = SLOTS + 7
 """Index of the votes on a checkpoint that all ranks write together (:mod:`elastrain.elastic.checkpoint.decide`)."""
 SIZE = SAVE + 1
 
+BATCH, NOISE = SIZE, SIZE + 1
+"""Indices of what rank 0 decides with ``spec.batch``: the batches of the script in a step, and the noise scale. 0: as
+before."""
+SQUARES = SIZE + 2
+"""Index of the ranks' values of :meth:`elastrain.elastic.small_gradient.SmallGradient.votes`."""
+WITH_BATCH = SQUARES + 3
+"""Size with ``spec.batch``; other jobs have no such slots."""
+
 _DIGIT = 1 << 12
 
 

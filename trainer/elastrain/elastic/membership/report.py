@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from elastrain.api.records import CheckpointState, Generation, Progress, Rescale
 from elastrain.data.order import Order
+from elastrain.elastic.batching import ScriptsBatch
 
 REPORT_SECONDS = 1.0
 KEPT_RESCALES = 10
@@ -70,6 +72,7 @@ class Reporter:
     rescales: list[Rescale] = field(default_factory=list)
     loss: float | None = None
     step_seconds: float | None = None
+    batch: ScriptsBatch = field(default_factory=ScriptsBatch)
     on_rescale: Callable[[Switch, float], None] | None = None
     """Called with each change of generation, and the time of its first commit."""
     broken_at: float | None = None
@@ -80,7 +83,23 @@ class Reporter:
     _last_report: float = float("-inf")
     _switch: Switch | None = None
     _resized: bool = False
-    """``step_seconds`` is that of another number of ranks: the next step replaces it."""
+    """``step_seconds`` is that of another number of ranks, or of another batch: the next step replaces it."""
+    _factor: int = 1
+    """Batches of the script in a step."""
+
+    def state(self) -> dict[str, Any]:
+        """What joiners and checkpoints receive."""
+        return {
+            "loss": self.loss,
+            "rescales": [r.model_dump() for r in self.rescales],
+            "batch": self.batch.state(),
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on with ``state``."""
+        self.loss = state.get("loss")  # absent in older checkpoints
+        self.rescales = [Rescale.model_validate(r) for r in state["rescales"]]
+        self.batch.load(state.get("batch"))
 
     def times(self, heard: float, connected: float, entered: float, synchronised: float, *, between: bool) -> Times:
         """Of the way into a generation. ``between``: from code between two steps, whose time is no pause."""
@@ -96,9 +115,12 @@ class Reporter:
         if self._switch is not None and at > self._switch.times.synchronised:
             self._switch = replace(self._switch, times=replace(self._switch.times, synchronised=at))
 
-    def committed(self, now: float, loss: float) -> None:
-        """A step was committed."""
+    def committed(self, now: float, loss: float, span: int = 1) -> None:
+        """A step was committed. ``span``: batches of the script that it took."""
         switched = self.resumed(now)
+        self._in_loop &= span == self.batch.factor  # not shorter than the others
+        self._resized |= self._factor != self.batch.factor
+        self._factor = self.batch.factor
         if not switched and self._last_commit is not None and self._in_loop:
             took = now - self._last_commit
             old = None if self._resized else self.step_seconds
@@ -159,7 +181,8 @@ class Reporter:
             epoch=step // order.steps_per_epoch,
             samples=order.samples_before(step),
             loss=self.loss,
-            step_seconds=self.step_seconds,
+            step_seconds=None if self.step_seconds is None else self.step_seconds / self._factor,
+            batch=self.batch.figures(),
             rescales=tuple(self.rescales),
             checkpoint=checkpoint,
         )

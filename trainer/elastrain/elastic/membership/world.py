@@ -13,9 +13,10 @@ from typing import Any
 import structlog
 
 from elastrain.api.messages import Broken, Report
-from elastrain.api.records import Generation, Rescale
+from elastrain.api.records import Generation
 from elastrain.data.order import Order
 from elastrain.data.share import Place
+from elastrain.elastic.batching import ScriptsBatch
 from elastrain.elastic.checkpoint import CheckpointKeeper
 from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
 from elastrain.elastic.comm.header import Kind, RanksDiverged
@@ -47,8 +48,9 @@ class World:
         strategy: Strategy,
         tracked: dict[str, Stateful],
         keeper: CheckpointKeeper,
+        batch: ScriptsBatch | None = None,
     ) -> None:
-        """``tracked`` is shared with the job, which adds to it."""
+        """``tracked`` is shared with the job, which adds to it. ``batch``: of a step."""
         self.model: ElasticModule | None = None
         self.step = 0
         """Committed steps."""
@@ -73,7 +75,7 @@ class World:
         self._held = False  # the state, except for shards
         self._between = False  # whether the script is in a call between two steps
         self._traces = tracing.recorder(lambda: self.place.rank)
-        self._reporter = Reporter(on_rescale=self._traces)
+        self._reporter = Reporter(on_rescale=self._traces, batch=batch or ScriptsBatch())
         self._tree = partial(self._state, emptied=self.moves_shards)
         self._handover = Handover(tracked, self._tree, self._load)
         self.saving = Saving(keeper, tracked, self._state, together=strategy.votes)
@@ -180,18 +182,18 @@ class World:
             self._reporter.transferred(sent_at)
         return not receiving or communicator.broken is None
 
-    def commit(self, loss: float, by: int, agreed: int | None, *, learning: bool = False) -> None:
+    def commit(self, loss: float, by: int, agreed: int | None, *, learning: bool = False, span: int = 1) -> None:
         """The step's optimizer has been applied. :meth:`committed` follows.
 
         ``loss``: mean over the global batch. ``by``: the generation whose votes it counts by. ``agreed``: the one that
-        all ranks switch to now. ``learning``: the next step has the same learners.
+        all ranks switch to now. ``learning``: the next step has the same learners. ``span``: as of :class:`Step`.
         """
-        self.step, self.position.ballot.by = self.step + 1, by
+        self.step, self.position.ballot.by = self.step + span, by
         self.calls.reset()
         if not learning:
             self.share = self.place.share
         self._agreed = agreed
-        self._reporter.committed(time.monotonic(), loss)
+        self._reporter.committed(time.monotonic(), loss, span)
 
     def committed(self, saves: int = 0) -> None:
         """The state is that of the committed step: save and report it if it is time. ``saves``: the ranks' votes."""
@@ -381,10 +383,9 @@ class World:
         position = {
             "step": self.step,
             "by": self.position.ballot.by,
-            "loss": self.loss,
             "lineage": self._keeper.lineage,
-            "rescales": [r.model_dump() for r in self._reporter.rescales],
             "stopped": self.stopped,
+            **self._reporter.state(),
         }
         tracked = capture.capture(self._tracked, emptied=emptied)
         return {"tracked": tracked, "position": position, "trained": self.trained.describe()}
@@ -394,9 +395,8 @@ class World:
         self.step, self._keeper.lineage = position["step"], position["lineage"]
         self.position.ballot.by = position.get("by", 0)  # absent in older checkpoints
         self.calls.reset()
-        self._reporter.loss = position.get("loss")  # absent in older checkpoints
+        self._reporter.load(position)
         self.stopped = position.get("stopped", False)
-        self._reporter.rescales = [Rescale.model_validate(r) for r in position["rescales"]]
         self.on_adopt()
         if trained := tree.get("trained"):  # absent in older checkpoints
             self.trained.adopt(trained)

@@ -61,8 +61,8 @@ class OneCopyWorld(World):
             self._snapshots.wait()
         return begins
 
-    def commit(self, loss: float, by: int, agreed: int | None, *, learning: bool = False) -> None:
-        super().commit(loss, by, agreed, learning=learning)
+    def commit(self, loss: float, by: int, agreed: int | None, *, learning: bool = False, span: int = 1) -> None:
+        super().commit(loss, by, agreed, learning=learning, span=span)
         assert self.model is not None
         self._due = self._snapshots.committed(self.step, self.model.copying) and agreed is None
 

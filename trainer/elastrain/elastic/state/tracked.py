@@ -29,12 +29,32 @@ class StepWith(Protocol):
         """``once``: ``step`` calls its closure once, before it changes anything. Returns the closure's value."""
 
 
+class Longer(Protocol):
+    """The step under way, which takes several batches of the script."""
+
+    @property
+    def span(self) -> int:
+        """How many; 1 outside of a step."""
+
+    @property
+    def learning_rate(self) -> float:
+        """What the script's learning rate is multiplied by."""
+
+
 class Tracker:
     """Adds objects to those whose state moves with the job, and makes their methods keep the contract."""
 
-    def __init__(self, tracked: dict[str, Stateful], contract: Contract, step_with: StepWith) -> None:
-        """``tracked`` is shared with the runtime. ``step_with`` runs an optimizer's ``step(closure)``."""
+    def __init__(
+        self,
+        tracked: dict[str, Stateful],
+        contract: Contract,
+        step_with: StepWith,
+        longer: Longer | None = None,
+    ) -> None:
+        """``tracked`` is shared with the runtime. ``step_with`` runs an optimizer's ``step(closure)``. ``longer``: of a
+        job whose steps take several batches of the script."""
         self._tracked, self._contract, self._step_with = tracked, contract, step_with
+        self._longer = longer
         self._scaled: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def track(self, objects: Mapping[str, Any]) -> None:
@@ -69,6 +89,8 @@ class Tracker:
                 continue
             in_instance = vars(obj).get(name)
             original = getattr(type(obj), name) if in_instance is None else _without_self(in_instance)
+            if self._longer is not None and name == "step":
+                original = _lengthened(obj, original, self._longer)
             gated = _gated(original, functools.partial(self._contract.acts, call, f"{type(obj).__name__}.{name}()"))
             if isinstance(obj, torch.optim.Optimizer):
                 gated = _with_closure(original, gated, self._step_with)
@@ -183,6 +205,37 @@ def _with_closure(original: Callable[..., Any], gated: Callable[..., Any], step_
         return step_with(lambda closure: original(self, closure, *others, **named), given, once=once)
 
     return method
+
+
+def _lengthened(obj: Any, original: Callable[..., Any], longer: Longer) -> Callable[..., Any]:
+    """``original``, the ``step`` of ``obj``, for a step of several batches.
+
+    An optimizer updates with the scaled learning rate, which it has during the update only: schedulers see the
+    script's. A scheduler takes as many steps as there are batches, so that it ends where it would without.
+    """
+    if isinstance(obj, torch.optim.Optimizer):
+
+        @functools.wraps(original)
+        def update(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+            rates = [group["lr"] for group in self.param_groups]
+            try:
+                for group, rate in zip(self.param_groups, rates, strict=True):
+                    group["lr"] = rate * longer.learning_rate
+                return original(self, *args, **kwargs)
+            finally:
+                for group, rate in zip(self.param_groups, rates, strict=True):
+                    group["lr"] = rate
+
+        return update
+    if not isinstance(obj, torch.optim.lr_scheduler.LRScheduler):
+        return original
+
+    @functools.wraps(original)
+    def steps(self: Any, *args: Any, **kwargs: Any) -> None:
+        for _ in range(1 if args or kwargs else longer.span):
+            original(self, *args, **kwargs)
+
+    return steps
 
 
 def _gated(original: Callable[..., Any], acts: Callable[[], bool]) -> Callable[..., Any]:

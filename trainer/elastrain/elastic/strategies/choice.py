@@ -5,10 +5,12 @@ from __future__ import annotations
 from functools import partial
 from typing import Literal
 
+from elastrain.elastic.batching import ScriptsBatch
 from elastrain.elastic.checkpoint import CheckpointKeeper
 from elastrain.elastic.membership.session import Session
 from elastrain.elastic.membership.world import World
 from elastrain.elastic.reshard.first import first_placement
+from elastrain.elastic.small_gradient import SmallGradient
 from elastrain.elastic.state.capture import Stateful
 from elastrain.elastic.strategies.bitwise import Bitwise, make_deterministic
 from elastrain.elastic.strategies.fully_sharded import FullySharded
@@ -17,14 +19,24 @@ from elastrain.elastic.strategies.sharded import Sharded
 from elastrain.elastic.strategies.strategy import Strategy
 
 
-def strategy_for(numerics: Literal["exact", "bitwise"], session: Session) -> Strategy:
-    """The strategy for the job's settings. Raises ``ValueError`` for what does not fit."""
+def strategy_for(
+    numerics: Literal["exact", "bitwise"], session: Session, small: SmallGradient | None = None
+) -> Strategy:
+    """The strategy for the job's settings. ``small``: as of :class:`Replicated`.
+
+    Raises ``ValueError`` for what does not fit.
+    """
     shards = session.welcome.settings.shards
     if shards != 1 and numerics == "bitwise":
         raise ValueError(
             f"elastrain.join(numerics='bitwise'): for replicated models only, and spec.parallelism.shards is {shards}: "
             "the bits of a sum over shards depend on the number of ranks (docs/numerics.md). Use numerics='exact': "
             "equal to a fixed run up to the order of additions"
+        )
+    if small is not None and (shards != 1 or numerics == "bitwise"):
+        raise ValueError(
+            f"spec.batch: not with elastrain.join(numerics={numerics!r}) and shards {shards}: use numerics='exact' and "
+            "whole models, or remove it"
         )
     if shards == "all":
         return FullySharded(partial(first_placement, session))
@@ -33,13 +45,19 @@ def strategy_for(numerics: Literal["exact", "bitwise"], session: Session) -> Str
     if numerics == "bitwise":
         make_deterministic()
         return Bitwise()
-    return Replicated()
+    return Replicated(small)
 
 
-def world_for(session: Session, strategy: Strategy, tracked: dict[str, Stateful], keeper: CheckpointKeeper) -> World:
-    """The rank's place among the others, for this strategy. ``tracked`` is shared with the job."""
+def world_for(
+    session: Session,
+    strategy: Strategy,
+    tracked: dict[str, Stateful],
+    keeper: CheckpointKeeper,
+    batch: ScriptsBatch | None = None,
+) -> World:
+    """The rank's place among the others, for this strategy. As of :class:`World`."""
     if isinstance(strategy, FullySharded):
         from elastrain.elastic.reshard.world import OneCopyWorld  # imports FSDP, which would delay every other job
 
         return OneCopyWorld(session, strategy, tracked, keeper)
-    return World(session, strategy, tracked, keeper)
+    return World(session, strategy, tracked, keeper, batch)

@@ -35,6 +35,7 @@ from elastrain.elastic.comm.control_vector import ControlInputs, ControlVector
 from elastrain.elastic.comm.group import DdpGroup, sum_sparse
 from elastrain.elastic.comm.transport import completed
 from elastrain.elastic.membership.control import Summed
+from elastrain.elastic.small_gradient import SmallGradient
 from elastrain.elastic.state import digest
 from elastrain.elastic.state.slices import Holders
 from elastrain.elastic.strategies import batchnorm
@@ -60,7 +61,9 @@ class Replicated:
 
     votes = False
 
-    def __init__(self) -> None:
+    def __init__(self, small: SmallGradient | None = None) -> None:
+        """``small``: with ``spec.batch``: what the steps measure of the gradients' noise."""
+        self._small = small
         self._models: list[ReplicatedModule] = []
         self._after_backward: AfterBackward | None = None
         """Sums the gradients in place of DDP."""
@@ -82,7 +85,12 @@ class Replicated:
     def wrap(self, module: nn.Module, ddp_options: dict[str, Any]) -> ElasticModule:
         refuse_sharded(module)
         self._synchronises_norms |= batchnorm.adopt(module)
-        self._models.append(ReplicatedModule(module, **ddp_options))
+        if self._synchronises_norms and self._small is not None:
+            raise ValueError(
+                "job.wrap(model): nn.SyncBatchNorm, whose ranks must communicate equally often: not with spec.batch; "
+                "use GroupNorm, or plain BatchNorm, or remove spec.batch"
+            )
+        self._models.append(ReplicatedModule(module, self._small, **ddp_options))
         if len(self._models) > 1:
             self.several_backwards()
         return self._models[-1]
@@ -91,6 +99,11 @@ class Replicated:
         return self._models[0] if self._after_backward is None else self._after_backward.model
 
     def several_backwards(self) -> ElasticModule:
+        if self._small is not None:
+            raise ValueError(
+                "spec.batch: serves a job with one model and one job.backward() in each loop body: remove it, or sum "
+                "the losses of one model"
+            )
         for model in self._models:
             model.leave_ddp()
         self._after_backward = AfterBackward([model.module for model in self._models])
@@ -137,6 +150,7 @@ class Replicated:
         model.put_gradients_back()
         if not last:
             weighted.backward(retain_graph=retain_graph)
+            model.measure()
             model.put_gradients_aside()
             return None
         model.prepare(inputs, self._loss)
@@ -151,11 +165,12 @@ class ReplicatedModule(ElasticModule):
     train with frozen statistics), otherwise (evaluation) through the model itself.
     """
 
-    def __init__(self, module: nn.Module, **ddp_options: Any) -> None:
+    def __init__(self, module: nn.Module, small: SmallGradient | None = None, **ddp_options: Any) -> None:
         super().__init__(module)
         self._options = ddp_options
         first = next(p for p in module.parameters() if p.requires_grad)
         self._vector, self._device = ControlVector(first), first.device
+        self._vector.small = self._small = small
         self.__dict__["_ddp"] = None  # not among modules(): the model's own names are those of the script
         self._keeps = not (any(ddp_options.get(option) for option in _OWN_COLLECTIVES) or _has_sparse_gradients(module))
         self._known: list[nn.Parameter] = []
@@ -196,6 +211,12 @@ class ReplicatedModule(ElasticModule):
     def drop_gradients(self) -> None:
         self._aside = []
         super().drop_gradients()
+
+    def measure(self) -> None:
+        """The gradients are those of this rank's first micro-batch, if none was measured before."""
+        if self._small is not None and self._small.open:
+            self._small.add([p.grad for p in self.module.parameters() if p.grad is not None])
+            self._small.close()
 
     def put_gradients_aside(self) -> None:
         """Keep the gradients of a step that is not complete out of the script's reach."""
@@ -330,6 +351,8 @@ class ReplicatedModule(ElasticModule):
     def _sum_bucket(self, _state: object, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         if self._communicator is None:
             return completed(bucket.buffer())
+        if self._small is not None and self._small.open:
+            self._small.add([bucket.buffer()])
         return self.begin_sum(self._communicator, bucket.buffer(), last=bucket.is_last())
 
     def _rebuild(self) -> None:

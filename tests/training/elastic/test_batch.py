@@ -1,0 +1,143 @@
+"""``spec.batch``: steps of several batches of the script, whose number changes while ranks come and go."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from elastrain.api.settings import BatchSettings, CheckpointSpec, LearningRate
+from elastrain.data.audit import verify
+from elastrain.data.order import Order
+
+SCRIPT = Path(__file__).with_name("train_batch.py")
+EPOCHS = 12
+PER_EPOCH = 21
+ORDER = Order(203, 10, seed=3)
+
+
+def bounds(rule: LearningRate = LearningRate.SQUARE_ROOT, ranks: int = 1) -> BatchSettings:
+    return BatchSettings(min=10, max=80, learning_rate=rule, least_ranks=ranks)
+
+
+def start(world, *ranks: str, **options: Any) -> None:
+    world.start(*ranks, **{"epochs": EPOCHS, "delay": 0.03, "script": SCRIPT, "batch": bounds(), **options})
+    world.ready(*ranks)
+
+
+def replayed(commits: list[tuple[int, int, float]]) -> tuple[dict[str, torch.Tensor], float]:
+    """Plain torch in one process: steps of these batches, each at the script's learning rate times the third number."""
+    torch.manual_seed(0)
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn(203, 6, dtype=torch.float64, generator=generator)
+    labels = (inputs[:, :3] + 0.5 * torch.randn(203, 3, dtype=torch.float64, generator=generator)).argmax(1)
+    data = TensorDataset(inputs, labels)
+    net = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3)).double()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=7, gamma=0.99)
+    for end, span, factor in commits:
+        x, y = data[list(ORDER.batch(end - span, span))]
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(x), y).backward()
+        rate = optimizer.param_groups[0]["lr"]
+        optimizer.param_groups[0]["lr"] = rate * factor
+        optimizer.step()
+        optimizer.param_groups[0]["lr"] = rate
+        for _ in range(span):
+            scheduler.step()
+    return net.state_dict(), scheduler.get_last_lr()[0]
+
+
+def assert_replayed(final: dict[str, Any], commits: list[tuple[int, int, float]]) -> None:
+    model, rate = replayed(commits)
+    for name, value in model.items():
+        torch.testing.assert_close(final["model"][name], value, rtol=0, atol=1e-10, msg=name)
+    assert final["lr"] == final["group"] == pytest.approx(rate), "the schedule has another position"
+
+
+def assert_in_order(commits: list[tuple[int, int, float]], begin: int = 0) -> None:
+    for end, span, _ in commits:
+        assert end - span == begin, "a batch was left out or taken twice"
+        assert begin // PER_EPOCH == (end - 1) // PER_EPOCH, "a step has samples of two epochs"
+        begin = end
+
+
+def test_each_sample_is_taken_once_and_all_ranks_take_the_same_batches_if_ranks_join_and_die_while_the_batch_changes(
+    world,
+) -> None:
+    start(world, "a", "b", FACTORS="1,2,8,3")
+    world.propose("a", "b")
+    world.progressed("a", 20)
+    start(world, "c", FACTORS="1,2,8,3")
+    world.propose("a", "b", "c")
+    world.adopted("a", "b", "c")
+    world.progressed("a", 20)
+    world.ranks["a"].kill()  # rank 0, which decides
+    world.wait("the loss is reported", lambda: world.ranks["b"].has("broken", generation=world.number))
+    world.propose("b", "c")
+    world.adopted("b", "c")
+    world.progressed("b", 20)
+    start(world, "d", FACTORS="1,2,8,3")
+    world.propose("b", "c", "d")
+    final = world.finished("b", "c", "d")
+    commits = final["b"]["commits"]
+    assert_in_order(commits)
+    assert commits[-1][0] == EPOCHS * PER_EPOCH
+    assert {1, 2, 3, 8} <= {span for _, span, _ in commits}
+    for later in "cd":
+        theirs = final[later]["commits"]
+        assert theirs == commits[-len(theirs) :]
+    verdict = verify(world.audit)
+    assert verdict.ok, verdict.problems
+    assert (verdict.epochs, verdict.steps, verdict.redone) == (EPOCHS, EPOCHS * PER_EPOCH, 0)
+    assert_replayed(final["b"], commits)
+
+
+def test_a_job_goes_on_with_its_batch_if_it_resumes_from_a_checkpoint(world) -> None:
+    spec = CheckpointSpec(path=str(world.folder / "checkpoints"), every_steps=10)
+    start(world, "a", checkpoint=spec, FACTORS="1,4")
+    world.propose("a")
+    world.wait("a checkpoint", lambda: world.ranks["a"].saved_step() > 10)
+    world.ranks["a"].kill()
+    start(world, "x", "y", checkpoint=spec, FACTORS="1,4")
+    world.propose("x", "y")
+    final = world.finished("x", "y")["x"]
+    commits = final["commits"]
+    assert_in_order(commits, commits[0][0] - commits[0][1])
+    verdict = verify(world.audit)
+    assert verdict.ok, verdict.problems
+    assert verdict.steps == EPOCHS * PER_EPOCH
+
+
+def test_no_loop_body_has_more_samples_than_at_the_smallest_size_and_pauses_come_at_their_steps(world) -> None:
+    start(world, "a", "b", batch=bounds(ranks=2), FACTORS="8", EVERY="13", epochs=3)
+    (world.folder / "run-free").touch()
+    world.propose("a", "b")
+    final = world.finished("a", "b")["a"]
+    assert final["largest"] == 5
+    assert final["paused"] == list(range(13, 3 * PER_EPOCH + 1, 13))
+    assert_in_order(final["commits"])
+
+
+@pytest.mark.parametrize("ranks", ["a", "ab"])
+def test_all_ranks_measure_the_same_noise_and_scale_the_learning_rate_by_it(world, ranks) -> None:
+    options = {"micro_batch_size": 5}
+    adaptive = {"batch": bounds(LearningRate.ADA_SCALE), "OPTIONS": json.dumps(options)}
+    start(world, *ranks, FACTORS="4", **adaptive)
+    (world.folder / "run-free").touch()
+    world.propose(*ranks)
+    final = world.finished(*ranks)
+    (one,) = {tuple(end["commits"]) for end in final.values()}
+    assert final[ranks[0]]["noises"][-1] > 0
+    factors = [factor for _, span, factor in one[60:] if span == 4]
+    assert all(1 <= factor <= 4 for factor in factors)
+    assert len(set(factors)) > 1
+    assert_replayed(final[ranks[0]], list(one))
+    report = world.ranks[ranks[0]].of_type("report")[-1].progress
+    assert report.batch.samples == 40
+    assert report.batch.noise_scale == pytest.approx(final[ranks[0]]["noises"][-1], rel=1e-6)

@@ -1,0 +1,145 @@
+"""The batch of a step, chosen by goodput, and the noise scale that it needs."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from budgets import examples
+from elastrain.api.settings import LearningRate
+from elastrain.sizing.batch import StepTimes, choose, efficiency, learning_rate_factor
+from elastrain.sizing.noise import LARGEST, SETTLED, NoiseScale
+
+BASE = 32
+times = st.floats(1e-4, 1e2)
+
+
+def settled(noise: float, fixed: float, each: float, *, most: int = 4096, ranks: int = 4, factor: int = 1) -> list[int]:
+    """The factors of a job that measures each batch that it takes, until it stays at one."""
+    measured: dict[tuple[int, int], float] = {}
+    taken = [factor]
+    for _ in range(40):
+        samples = taken[-1] * BASE
+        measured[ranks, samples] = fixed + each * samples / ranks
+        taken.append(decided(taken[-1], measured, noise=noise, most=most, ranks=ranks))
+    return taken
+
+
+def decided(factor: int, measured: dict[tuple[int, int], float], *, noise: float | None, most: int, ranks: int) -> int:
+    seconds = StepTimes(measured)
+    return choose(
+        factor=factor, base=BASE, most=most, noise=noise, ranks=ranks, seconds=seconds, measured=measured.keys()
+    )
+
+
+def test_the_batch_grows_by_measured_steps_to_the_best_goodput():
+    taken = settled(noise=500, fixed=0.1, each=0.01)
+    assert taken[:3] == [1, 2, 4]
+    assert set(taken[3:]) == {4}  # with 8, a sample makes 0.70 of the progress, in 0.71 of the time
+
+
+def test_the_batch_stays_the_scripts_if_the_noise_is_small():
+    assert set(settled(noise=10, fixed=0.1, each=0.01)) == {1}
+
+
+def test_a_larger_batch_that_makes_steps_longer_in_proportion_is_tried_once_and_given_up():
+    assert settled(noise=1e5, fixed=0.0, each=0.01)[:3] == [1, 2, 1]
+    assert set(settled(noise=1e5, fixed=0.0, each=0.01)[2:]) == {1}
+
+
+def test_the_batch_shrinks_if_the_noise_is_smaller_now():
+    assert settled(noise=20, fixed=0.1, each=0.01, factor=16)[-1] == 1
+
+
+@pytest.mark.parametrize(("noise", "measured"), [(None, {(4, BASE): 1.0}), (1e4, {}), (1e4, {(2, BASE): 1.0})])
+def test_the_batch_stays_if_the_noise_or_the_time_of_the_present_step_is_unknown(noise, measured):
+    assert decided(1, measured, noise=noise, most=4096, ranks=4) == 1
+
+
+def test_the_batch_is_within_the_bound_at_once_if_that_is_lower_now():
+    assert decided(16, {}, noise=None, most=4 * BASE + 1, ranks=4) == 4
+
+
+@examples(200)
+@given(
+    factor=st.integers(1, 64),
+    most=st.integers(BASE, 128 * BASE),
+    noise=st.floats(0.0, 1e7),
+    ranks=st.integers(1, 64),
+    others=st.dictionaries(st.tuples(st.integers(1, 64), st.integers(1, 64).map(BASE.__mul__)), times, max_size=8),
+    seconds=times,
+)
+def test_the_batch_is_a_whole_multiple_within_bounds_and_changes_at_most_twofold_for_a_gain(
+    factor, most, noise, ranks, others, seconds
+):
+    measured = {**others, (ranks, factor * BASE): seconds}
+    after = decided(factor, measured, noise=noise, most=most, ranks=ranks)
+    largest = most // BASE
+    assert 1 <= after <= largest
+    if factor > largest:
+        return
+    assert factor / 2 <= after <= 2 * factor
+    time = StepTimes(measured)
+
+    def goodput(k: int) -> float:
+        return k * BASE * efficiency(k, BASE, noise) / time(ranks, k * BASE)
+
+    if after > factor:
+        assert goodput(after) > 1.07 * goodput(factor)
+    assert goodput(after) >= goodput(factor)
+
+
+@examples(100)
+@given(noise=st.floats(0, 1e6), fixed=st.floats(1e-3, 1), each=st.floats(1e-6, 1e-2), factor=st.integers(1, 64))
+def test_the_batch_comes_to_rest(noise, fixed, each, factor):
+    taken = settled(noise, fixed, each, factor=factor)
+    assert len(set(taken[-20:])) == 1
+
+
+def test_the_learning_rate_follows_the_rule_of_the_user():
+    assert learning_rate_factor(LearningRate.LINEAR, 4, BASE, None) == 4
+    assert learning_rate_factor(LearningRate.SQUARE_ROOT, 4, BASE, None) == 2
+    assert learning_rate_factor(LearningRate.UNCHANGED, 4, BASE, 1e3) == 1
+    assert learning_rate_factor(LearningRate.ADA_SCALE, 4, BASE, None) == 1
+    assert learning_rate_factor(LearningRate.ADA_SCALE, 1, BASE, 1e3) == 1
+    gain = learning_rate_factor(LearningRate.ADA_SCALE, 4, BASE, 96.0)
+    assert gain == pytest.approx((96 / 32 + 1) / (96 / 128 + 1)), "AdaScale's (v + g) / (v / k + g)"
+
+
+def test_the_noise_scale_of_gradients_with_a_known_one_is_found():
+    """Gradients of 50 dimensions, |G|² = 1, and a variance of 640 in all: the noise scale is 640 samples."""
+    draw, scale, dimensions = random.Random(1), NoiseScale(), 50
+    mean, spread = 1 / math.sqrt(dimensions), math.sqrt(640 / dimensions)
+    for _ in range(3000):
+        parts = [[draw.gauss(mean, spread / math.sqrt(16)) for _ in range(dimensions)] for _ in range(4)]
+        whole = [sum(p[i] for p in parts) / 4 for i in range(dimensions)]
+        small = sum(sum(x * x for x in p) for p in parts) / 4
+        scale.add(small, 1 / 16, sum(x * x for x in whole), 64)
+    found = scale.samples(64)
+    assert found is not None
+    assert 640 / 3 < found < 640 * 3, "the average extends over the last steps only"
+
+
+def test_no_noise_scale_is_known_before_enough_steps_or_from_steps_of_one_part():
+    scale = NoiseScale()
+    for _ in range(SETTLED - 1):
+        scale.add(3.0, 1 / 8, 1.0, 32)
+    assert scale.samples(32) is None
+    for _ in range(5):
+        scale.add(3.0, 1 / 32, 1.0, 32)  # the small batch is the whole one
+        scale.add(float("inf"), 1 / 8, 1.0, 32)
+        scale.add(float("nan"), 1 / 8, 1.0, 32)
+    assert scale.samples(32) is None
+    scale.add(3.0, 1 / 8, 1.0, 32)
+    assert scale.samples(32) == pytest.approx((2 / (1 / 8 - 1 / 32)) / (1 - 2 / (1 / 8 - 1 / 32) / 32))
+
+
+def test_a_noise_scale_without_a_signal_is_bounded():
+    scale = NoiseScale()
+    for _ in range(SETTLED):
+        scale.add(4.0, 1 / 8, 0.9, 32)
+    assert scale.samples(32) == pytest.approx(LARGEST * 32)

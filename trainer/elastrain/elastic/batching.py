@@ -1,0 +1,254 @@
+"""The batch of a job with ``spec.batch``: how many of the script's batches one step takes, and the learning rate.
+
+Rank 0 decides, by the noise scale and the times of its steps (:mod:`elastrain.sizing.batch`), and publishes the
+decision with its vote for a step. All ranks that commit the step take it over, and it is a part of the state that other
+ranks receive from them. After any loss the survivors therefore agree on it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import structlog
+import torch
+
+from elastrain.api.records import BatchFigures
+from elastrain.api.settings import BatchSettings
+from elastrain.data.order import Order, Slice
+from elastrain.data.share import Place
+from elastrain.data.spans import ONE, Spans
+from elastrain.elastic.small_gradient import SmallGradient, squared
+from elastrain.elastic.step import Step
+from elastrain.elastic.strategies.strategy import ElasticModule
+from elastrain.sizing.batch import StepTimes, choose, learning_rate_factor
+from elastrain.sizing.noise import NoiseScale
+
+if TYPE_CHECKING:
+    from elastrain.elastic.job import Job
+
+log = structlog.get_logger(__name__)
+
+MEASURE_EVERY = 10
+"""Steps from one measurement of the noise to the next: each costs a pass over the gradients."""
+CHANGE_SECONDS = 30.0
+"""Least seconds between two changes of the batch."""
+SETTLED_STEPS = 5
+"""Steps of one size and batch before their time counts."""
+KEPT = 12
+"""Sizes and batches whose times are kept."""
+_SMOOTHING = 0.1
+
+
+class ScriptsBatch:
+    """A step takes one batch of the script: the job has no ``spec.batch``."""
+
+    small: SmallGradient | None = None
+    """What the steps measure of the gradients' noise."""
+    factor = 1
+    """Batches of the script in one step."""
+    span = 1
+    """Those of the step whose loop body runs; 1 outside."""
+    learning_rate = 1.0
+    """As of :class:`Longer`."""
+
+    def begin_loop(self, order: Order) -> None:
+        """Raises ``ValueError`` for data whose batches cannot be put together, or are out of the bounds."""
+
+    @property
+    def single(self) -> Spans:
+        """Of a step of one batch."""
+        return ONE
+
+    def begin_step(self, end: int, stops: tuple[int, ...]) -> Spans:
+        """A step begins, or begins again. Returns the batches that this and the next steps take.
+
+        ``end``, ``stops``: as of :class:`Spans`.
+        """
+        return ONE
+
+    def of_part(self, step: Step, part: Slice, loss: torch.Tensor, unscaled: torch.Tensor) -> None:
+        """The backward of micro-batch ``part`` of ``step`` follows."""
+
+    def votes(self, place: Place) -> tuple[int, float]:
+        """What this rank publishes with its vote: the next factor and the noise scale; 0: no change."""
+        return 0, 0.0
+
+    def measure(self, step: Step, model: ElasticModule) -> None:
+        """The gradients of ``step``, which counts, are complete."""
+
+    def commit(self, step: Step) -> None:
+        """``step`` is committed."""
+
+    def interrupt(self) -> None:
+        """The time to the next commit is not that of a step."""
+
+    def state(self) -> dict[str, Any] | None:
+        """What joiners and checkpoints receive."""
+
+    def load(self, state: dict[str, Any] | None) -> None:
+        """Go on with ``state``; None: of a job that had no ``spec.batch``."""
+
+    def figures(self) -> BatchFigures | None:
+        """For reports."""
+
+
+def batch_of(settings: BatchSettings | None) -> ScriptsBatch:
+    """The batch of a job with these settings."""
+    return ScriptsBatch() if settings is None else ChosenBatch(settings)
+
+
+def refuse_chosen_batch(job: Job, adapter: str) -> None:
+    """Raises ``ValueError`` if ``job`` has ``spec.batch``: ``adapter`` counts one batch of the script for each step."""
+    if job._loop.batch.small is not None:
+        raise ValueError(f"{adapter}: not with spec.batch: call job.steps() in the script itself, or remove spec.batch")
+
+
+class ChosenBatch(ScriptsBatch):
+    """A step takes as many as rank 0 has decided, within ``spec.batch``. For the training thread."""
+
+    def __init__(self, settings: BatchSettings, clock: Callable[[], float] = time.monotonic) -> None:
+        self.small: SmallGradient = SmallGradient()
+        self.noise: float | None = None
+        """The noise scale, in samples, as rank 0 has published it; None: not yet. Like :attr:`factor`, the same on all
+        ranks at the same step."""
+        self._settings, self._clock = settings, clock
+        self._base, self._steps = 0, 0
+        self._scale = NoiseScale()
+        self._times: dict[tuple[int, int], float] = {}
+        """Seconds of a step, by (ranks, samples)."""
+        self._measuring: tuple[int, int, int] | None = None
+        """Generation, ranks and samples of the steps that are being timed; how many, for how long, since when:"""
+        self._count, self._seconds, self._last = 0, 0.0, 0.0
+        self._changed_at = clock()
+        self._found: tuple[float, float, float, int] | None = None
+        self._scaled_by = 1.0
+        """The factor of the script's loss scaler."""
+
+    # -- the loop ------------------------------------------------------------------------------------------------------
+    def begin_loop(self, order: Order) -> None:
+        base, s = order.global_batch_size, self._settings
+        if order.batch_sampler is not None:
+            raise ValueError(
+                "job.dataloader(batch_sampler=…): not with spec.batch, which puts batches of one size together: "
+                "give sampler=… and global_batch_size=…, or remove spec.batch"
+            )
+        if not s.min <= base <= s.max:
+            raise ValueError(
+                f"job.dataloader(global_batch_size={base}): must be between spec.batch.min ({s.min}) and "
+                f"spec.batch.max ({s.max}): the batch of a step is a whole multiple of it"
+            )
+        if base != self._base:
+            self._base, self.factor = base, min(self.factor, s.max // base)
+        self.interrupt()
+
+    @property
+    def single(self) -> Spans:
+        return Spans(limit=max(-(-self._base // self._settings.least_ranks), 1))
+
+    def begin_step(self, end: int, stops: tuple[int, ...]) -> Spans:
+        self.small.begin(measures=self._steps % MEASURE_EVERY == 0)
+        self._found, self._scaled_by = None, 1.0
+        return replace(self.single, factor=self.factor, end=end, stops=stops)
+
+    def of_part(self, step: Step, part: Slice, loss: torch.Tensor, unscaled: torch.Tensor) -> None:
+        if not self.small.open or step.done > 1:
+            return  # the first micro-batch is measured
+        if unscaled is not loss:  # once in MEASURE_EVERY steps the host may wait for a device
+            self._scaled_by = (loss.detach() / unscaled.detach()).item()
+        counted = step.count if step.counted else 1
+        self.small.of(len(part.indices), part.weight * counted * self._scaled_by)
+
+    def votes(self, place: Place) -> tuple[int, float]:
+        if place.rank != 0:
+            return 0, 0.0
+        noise = self._scale.samples(self.factor * self._base)
+        return self._propose(place.world_size), 0.0 if noise is None else noise
+
+    def measure(self, step: Step, model: ElasticModule) -> None:
+        small, inverse, parts = step.batch[2:] if step.batch else (0.0, 0.0, 0.0)
+        if parts < 1:
+            return
+        gradients = [p.grad for p in model.module.parameters() if p.grad is not None]
+        large = squared(gradients).item() / self._scaled_by**2
+        self._found = small / parts, inverse / parts, large, step.samples
+
+    def commit(self, step: Step) -> None:
+        self._steps += 1
+        if self._found is not None:
+            self._scale.add(*self._found)
+        self._time(step)
+        proposed, noise = step.batch[:2] if step.batch else (0.0, 0.0)
+        if noise > 0:
+            self.noise = noise
+        if proposed and int(proposed) != self.factor:
+            log.info(
+                "the batch changes", samples=int(proposed) * self._base, before=self.factor * self._base,
+                noise_scale=self.noise, position=step.number + step.span,
+            )  # fmt: skip
+            self.factor, self._changed_at = int(proposed), self._clock()
+            self.interrupt()
+
+    def interrupt(self) -> None:
+        self._measuring = None
+
+    @property
+    def learning_rate(self) -> float:  # type: ignore[override]
+        return learning_rate_factor(self._settings.learning_rate, self.span, self._base, self.noise)
+
+    # -- state, reports ------------------------------------------------------------------------------------------------
+    def state(self) -> dict[str, Any]:
+        times = [[*size, seconds] for size, seconds in self._times.items()]
+        return {
+            "factor": self.factor, "base": self._base, "noise": self.noise, "steps": self._steps,
+            "scale": self._scale.state(), "times": times,
+        }  # fmt: skip
+
+    def load(self, state: dict[str, Any] | None) -> None:
+        if state is None:
+            return
+        variance, signal, count = state["scale"]
+        base = self._base or state["base"]
+        self.factor = max(min(state["factor"] * state["base"], self._settings.max) // base, 1)
+        self._base, self.noise, self._steps = base, state["noise"], state["steps"]
+        self._scale = NoiseScale(variance, signal, int(count))
+        self._times = {(ranks, samples): seconds for ranks, samples, seconds in state["times"]}
+        self.interrupt()
+
+    def figures(self) -> BatchFigures:
+        samples = self.factor * self._base
+        seconds = None if self._measuring is None else self._times.get((self._measuring[1], samples))
+        return BatchFigures(samples=samples, noise_scale=self.noise, step_seconds=seconds)
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+    def _propose(self, ranks: int) -> int:
+        if self._clock() - self._changed_at < CHANGE_SECONDS:
+            return 0
+        noise = self._scale.samples(self.factor * self._base)
+        factor = choose(
+            factor=self.factor, base=self._base, most=self._settings.max, noise=noise, ranks=ranks,
+            seconds=StepTimes(self._times), measured=self._times.keys(),
+        )  # fmt: skip
+        self._changed_at = self._clock()  # if the step fails, the decision is taken again later
+        return 0 if factor == self.factor else factor
+
+    def _time(self, step: Step) -> None:
+        """Time the steps of one size and batch; the first one after a change is not."""
+        now, place = self._clock(), step.place
+        size = (place.generation, place.world_size, step.span * self._base)
+        took, self._last = now - self._last, now
+        if step.span != self.factor or step.share != place.share:
+            self._measuring = None  # before an end, or with learners
+        elif size != self._measuring:
+            self._measuring, self._count, self._seconds = size, 0, 0.0
+        else:
+            self._count += 1
+            took = min(took, 3 * self._seconds) if self._count > 1 else took
+            self._seconds += max(1 / self._count, _SMOOTHING) * (took - self._seconds)
+            if self._count >= SETTLED_STEPS:
+                self._times.pop(size[1:], None)
+                self._times[size[1:]] = self._seconds
+                for old in list(self._times)[:-KEPT]:
+                    del self._times[old]
