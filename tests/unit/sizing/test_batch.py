@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from budgets import examples
 from elastrain.api.settings import LearningRate
-from elastrain.sizing.batch import StepTimes, choose, efficiency, learning_rate_factor
+from elastrain.sizing.batch import choose, learning_rate_factor
 from elastrain.sizing.noise import LARGEST, SETTLED, NoiseScale
+from elastrain.sizing.speedup import Batches, Measured, learned
 
 BASE = 32
 times = st.floats(1e-4, 1e2)
@@ -29,11 +30,12 @@ def settled(noise: float, fixed: float, each: float, *, most: int = 4096, ranks:
     return taken
 
 
+def times_of(measured: dict[tuple[int, int], float]) -> tuple[Measured, ...]:
+    return tuple(Measured(ranks, 1, seconds, samples) for (ranks, samples), seconds in measured.items())
+
+
 def decided(factor: int, measured: dict[tuple[int, int], float], *, noise: float | None, most: int, ranks: int) -> int:
-    seconds = StepTimes(measured)
-    return choose(
-        factor=factor, base=BASE, most=most, noise=noise, ranks=ranks, seconds=seconds, measured=measured.keys()
-    )
+    return choose(factor=factor, ranks=ranks, measured=times_of(measured), batches=Batches(BASE, most, noise))
 
 
 def test_the_batch_grows_by_measured_steps_to_the_best_goodput():
@@ -83,10 +85,10 @@ def test_the_batch_is_a_whole_multiple_within_bounds_and_changes_at_most_twofold
     if factor > largest:
         return
     assert factor / 2 <= after <= 2 * factor
-    time = StepTimes(measured)
+    model, batches = learned(times_of(measured)), Batches(BASE, most, noise)
 
     def goodput(k: int) -> float:
-        return k * BASE * efficiency(k, BASE, noise) / time(ranks, k * BASE)
+        return model.goodput(ranks, k * BASE, spans=False, batches=batches)
 
     if after > factor:
         assert goodput(after) > 1.07 * goodput(factor)

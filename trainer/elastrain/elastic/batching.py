@@ -23,8 +23,9 @@ from elastrain.data.spans import ONE, Spans
 from elastrain.elastic.small_gradient import SmallGradient, squared
 from elastrain.elastic.step import Step
 from elastrain.elastic.strategies.strategy import ElasticModule
-from elastrain.sizing.batch import StepTimes, choose, learning_rate_factor
+from elastrain.sizing.batch import choose, learning_rate_factor
 from elastrain.sizing.noise import NoiseScale
+from elastrain.sizing.speedup import Batches, Measured
 
 if TYPE_CHECKING:
     from elastrain.elastic.job import Job
@@ -227,10 +228,9 @@ class ChosenBatch(ScriptsBatch):
         if self._clock() - self._changed_at < CHANGE_SECONDS:
             return 0
         noise = self._scale.samples(self.factor * self._base)
-        factor = choose(
-            factor=self.factor, base=self._base, most=self._settings.max, noise=noise, ranks=ranks,
-            seconds=StepTimes(self._times), measured=self._times.keys(),
-        )  # fmt: skip
+        measured = tuple(Measured(w, 1, seconds, samples) for (w, samples), seconds in self._times.items())
+        batches = Batches(self._base, self._settings.max, noise, micro=self.single.limit)
+        factor = choose(factor=self.factor, ranks=ranks, measured=measured, batches=batches)
         self._changed_at = self._clock()  # if the step fails, the decision is taken again later
         return 0 if factor == self.factor else factor
 
