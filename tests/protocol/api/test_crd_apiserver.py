@@ -140,6 +140,11 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
      "parallelism.shards (3) must divide nprocPerNode (2)"),
     ({"nprocPerNode": "auto", "parallelism": {"shards": 2}}, "spec.parallelism",
      "parallelism.shards (2) must divide nprocPerNode (auto), which must be a number"),
+    ({"batch": {"min": 8, "max": 4, "learningRate": "Linear"}}, "spec.batch.max",
+     "batch.max (4) must not be less than batch.min (8)"),
+    ({"batch": {"min": 8, "max": 8, "learningRate": "linear"}}, "spec.batch.learningRate", "supported values"),
+    ({"batch": {"min": 8, "max": 8, "learningRate": "Linear"}, "parallelism": {"shards": "all"}}, "spec.batch",
+     "batch (present) must be absent if parallelism.shards is not 1"),
     ({"checkpoint": {"path": "data"}}, "spec.checkpoint.path",
      "path (data) must begin with '/' (or, in local mode, with '.'), or be a URL"),
     ({"checkpoint": {"path": "s3://key:secret@bucket/c"}}, "spec.checkpoint.path", "must contain no credentials"),
@@ -245,8 +250,12 @@ def test_server_and_pydantic_agree_on_every_combination_of_small_sizes(apiserver
             {"checkpoint": {"path": "/c", "archive": {"path": "s3://b/c"}}},
             "checkpoint.archive.path (s3://b/c) may only change while suspend is true",
         ),
+        (
+            {"batch": {"min": 8, "max": 64, "learningRate": "Linear"}, "parallelism": None},
+            "batch (present) may only change while suspend is true",
+        ),
     ],
-    ids=["nproc", "auto", "checkpoint", "shards", "all shards", "redone", "archive"],
+    ids=["nproc", "auto", "checkpoint", "shards", "all shards", "redone", "archive", "batch"],
 )
 def test_change_is_refused_if_running_workers_would_not_follow(
     apiserver: ApiServer, created: str, change: dict[str, Any], words: str

@@ -142,7 +142,7 @@ def _add_spec_rules(spec: Schema) -> None:
         ),
         rules.BATCH_BOUNDS.as_validation(".batch.max", "has(self.batch) ? self.batch.max : 0"),
         *(
-            rule.as_validation(".batch", "has(self.batch) ? '{}' : 'absent'")
+            rule.as_validation(".batch", "has(self.batch) ? 'present' : 'absent'")
             for rule in (rules.BATCH_IS_OF_WHOLE_MODELS, rules.BATCH_IS_FIXED)
         ),
         rules.MANAGED_BY_IS_FIXED.as_validation(".managedBy", "has(self.managedBy) ? self.managedBy : 'absent'"),
