@@ -161,9 +161,13 @@ class AnyHistory(RuleBasedStateMachine):
         assert outstanding <= MAX_OUTSTANDING, "proposals fit into the readiness slots"
         if ids and outstanding < MAX_OUTSTANDING:
             assert {m.id for m in view.stayers} <= set(ids), "ready members of the base stay"
-            kept = [i for i in ids if base and base.member(i) is not None]
+            # Leavers that give the state are ahead: no stayer has it, so there is no order of trained ranks to keep.
+            given = [i for i in ids if i in gives and view.is_leaving(view.alive[i])]
+            assert n > 1 or ids[: len(given)] == given, "leavers that give the state come first"
+            rest = ids[len(given) :]
+            kept = [i for i in rest if base and base.member(i) is not None]
             order = [m.id for m in base.members if m.id in kept] if base else []
-            assert n > 1 or kept == order == ids[: len(kept)], "stayers keep their order and come first"
+            assert n > 1 or kept == order == rest[: len(kept)], "stayers keep their order, and joiners come after them"
         # One of no members stops those of a broken generation, in which nobody trains: the others begin at once.
         stops = not ids and self.job.view().in_force is None
         assert stops or not isinstance(self.job.decide(), Propose), "one proposal is enough if nothing changes"
