@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +16,11 @@ from torch.utils.data import TensorDataset
 from elastrain.api.settings import BatchSettings, CheckpointSpec, LearningRate
 from elastrain.data.audit import verify
 from elastrain.data.order import Order
+from elastrain.data.share import Place
+from elastrain.elastic.batching import ChosenBatch
+from elastrain.elastic.step import Step
+from elastrain.elastic.strategies.choice import strategy_for
+from elastrain.elastic.strategies.strategy import ElasticModule
 
 SCRIPT = Path(__file__).with_name("train_batch.py")
 EPOCHS = 12
@@ -141,3 +148,61 @@ def test_all_ranks_measure_the_same_noise_and_scale_the_learning_rate_by_it(worl
     report = world.ranks[ranks[0]].of_type("report")[-1].progress
     assert report.batch.samples == 40
     assert report.batch.noise_scale == pytest.approx(final[ranks[0]]["noises"][-1], rel=1e-6)
+
+
+def test_rank_0_doubles_the_batch_at_most_each_30_seconds_up_to_the_best_goodput() -> None:
+    """A step of n samples takes 0.1 s and 0.005 s for each; a sample's gradient has a variance of 200, and |G|² = 1."""
+    now, changes = 0.0, [(0.0, 1)]
+    batch = ChosenBatch(bounds(), clock=lambda: now)
+    batch.begin_loop(ORDER)
+    model = ElasticModule(nn.Linear(1, 1, bias=False))
+    place, position = Place(1, 0, 8), 0
+    while now < 300:
+        samples = batch.factor * 10
+        step = Step(position, place, place.share, (), span=batch.factor, samples=samples)
+        batch.begin_step(1 << 40, ())
+        parts = (2 * (1 + 200 / 5), 2 / 5, 2.0) if batch.small.open else (0.0, 0.0, 0.0)
+        step.batch = (*batch.votes(place), *parts)
+        model.module.weight.grad = torch.full((1, 1), (1 + 200 / samples) ** 0.5)
+        batch.measure(step, model)
+        now += 0.1 + 0.005 * samples
+        position += step.span
+        batch.commit(step)
+        if batch.factor != changes[-1][1]:
+            changes.append((now, batch.factor))
+    assert [factor for _, factor in changes][:3] == [1, 2, 4]
+    assert all(b - a >= 30 for (a, _), (b, _) in pairwise(changes))
+    assert batch.noise == pytest.approx(200)
+    assert 4 <= batch.factor <= 8, "most progress a second is with 63 samples"
+    figures = batch.figures()
+    assert figures.samples == batch.factor * 10
+    assert figures.step_seconds == pytest.approx(0.1 + 0.005 * figures.samples)
+    successor = ChosenBatch(bounds())
+    successor.begin_loop(ORDER)
+    successor.load(batch.state())
+    assert (successor.factor, successor.noise) == (batch.factor, batch.noise)
+
+
+@pytest.mark.parametrize(
+    ("order", "words"),
+    [
+        (Order(203, 9), r"global_batch_size=9\): must be between spec.batch.min \(10\) and spec.batch.max \(80\)"),
+        (Order(203, 81), r"global_batch_size=81\): must be between"),
+        (Order(203, 10, batch_sampler=SimpleNamespace(batch_size=10)), "batch_sampler=….*: not with spec.batch"),
+    ],
+)
+def test_a_loader_is_refused_with_the_way_out_if_its_batches_do_not_fit(order, words) -> None:
+    with pytest.raises(ValueError, match=words):
+        ChosenBatch(bounds()).begin_loop(order)
+
+
+def test_a_job_is_refused_if_the_noise_of_its_gradients_is_not_measured() -> None:
+    session = SimpleNamespace(welcome=SimpleNamespace(settings=SimpleNamespace(shards=1)))
+    with pytest.raises(ValueError, match=r"spec.batch: not with elastrain.join\(numerics='bitwise'\)"):
+        strategy_for("bitwise", session, ChosenBatch(bounds()).small)
+    strategy = strategy_for("exact", session, ChosenBatch(bounds()).small)
+    strategy.wrap(nn.Linear(1, 1), {})
+    with pytest.raises(ValueError, match="one model and one job"):
+        strategy.wrap(nn.Linear(1, 1), {})
+    with pytest.raises(ValueError, match="SyncBatchNorm"):
+        strategy_for("exact", session, ChosenBatch(bounds()).small).wrap(nn.SyncBatchNorm(3), {})

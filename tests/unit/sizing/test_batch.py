@@ -13,7 +13,7 @@ from budgets import examples
 from elastrain.api.settings import LearningRate
 from elastrain.sizing.batch import choose, learning_rate_factor
 from elastrain.sizing.noise import LARGEST, SETTLED, NoiseScale
-from elastrain.sizing.speedup import Batches, Measured, learned
+from elastrain.sizing.speedup import BATCH_REACH, Batches, Measured, learned
 
 BASE = 32
 times = st.floats(1e-4, 1e2)
@@ -75,7 +75,7 @@ def test_the_batch_is_within_the_bound_at_once_if_that_is_lower_now():
     others=st.dictionaries(st.tuples(st.integers(1, 64), st.integers(1, 64).map(BASE.__mul__)), times, max_size=8),
     seconds=times,
 )
-def test_the_batch_is_a_whole_multiple_within_bounds_and_changes_at_most_twofold_for_a_gain(
+def test_the_batch_is_a_whole_multiple_within_bounds_and_grows_at_most_twofold_for_a_gain(
     factor, most, noise, ranks, others, seconds
 ):
     measured = {**others, (ranks, factor * BASE): seconds}
@@ -84,7 +84,7 @@ def test_the_batch_is_a_whole_multiple_within_bounds_and_changes_at_most_twofold
     assert 1 <= after <= largest
     if factor > largest:
         return
-    assert factor / 2 <= after <= 2 * factor
+    assert factor / BATCH_REACH <= after <= 2 * factor
     model, batches = learned(times_of(measured)), Batches(BASE, most, noise)
 
     def goodput(k: int) -> float:

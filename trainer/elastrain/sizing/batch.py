@@ -6,14 +6,13 @@ The model of speed and goodput is that of :mod:`elastrain.sizing.speedup`, with 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from elastrain.api.settings import LearningRate
 from elastrain.sizing.speedup import Batches, Measured, learned
 
-WORTHWHILE = 1.07
-"""A batch is changed only for a goodput of so many times the present one."""
-LARGEST_CHANGE = 2
-"""Largest factor of one change: what is not measured yet is reached in steps that are."""
+LARGEST_GROWTH = 2
+"""Largest factor by which a batch grows at once: what is not measured yet is reached in steps that are."""
 
 
 def learning_rate_factor(rule: LearningRate, factor: int, base: int, noise: float | None) -> float:
@@ -36,24 +35,13 @@ def learning_rate_factor(rule: LearningRate, factor: int, base: int, noise: floa
 def choose(*, factor: int, ranks: int, measured: tuple[Measured, ...], batches: Batches) -> int:
     """The factor of the next steps: how many batches of the script, of ``batches.base`` samples, each takes.
 
-    ``factor``: the present one. ``measured``: times of steps, by ranks. The batch stays if the noise scale or the time
-    of the present step is unknown.
+    As of :meth:`elastrain.sizing.speedup.Speedup.next_batch`. ``factor``: the present one. ``measured``: times of
+    steps, by ranks. The batch stays if the noise scale or the time of the present step is unknown.
     """
-    base = batches.base
-    largest = max(batches.most // base, 1)
-    if factor > largest:
-        return largest
-    known = {m.batch for m in measured if m.workers == ranks}
-    if batches.noise is None or factor * base not in known:
+    present, most = factor * batches.base, max(batches.most, batches.base)
+    known = any((m.workers, m.batch) == (ranks, present) for m in measured)
+    if present <= most and (batches.noise is None or not known):
         return factor
+    reach = replace(batches, each=0, most=min(most, LARGEST_GROWTH * present))  # a rank may have no sample
     model = learned(measured, batches.micro)
-
-    def goodput(k: int) -> float:
-        return model.goodput(ranks, k * base, spans=False, batches=batches)
-
-    present, least = goodput(factor), -(-factor // LARGEST_CHANGE)
-    for k in range(factor - 1, least - 1, -1):  # a larger batch that has not paid is given up
-        if k * base in known and goodput(k) > present:
-            return k
-    best = max(range(least, min(factor * LARGEST_CHANGE, largest) + 1), key=lambda k: (goodput(k), -k))
-    return best if goodput(best) > WORTHWHILE * present else factor
+    return model.next_batch(present, ranks, spans=False, batches=reach) // batches.base
