@@ -186,11 +186,11 @@ class _Size(_Group):
     """How many workers the job wants and has."""
 
     def __init__(self) -> None:
-        self.wanted = _gauge("elastrain_job_replicas_wanted", "Desired number of workers.")
+        self.wanted = _gauge("elastrain_job_replicas_wanted", "Desired replicas: workers, or groups of several.")
         self.existing = _gauge(
-            "elastrain_job_replicas", "Worker pods that exist and have not ended, without warm spares."
+            "elastrain_job_replicas", "Replicas whose pods exist and have not ended, without warm spares."
         )
-        self.ready = _gauge("elastrain_job_replicas_ready", "Workers in the current generation.")
+        self.ready = _gauge("elastrain_job_replicas_ready", "Replicas in the current generation.")
         self.spares_wanted = _gauge(
             "elastrain_job_spares_wanted", "Desired number of warm spares. Absent without warmSpares."
         )

@@ -71,7 +71,7 @@ def test_workers_that_do_not_run_come_first_if_there_are_many(job, body) -> None
         for n in range(picture.WORKERS + 5)
     ]
     shown = picture.detail(job, pods, [], ())
-    assert (len(shown["workers"]), shown["workersLeftOut"]) == (picture.WORKERS, 5)
+    assert (len(shown["workers"]), shown["workersLeftOut"], shown["groupSize"]) == (picture.WORKERS, 5, 1)
     assert shown["workers"][0]["name"] == "digits-0"
 
 

@@ -92,6 +92,7 @@ def detail(
         "explain": [{"text": r.text, "change": r.change} for r in explanations.explain(job, workers)],
         "conditions": [_dump(c) for c in status.conditions],
         "workers": [_worker(w, status) for w in sorted(waiting_first[:WORKERS], key=lambda w: w.ordinal)],
+        "groupSize": job.spec.group_size,
         "workersLeftOut": max(0, len(workers) - WORKERS),
         "excludedNodes": [_dump(n) for n in status.excluded_nodes],
         "lastFailure": _dump(status.last_failure),

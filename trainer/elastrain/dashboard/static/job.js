@@ -90,7 +90,7 @@ export class JobPage {
   paintFacts(job) {
     const restarts = job.restarts && Object.entries(job.restarts).filter(([, n]) => n).map(([cause, n]) => `${n} ${cause}`).join(", ");
     const facts = [
-      ["Workers", () => workers(job), job.desired === null ? null : [job.ready, job.desired, job.max, job.phase]],
+      [job.groupSize > 1 ? `Groups of ${job.groupSize} workers` : "Workers", () => workers(job), job.desired === null ? null : [job.ready, job.desired, job.max, job.phase]],
       ["Bounds", () => `${job.min} to ${job.max}`, [job.min, job.max]],
       ["Queue", () => job.queue, job.queue],
       ["Step", () => progress(job), [job.step, job.of]],
