@@ -59,7 +59,7 @@ class Report(BaseModel):
 def played(runs: Sequence[Run], folder: Path, processes: int, output: program.Output) -> list[Played]:
     """All runs, the figures kept after each."""
     done: list[Played] = []
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
         for future in as_completed([pool.submit(kit.play, folder, run) for run in runs]):
             done.append(future.result())
             run, mean = done[-1].run, done[-1].figures["mean"]

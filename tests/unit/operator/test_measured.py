@@ -86,6 +86,14 @@ def test_a_size_with_another_batch_is_another_entry_with_the_time_of_the_whole_s
     assert measured_sizes(old, chosen(128, seconds=None), pods("a", "a")) is old
 
 
+def test_the_status_says_of_which_batch_of_the_script_a_step_takes_several():
+    seen = trained(2, 0.5)
+    assert seen.progress is not None
+    figures = BatchFigures(samples=128, base=64)
+    report = Coordination(progress=seen.progress.model_copy(update={"batch": figures}))
+    assert batch_status(BatchStatus(samples=128), report) == BatchStatus(samples=128, base=64)
+
+
 @pytest.mark.parametrize(
     ("old", "report", "after"),
     [

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from datetime import UTC, datetime
 
 import pytest
 
 import builders
-from elastrain.api.job import GenerationStatus, JobStatus
+from elastrain.api.job import GenerationStatus, JobStatus, MeasuredSize
+from elastrain.api.job.status import BatchStatus
 from elastrain.api.records import Generation, Member, Progress, Target
-from elastrain.sizing.speedup import Measured
+from elastrain.sizing.speedup import Batches, Measured
 from elastrain_operator.allocation.model import Held, Share, Worker
 from elastrain_operator.model import Coordination, Ending, JobRef, Observed
 from elastrain_operator.plan import plan
 from elastrain_operator.policy.size import wanted as size
+from elastrain_operator.policy.size.claims import Creation, claims
 from workers import workers_at
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -130,15 +133,44 @@ def test_claims_have_pause_speed_and_remaining_time(make_spec):
     report = Progress(generation=1, world_size=2, members=2, step=40, total_steps=100, step_seconds=0.5)
     etcd = trained("job-0", "job-1", desired=2, progress=report)
     pods = (pod(0), pod(1), pod(2, ending=Ending(NOW), node="n9"))
-    claims = plan(
-        make_spec(nprocPerNode=2), JobStatus(), Observed(JOB, pods, etcd, share=share(2), created=NOW), NOW
-    ).claims
-    job = claims.job
+    made = plan(make_spec(nprocPerNode=2), JobStatus(), Observed(JOB, pods, etcd, share=share(2), created=NOW), NOW)
+    job = made.claims.job
     assert (job.remaining, job.nproc, job.elastic, job.trains) == (30.0, 2, True, True)
     assert job.measured == (Measured(2, 2, 0.5),)
     assert job.created == NOW.timestamp()
     assert [w.name for w in job.workers] == ["job-0", "job-1"], "the worker that stays longest comes first"
-    assert claims.leaving == (Held("n9", ONE),)
+    assert made.claims.leaving == (Held("n9", ONE),)
+
+
+SIZES = [
+    MeasuredSize(workers=2, nodes=1, step_seconds=0.5, batch=64),
+    MeasuredSize(workers=2, nodes=1, step_seconds=0.3),
+    MeasuredSize(workers=1, nodes=1, step_seconds=0.9, batch=0),
+]
+BATCH = {"min": 32, "max": 4096, "learningRate": "Linear"}
+
+
+@pytest.mark.parametrize(
+    ("status", "batches"),
+    [
+        (None, Batches(32, 4096, None, each=2, micro=16)),
+        (BatchStatus(samples=128), Batches(32, 4096, None, each=2, micro=16)),
+        (BatchStatus(samples=128, base=64, noise_scale=900.0), Batches(64, 4096, 900.0, each=2, micro=32)),
+        (BatchStatus(samples=128, base=64, noise_scale=math.nan), Batches(64, 4096, None, each=2, micro=32)),
+    ],
+)
+def test_claims_have_the_batches_within_the_bounds_and_only_times_of_known_batches(make_spec, status, batches):
+    spec = make_spec(nprocPerNode=2, minReplicas=2, maxReplicas=8, batch=BATCH)
+    seen = Observed(JOB, (pod(0), pod(1)), trained("job-0", "job-1", desired=2), share=share(2), created=NOW)
+    job = claims(spec, JobStatus(measured_sizes=SIZES, batch=status), seen, seen.pods, Creation()).job
+    assert job.batches == batches
+    assert job.measured == (Measured(2, 1, 0.5, 64),)
+
+
+def test_claims_of_a_job_with_a_fixed_batch_have_no_times_of_chosen_ones(make_spec):
+    seen = Observed(JOB, (pod(0), pod(1)), trained("job-0", "job-1", desired=2), share=share(2), created=NOW)
+    job = claims(make_spec(), JobStatus(measured_sizes=SIZES), seen, seen.pods, Creation()).job
+    assert (job.batches, job.measured) == (None, (Measured(2, 1, 0.3),))
 
 
 def test_a_job_without_members_that_trained_does_not_claim_to_train(make_spec):

@@ -327,6 +327,8 @@ class BatchFigures(Record):
 
     samples: int
     """Samples of a step."""
+    base: int | None = None
+    """Samples of the script's batch: a step takes a whole multiple. None: not known yet."""
     noise_scale: float | None = None
     """In samples; None: not measured yet."""
     step_seconds: float | None = None

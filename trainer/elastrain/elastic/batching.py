@@ -221,7 +221,7 @@ class ChosenBatch(ScriptsBatch):
     def figures(self) -> BatchFigures:
         samples = self.factor * self._base
         seconds = None if self._measuring is None else self._times.get((self._measuring[1], samples))
-        return BatchFigures(samples=samples, noise_scale=self.noise, step_seconds=seconds)
+        return BatchFigures(samples=samples, base=self._base or None, noise_scale=self.noise, step_seconds=seconds)
 
     # -- inside --------------------------------------------------------------------------------------------------------
     def _propose(self, ranks: int) -> int:

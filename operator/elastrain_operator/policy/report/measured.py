@@ -50,8 +50,8 @@ def batch_status(old: BatchStatus | None, etcd: Coordination) -> BatchStatus | N
         return None
     noise = report.batch.noise_scale
     noise = float(f"{noise:.2g}") if noise is not None and 0 < noise < math.inf else None
-    new = BatchStatus(samples=report.batch.samples, noise_scale=noise)
-    if old is None or old.samples != new.samples or old.noise_scale is None or noise is None:
+    new = BatchStatus(samples=report.batch.samples, base=report.batch.base, noise_scale=noise)
+    if old is None or (old.samples, old.base) != (new.samples, new.base) or old.noise_scale is None or noise is None:
         return new
     return old if abs(old.noise_scale - noise) <= NOISE_CHANGED * noise else new
 

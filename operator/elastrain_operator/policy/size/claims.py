@@ -9,7 +9,7 @@ from datetime import datetime
 
 from elastrain.api.accelerators import AcceleratorUnclear
 from elastrain.api.job import JobSpec, JobStatus
-from elastrain.sizing.speedup import Measured
+from elastrain.sizing.speedup import Batches, Measured
 from elastrain_operator.allocation.model import PODS, Claims, Held, Job, Kind, Worker
 from elastrain_operator.model import UNSCHEDULABLE, Coordination, Observed, Pod, Refusal
 from elastrain_operator.observe import nodes
@@ -70,7 +70,8 @@ def claims(
         pause=rescaled.pause_seconds if rescaled else None,
         rescales=max(status.generation.number - 1, 0) if status.generation else 0,
         samples=_samples(etcd),
-        measured=_measured(status),
+        measured=_measured(spec, status),
+        batches=_batches(spec, status),
         remaining=_remaining(etcd),
         nproc=_ranks(spec),
         spares=spec.warm_spares * spec.group_size if status.generation and status.generation.size else 0,
@@ -170,15 +171,25 @@ def _samples(etcd: Coordination | None) -> float | None:
     return None if report is None or not report.step else report.samples / report.step
 
 
-def _measured(status: JobStatus) -> tuple[Measured, ...]:
-    """Without times that are none: the status is an object that people may write.
+def _measured(spec: JobSpec, status: JobStatus) -> tuple[Measured, ...]:
+    """Without times that are none: the status is an object that people may write. Times of steps whose batch is unknown
+    do not compare with those of chosen batches."""
+    return tuple(
+        Measured(m.workers, m.nodes, m.step_seconds, m.batch)
+        for m in status.measured_sizes
+        if m.workers > 0 and 0 < m.step_seconds < math.inf and (spec.batch is None) == (m.batch is None)
+        if m.batch is None or m.batch > 0
+    )
 
-    The times of other batches than the present one count as so many samples at its size.
-    """
-    present = status.batch.samples if status.batch else None
-    found = []
-    for m in status.measured_sizes:
-        scale = present / m.batch if present and m.batch else 1.0
-        if m.workers > 0 and 0 < m.step_seconds * scale < math.inf:
-            found.append(Measured(m.workers, m.nodes, m.step_seconds * scale))
-    return tuple(found)
+
+def _batches(spec: JobSpec, status: JobStatus) -> Batches | None:
+    """The batches among which the ranks choose. Until they have reported the script's own, it counts as the smallest
+    that is permitted. No worker computes more at once than with the job's smallest size and the script's batch."""
+    if spec.batch is None:
+        return None
+    known = status.batch
+    base = known.base if known is not None and known.base is not None and known.base > 0 else spec.batch.min
+    noise = known.noise_scale if known is not None else None
+    usable = noise is not None and 0 < noise < math.inf
+    least = spec.min_replicas * spec.group_size
+    return Batches(base, max(spec.batch.max, base), noise if usable else None, _ranks(spec), -(-base // least))

@@ -196,6 +196,8 @@ class BatchStatus(StatusModel):
 
     samples: int
     """Samples of a step, over all ranks."""
+    base: int | None = None
+    """Samples of the script's batch, of which a step takes a whole multiple."""
     noise_scale: float | None = None
     """Noise scale of the gradients in samples, to two digits: well below it, a larger batch costs little progress.
     Absent: not measured yet."""
