@@ -27,9 +27,9 @@ def script():
 
 
 @cache
-def alone(steps: int) -> tuple[dict[str, torch.Tensor], list[float]]:
+def alone(steps: int, width: int = 13) -> tuple[dict[str, torch.Tensor], list[float]]:
     """The same training in this process, without FSDP: parameters, and the norm of each step's gradient."""
-    model, data = script().net(), script().data()
+    model, data = script().net(width), script().data()
     order = order_of(data, global_batch_size=11, seed=3, shuffle=None, drop_last=False)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     norms = []
@@ -42,13 +42,22 @@ def alone(steps: int) -> tuple[dict[str, torch.Tensor], list[float]]:
     return model.state_dict(), norms
 
 
-def assert_same_model(ends: dict[str, list[dict]], steps: int = STEPS) -> None:
-    expected, _ = alone(steps)
+def whole(shards: list[dict], name: str, tensor: int) -> torch.Tensor:
+    """The parameter of which the ranks of a group have saved their parts; ``tensor`` neighbours compute together."""
+    over = shards[0]["dims"].get(name) or (0,)
+    columns = [torch.cat([end["state"][name] for end in shards[t::tensor]], over[0]) for t in range(tensor)]
+    if len(over) == 2 and over[1] is not None:
+        return torch.cat(columns, over[1])
+    assert all(torch.equal(column, columns[0]) for column in columns), f"{name}: differs where it must be the same"
+    return columns[0]
+
+
+def assert_same_model(ends: dict[str, list[dict]], steps: int = STEPS, *, tensor: int = 1, width: int = 13) -> None:
+    expected, _ = alone(steps, width)
     groups = list(ends.values())
     for shards in groups:
         assert [end["step"] for end in shards] == [steps] * len(shards)
         for name, value in expected.items():
-            whole = torch.cat([end["state"][name] for end in shards])
-            assert torch.allclose(whole, value, rtol=0, atol=TOLERANCE), name
+            assert torch.allclose(whole(shards, name, tensor), value, rtol=0, atol=TOLERANCE), name
             same = [torch.equal(a["state"][name], b["state"][name]) for a, b in zip(shards, groups[0], strict=True)]
             assert all(same), f"{name}: replicas of a shard differ"

@@ -212,6 +212,7 @@ def _environment(job: JobRef, spec: JobSpec, config: OperatorConfig, grace: floa
         **RankSettings(
             checkpoint=spec.checkpoint,
             shards=spec.shards,
+            tensor=spec.tensor,
             max_redone_steps=spec.max_redone_steps,
             batch=spec.batch_settings(_ranks(spec)),
         ).to_environment(),

@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -80,6 +81,18 @@ class ShardedJob(Job):
         return {w: [torch.load(self.folder / f"final-{w}-{n}.pt") for n in range(self.nproc)] for w in workers}
 
 
+class TensorJob(ShardedJob):
+    """Each worker is one group, whose ranks compute the inner layer together in twos."""
+
+    tensor = 2
+
+    def start(self, *workers: str, **options: Any) -> None:
+        super().start(*workers, **{"TENSOR": str(self.tensor), **options})
+
+    def settings(self) -> RankSettings:
+        return RankSettings(shards=self.nproc, tensor=self.tensor)
+
+
 class GroupsOfWorkersJob(ShardedJob):
     """A group has two workers of one rank each: ``a0`` and ``a1`` are group a. The test wants whole groups."""
 
@@ -144,6 +157,16 @@ def one_copy(
     job = OneCopyJob(warm, tmp_path, etcd_factory(), job_keys)
     yield job
     job.close()
+
+
+@pytest.fixture
+def tensor_job(
+    warm: Warm, tmp_path: Path, etcd_factory: Callable[[], EtcdServer], job_keys: JobKeys
+) -> Iterator[TensorJob]:
+    job = TensorJob(warm, tmp_path, etcd_factory(), job_keys)
+    yield job
+    job.close()
+    shutil.rmtree(names.node_memory(job_keys.uid), ignore_errors=True)
 
 
 @pytest.fixture

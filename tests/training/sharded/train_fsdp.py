@@ -7,7 +7,8 @@ It dies in a batch of an evaluation (``die-in-evaluation``), as it writes its pa
 when all parts are there (``die-before-commit``), or its disk is full (``disk-full``). It stays for ever in a move of
 shards of which a part is done (``hold-in-move``).
 
-``EVALUATE=n``: it evaluates after each n-th step. ``MICRO``: samples of a micro-batch.
+``EVALUATE=n``: it evaluates after each n-th step. ``MICRO``: samples of a micro-batch. ``TENSOR=n``: n ranks compute
+the inner layer together. ``OWN_MODEL``: each rank builds other parameters.
 """
 
 import errno
@@ -23,6 +24,8 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils.data import DataLoader, TensorDataset
 
 import elastrain
@@ -33,6 +36,7 @@ from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.comm.control_vector import ControlInputs
 from elastrain.elastic.membership.control import Summed
 from elastrain.elastic.reshard import move
+from elastrain.elastic.state.parts import dims
 from elastrain.elastic.state.transfer import WholeStateSender
 from elastrain.elastic.strategies.sharded import ShardedModule
 
@@ -43,9 +47,9 @@ job: elastrain.Job
 
 
 class Layer(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.norm, self.up, self.down = nn.LayerNorm(8), nn.Linear(8, 13), nn.Linear(13, 8)
+        self.norm, self.up, self.down = nn.LayerNorm(8), nn.Linear(8, width), nn.Linear(width, 8)
         self.scale = nn.Parameter(torch.ones(1))  # empty on all shards but the first
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -56,9 +60,9 @@ class Layer(nn.Module):
         return y
 
 
-def net() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 8), Layer(), nn.Linear(8, 3)).double()
+def net(width: int = 13, seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, 8), Layer(width), nn.Linear(8, 3)).double()
 
 
 def data() -> TensorDataset:
@@ -142,10 +146,15 @@ def main() -> None:
     die_as_source()
     disturb_saves()
     with elastrain.join() as job:
-        model = net()
-        whole = os.environ.get("SHARDS") == "1"
+        whole, tensor = os.environ.get("SHARDS") == "1", int(os.environ.get("TENSOR", "1"))
+        width = int(os.environ.get("WIDTH", "13" if tensor == 1 else "14"))
+        model = net(width, os.getpid() if "OWN_MODEL" in os.environ else 0)
+        if tensor > 1:
+            gathered = ColwiseParallel(output_layouts=Replicate())
+            plan = {"0": gathered, "1.up": ColwiseParallel(), "1.down": RowwiseParallel()}
+            parallelize_module(model, job.mesh["tp"], plan, src_data_rank=None)
         for layer in () if whole else (model[1], model):
-            fully_shard(layer, mesh=job.mesh)
+            fully_shard(layer, mesh=job.mesh["dp_shard"])
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
         model = job.wrap(model, optimizer=optimizer)
         if not whole:
@@ -182,6 +191,7 @@ def main() -> None:
     torch.save(
         {
             "place": 0 if whole else job.mesh.get_coordinate()[0],
+            "dims": {} if whole else {name: dims(p) for name, p in model.module.state_dict().items()},
             "pid": os.getpid(),
             "state": local_state,
             "commits": commits,

@@ -44,6 +44,9 @@ def test_all_ranks_of_any_workers_may_hold_one_copy(nproc: Any) -> None:
         ({"parallelism": {"shards": "some"}}, "must be a whole number from 1 to 2147483647, or all"),
         ({"nprocPerNode": 3, "parallelism": {"shards": 2}}, r"must divide nprocPerNode \(3\)"),
         ({"nprocPerNode": 2, "parallelism": {"shards": 3}}, r"must divide nprocPerNode \(2\), .* a multiple of it"),
+        ({"parallelism": {"tensor": 2}}, "must divide parallelism.shards, .*; it is 1"),
+        ({"nprocPerNode": 4, "parallelism": {"shards": 4, "tensor": 3}}, "must divide parallelism.shards, .*; it is 4"),
+        ({"parallelism": {"shards": "all", "tensor": 2}}, "which must be a number: .*; it is all"),
         ({"nprocPerNode": "auto", "parallelism": {"shards": 2}}, r"must divide nprocPerNode \(auto\), .* a number"),
     ],
 )
@@ -58,6 +61,12 @@ def test_ranks_copy_their_shards_so_that_at_most_20_steps_are_repeated_if_nothin
     assert spec(parallelism={"shards": "all", "maxRedoneSteps": 0}).max_redone_steps == 0
 
 
-def test_ranks_get_the_number_of_shards() -> None:
-    written = RankSettings(shards=2).to_environment()
-    assert [RankSettings.model_validate_json(v).shards for v in written.values()] == [2]
+@pytest.mark.parametrize("tensor", [1, 2, 4])
+def test_a_part_of_a_group_or_all_of_it_may_compute_layers_together(tensor: int) -> None:
+    assert spec(nprocPerNode=4, parallelism={"shards": 4, "tensor": tensor}).tensor == tensor
+
+
+def test_ranks_get_the_shape_of_their_group() -> None:
+    (written,) = RankSettings(shards=4, tensor=2).to_environment().values()
+    read = RankSettings.model_validate_json(written)
+    assert (read.shards, read.tensor) == (4, 2)

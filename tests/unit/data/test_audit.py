@@ -62,6 +62,13 @@ def test_verdict_is_good_if_a_job_of_sharded_models_went_on_with_whole_ones(tmp_
     assert verify(tmp_path).ok
 
 
+def test_verdict_is_good_if_neighbours_compute_each_part_together(lines) -> None:
+    together = [line(4, r, 4, share=Place(1, r, 4, tensor=2).share) for r in range(4)]
+    others = [x for x in lines if x.step != 4]
+    assert judge([*others, *(replace(x, tensor=2) for x in together)], ORDER).ok
+    assert not judge([*others, *together], ORDER).ok
+
+
 def test_redone_steps_are_counted_if_a_later_generation_commits_them_again(lines) -> None:
     verdict = judge([*lines, line(3, 0, 1, generation=99)], ORDER)
     assert verdict.ok

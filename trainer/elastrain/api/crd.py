@@ -130,6 +130,10 @@ def _add_spec_rules(spec: Schema) -> None:
             rule.as_validation(".parallelism", "has(self.parallelism) ? string(self.parallelism.shards) : '1'")
             for rule in (rules.SHARDS_FIT, rules.SHARDS_ARE_FIXED)
         ),
+        *(
+            rule.as_validation(".parallelism", "has(self.parallelism) ? self.parallelism.tensor : 1")
+            for rule in (rules.TENSOR_FITS, rules.TENSOR_IS_FIXED)
+        ),
         rules.MAX_REDONE_STEPS_IS_FIXED.as_validation(
             ".parallelism", "has(self.parallelism) ? self.parallelism.maxRedoneSteps : 20"
         ),

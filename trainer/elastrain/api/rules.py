@@ -155,6 +155,20 @@ SHARDS_ARE_FIXED = Rule(
     " == (has(oldSelf.parallelism) ? string(oldSelf.parallelism.shards) : '1')",
 )
 
+TENSOR_FITS = Rule(
+    field="parallelism.tensor",
+    words="must divide parallelism.shards, which must be a number: the ranks of a group are a grid of this width",
+    cel="!has(self.parallelism) || self.parallelism.tensor == 1 || (string(self.parallelism.shards) != 'all'"
+    " && int(self.parallelism.shards) % self.parallelism.tensor == 0)",
+)
+
+TENSOR_IS_FIXED = Rule(
+    field="parallelism.tensor",
+    words=_ONLY_WHILE_SUSPENDED,
+    cel="self.suspend || oldSelf.suspend || (has(self.parallelism) ? self.parallelism.tensor : 1)"
+    " == (has(oldSelf.parallelism) ? oldSelf.parallelism.tensor : 1)",
+)
+
 MAX_REDONE_STEPS_IS_FIXED = Rule(
     field="parallelism.maxRedoneSteps",
     words=_ONLY_WHILE_SUSPENDED,

@@ -140,6 +140,8 @@ class RankSettings(ApiModel):
     """The transport of gradients that lie on devices."""
     shards: Shards = 1
     """``spec.parallelism.shards``: ranks that hold one copy of the model together."""
+    tensor: PositiveInt = 1
+    """``spec.parallelism.tensor``: those of them that compute each layer together."""
     max_redone_steps: NonNegativeInt = 20
     """``spec.parallelism.maxRedoneSteps``."""
     batch: BatchSettings | None = None

@@ -47,6 +47,8 @@ class Line:
     """The global batch, if a sampler made it."""
     span: int = 1
     """Batches of the script that the step has taken."""
+    tensor: int = 1
+    """Neighbouring ranks that compute each layer together, and so the same part of the batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +116,9 @@ class AuditLog:
             self._order = order
             described = {f.name: getattr(order, f.name) for f in fields(order) if f.compare}
             self._file.write(json.dumps({"kind": "order", **described, "sampled": sampled}) + "\n")
-        generation, rank, world = place
+        generation, rank, world, tensor = place
         batch = None if sampled is None else tuple(order.batch(step, span))
-        line = Line(kind, step, generation, rank, world, self._worker, self._pid, indices, share, batch, span)
+        line = Line(kind, step, generation, rank, world, self._worker, self._pid, indices, share, batch, span, tensor)
         self._file.write(json.dumps(asdict(line)) + "\n")
 
     def close(self) -> None:
@@ -257,7 +259,8 @@ def _step_samples(step: int, lines: list[Line], order: Order) -> tuple[list[int]
                 f"step {step}: rank {line.rank} had part {line.share.part} of {parts} and trained on {line.indices}, "
                 f"not on {expected}"
             )
-        if not line.share.learner and owners.setdefault(line.share.part, line) is not line:
+        owner = line if line.share.learner else owners.setdefault(line.share.part, line)
+        if owner.rank // owner.tensor != line.rank // line.tensor:
             problems.append(f"step {step}: part {line.share.part} was computed by two ranks")
     samples: list[int] = []
     span = lines[0].span

@@ -25,8 +25,10 @@ class Place(NamedTuple):
     generation: int
     rank: int
     world_size: int
+    tensor: int = 1
+    """Neighbouring ranks that compute each layer together, on the same samples."""
 
     @property
     def share(self) -> Share:
         """The share of this rank in a step without learners."""
-        return Share(self.rank, self.world_size)
+        return Share(self.rank // self.tensor, max(self.world_size // self.tensor, 1))

@@ -180,9 +180,10 @@ class Evaluation:
     def _share(self, place: Place) -> Iterator[tuple[int | None, Any]]:
         """This rank's batches among those without a result, by number; None: its terms do not count."""
         left = range(self._sums.next, len(self._batches))
-        numbers: list[int | None] = [*left[place.rank :: place.world_size]]
+        part, parts = place.share
+        numbers: list[int | None] = [*left[part::parts]]
         load = [n for n in numbers if n is not None]
-        if self._together and len(numbers) < -(-len(left) // place.world_size):
+        if self._together and len(numbers) < -(-len(left) // parts):
             numbers, load = [*numbers, None], [*load, left[0]]
         return zip(numbers, self._batches.load(load), strict=False)
 

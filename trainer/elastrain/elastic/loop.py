@@ -21,7 +21,7 @@ from elastrain.data.audit import AuditLog
 from elastrain.data.loader import ElasticLoader
 from elastrain.data.order import Slice
 from elastrain.data.rng import Kept
-from elastrain.data.share import Place, Share
+from elastrain.data.share import Place
 from elastrain.elastic.batching import ScriptsBatch
 from elastrain.elastic.between import Between
 from elastrain.elastic.comm.control_vector import ControlInputs
@@ -266,7 +266,8 @@ class Loop:
         """
         assert self._world.model is not None
         self._buffers = Buffers(self._world.model.module)
-        share = self._learning.warm_share = Share(0, max(self._session.expected_world_size(), 1))
+        expected = max(self._session.expected_world_size(), 1)
+        share = self._learning.warm_share = Place(0, 0, expected, self._strategy.tensor).share
         if (learner := self._world.model.learner) is not None:
             learner.outputs.forget()
         with Kept():

@@ -65,6 +65,11 @@ class ParallelismSpec(ApiModel):
     worker is one group or several, or be a multiple of it. Then a group has `shards` / `nprocPerNode` workers, and a
     *replica* is a group in all fields of the job and in `kubectl scale`. `all`: the ranks of all workers hold one copy,
     which is sharded anew when their number changes. May only change while ``suspend`` is true."""
+    tensor: PositiveInt = 1
+    """Ranks of a group that compute each layer together, on the same samples: tensor parallelism. Must divide `shards`,
+    a number: `shards` / `tensor` ranks remain for `fully_shard`. `job.mesh` then has two dimensions; the script calls
+    `parallelize_module(layer, job.mesh["tp"], plan)`, then `fully_shard(layer, mesh=job.mesh["dp_shard"])`. Neighbours
+    in a worker are taken. May only change while ``suspend`` is true."""
     topology_key: QualifiedName | None = None
     """Label of nodes, such as that of a rack or an NVLink domain: the workers of a group prefer nodes on which its
     value is the same. Absent: no preference."""
@@ -188,6 +193,18 @@ class JobSpec(ApiModel):
         if self.batch is None:
             return None
         return BatchSettings(**dict(self.batch), least_ranks=self.min_replicas * nproc)
+
+    @field_validator("parallelism")
+    @classmethod
+    def _tensor_divides_shards(cls, value: ParallelismSpec | None) -> ParallelismSpec | None:
+        if value is not None and value.tensor > 1 and (value.shards == ALL or value.shards % value.tensor):
+            raise rule_broken(f"{rules.TENSOR_FITS.words}; it is {value.shards}", value.tensor)
+        return value
+
+    @property
+    def tensor(self) -> int:
+        """``parallelism.tensor``."""
+        return 1 if self.parallelism is None else self.parallelism.tensor
 
     @property
     def shards(self) -> int | Literal["all"]:

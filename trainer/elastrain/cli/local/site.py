@@ -102,6 +102,7 @@ class Site:
                 checkpoint=self._spec.checkpoint,
                 audit_dir=str(self.audit_dir),
                 shards=self._spec.shards,
+                tensor=self._spec.tensor,
                 max_redone_steps=self._spec.max_redone_steps,
                 batch=self._spec.batch,
             ).to_environment(),

@@ -31,8 +31,10 @@ class LocalSpec:
     """Number of warm spares."""
     nproc: int
     shards: Shards
-    max_redone_steps: int
     """Ranks that hold one copy of the model together."""
+    tensor: int
+    """Those of them that compute each layer together."""
+    max_redone_steps: int
     batch: BatchSettings | None
     backoff_limit: int
     command: tuple[str, ...]
@@ -76,6 +78,7 @@ def local_spec(
         spares=job.spec.warm_spares,
         nproc=nproc,
         shards=job.spec.shards,
+        tensor=job.spec.tensor,
         max_redone_steps=job.spec.max_redone_steps,
         batch=job.spec.batch_settings(nproc),
         backoff_limit=job.spec.backoff_limit,

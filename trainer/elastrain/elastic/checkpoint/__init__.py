@@ -6,13 +6,14 @@ from elastrain.elastic.checkpoint.levels import Level, levels_of, node_memory
 from elastrain.elastic.checkpoint.pace import Pace
 from elastrain.elastic.checkpoint.resume import Ranks
 from elastrain.elastic.checkpoint.tier import StaleLineage, Tier, tier_at
-from elastrain.elastic.checkpoint.writers import ALONE, Cut, Writers
+from elastrain.elastic.checkpoint.writers import ALONE, Cut, Grid, Writers
 
 __all__ = [
     "ALONE",
     "Checkpoint",
     "CheckpointKeeper",
     "Cut",
+    "Grid",
     "Level",
     "Pace",
     "Ranks",

@@ -42,7 +42,7 @@ from torch.utils import _pytree
 from elastrain.elastic.checkpoint.digests import DigestingWriter
 from elastrain.elastic.checkpoint.pace import Pace
 from elastrain.elastic.checkpoint.structure import Entry, Path, Sharded, is_part, placeholder
-from elastrain.elastic.checkpoint.writers import ALONE, WHOLE, Cut, Writers, chunk
+from elastrain.elastic.checkpoint.writers import ALONE, WHOLE, Cut, Writers
 from elastrain.elastic.state.parts import Part
 
 Create = Callable[[str], AbstractContextManager[DigestingWriter]]
@@ -197,7 +197,7 @@ class _Source(DefaultSavePlanner):
         offsets, sizes = [0] * len(shape), list(shape)
         if isinstance(leaf, Part):
             tensor = leaf.local
-            offsets, sizes = chunk(shape, leaf.dim, writers.shard, writers.shards)
+            offsets, sizes = writers.grid.chunk(shape, leaf.dims)
         of_its_own = not writers.attempt  # no other rank's part has the name of an empty one
         if 0 not in sizes or tensor is leaf or writers.shard == 0 or of_its_own:
             self._data[name] = tensor
@@ -284,8 +284,10 @@ def _placed(path: Path, leaf: Any, reading: _Reading, cut: Cut) -> Any:
     if not isinstance(leaf, Entry | Sharded):
         return leaf
     shape = reading.shape_of(leaf.name)
-    dim = leaf.dim if isinstance(leaf, Sharded) and cut.shards > 1 else cut.dim_of(path, shape)
-    if dim is None:
+    dims = cut.dims_of(path, shape)
+    if dims is None and isinstance(leaf, Sharded) and cut.grid.shards > 1:
+        dims = (leaf.dim,)
+    if dims is None:
         return reading.tensor(leaf.name, [0] * len(shape), shape)
     stride = leaf.stride if isinstance(leaf, Sharded) else torch.empty(shape, device="meta").stride()
-    return Part(reading.tensor(leaf.name, *chunk(shape, dim, cut.shard, cut.shards)), dim, shape, tuple(stride))
+    return Part(reading.tensor(leaf.name, *cut.grid.chunk(shape, dims)), dims, shape, tuple(stride))

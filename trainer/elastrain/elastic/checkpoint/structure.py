@@ -28,6 +28,7 @@ class Sharded:
 
     name: str
     dim: int
+    """Over the ranks to which ``fully_shard`` has spread it. Another dimension may be cut too."""
     stride: tuple[int, ...]
 
 
@@ -47,7 +48,9 @@ def placeholder(path: Path, leaf: Any) -> Any:
     DCP itself would turn the integer keys of optimizer states into strings, which the optimizer ignores.
     """
     if isinstance(leaf, Part):
-        return Sharded(name_of(path), leaf.dim, leaf.stride)
+        dim = leaf.dims[0]
+        assert dim is not None
+        return Sharded(name_of(path), dim, leaf.stride)
     return Entry(name_of(path)) if isinstance(leaf, torch.Tensor) else leaf
 
 
@@ -57,7 +60,7 @@ def divided(tree: Any, writers: Writers) -> Any:
     sizes: dict[str, int] = {}
 
     def measure(path: Path, leaf: Any) -> Any:
-        if isinstance(leaf, Part) or (isinstance(leaf, torch.Tensor) and writers.shard == 0):
+        if writers.own(leaf.dims) if isinstance(leaf, Part) else isinstance(leaf, torch.Tensor) and writers.shard == 0:
             sizes[name_of(path)] = (leaf.local if isinstance(leaf, Part) else leaf).nbytes
         return leaf
 

@@ -7,12 +7,36 @@ all ranks write. One rank commits the checkpoint when all parts are there.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import xxhash
 
 from elastrain.elastic.reshard.plan import bounds
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """The place of a shard among those of a group."""
+
+    shard: int = 0
+    shards: int = 1
+    tensor: int = 1
+    """Neighbours that have cut the tensors of their layers among themselves, before ``fully_shard`` did."""
+
+    def chunk(self, shape: Sequence[int], dims: Sequence[int | None]) -> tuple[list[int], list[int]]:
+        """Offsets and sizes of the shard's part of a tensor; ``dims``: as of
+        :attr:`~elastrain.elastic.state.parts.Part.dims`.
+
+        Each cut is that of ``torch.chunk``, as ``fully_shard`` and ``parallelize_module`` make it.
+        """
+        offsets, sizes = [0] * len(shape), list(shape)
+        cuts = [(self.shard // self.tensor, self.shards // self.tensor), (self.shard % self.tensor, self.tensor)]
+        for (number, count), dim in reversed([*zip(cuts, dims, strict=False)]):
+            if dim is not None:
+                start, stop = bounds(sizes[dim], count, number)
+                offsets[dim], sizes[dim] = offsets[dim] + start, stop - start
+        return offsets, sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +53,11 @@ class Writers:
     """Whether this rank completes the checkpoint. One rank does."""
     attempt: str = ""
     """Equal for all writers of one attempt, and for no other: 8 hexadecimal digits. Empty: this rank writes alone."""
+    tensor: int = 1
+    """As of :class:`Grid`."""
 
     @classmethod
-    def of(cls, shards: Sequence[int], rank: int, attempt: str) -> Writers:
+    def of(cls, shards: Sequence[int], rank: int, attempt: str, tensor: int = 1) -> Writers:
         """All ranks of a generation write. ``shards``: by rank, the shard that it holds. ``attempt``: any text."""
         mine = shards[rank]
         return cls(
@@ -40,22 +66,32 @@ class Writers:
             shards[:rank].count(mine),
             commits=rank == 0,
             attempt=xxhash.xxh32_hexdigest(attempt.encode()),
+            tensor=tensor,
         )
 
     def of_one_group(self, attempt: str) -> Writers:
         """This rank's group alone writes: it is not known which of the others are left."""
         holders = (1,) * len(self.holders)
         token = xxhash.xxh32_hexdigest(f"{attempt}/{self.holder}".encode())
-        return Writers(holders, self.shard, 0, commits=self.shard == 0, attempt=token)
+        return replace(self, holders=holders, holder=0, commits=self.shard == 0, attempt=token)
 
     def for_itself(self) -> Writers:
         """This rank writes a checkpoint of its shard alone."""
-        return Writers((1,) * self.shards, self.shard)
+        return Writers((1,) * self.shards, self.shard, tensor=self.tensor)
 
     @property
     def shards(self) -> int:
         """Parts of the model."""
         return len(self.holders)
+
+    @property
+    def grid(self) -> Grid:
+        """The place of this rank's shard."""
+        return Grid(self.shard, self.shards, self.tensor)
+
+    def own(self, dims: Sequence[int | None]) -> bool:
+        """Whether no rank with another shard writes this rank's part of a tensor, which is sharded along ``dims``."""
+        return self.shard % self.tensor == 0 or any(dim is not None for dim in dims[1:])
 
     @property
     def number(self) -> int:
@@ -75,7 +111,7 @@ class Writers:
 ALONE = Writers()
 
 
-def _stays_whole(path: tuple[Any, ...], shape: Sequence[int]) -> int | None:
+def _stays_whole(path: tuple[Any, ...], shape: Sequence[int]) -> tuple[int | None, ...] | None:
     return None
 
 
@@ -83,11 +119,10 @@ def _stays_whole(path: tuple[Any, ...], shape: Sequence[int]) -> int | None:
 class Cut:
     """Which part of a state a rank loads. Default: all of it, of tensors that were sharded too."""
 
-    shard: int = 0
-    shards: int = 1
-    dim_of: Callable[[tuple[Any, ...], Sequence[int]], int | None] = _stays_whole
-    """The dimension along which a tensor is cut that was whole when it was saved, by its path in the tree and its
-    shape; None: it stays whole."""
+    grid: Grid = Grid()
+    dims_of: Callable[[tuple[Any, ...], Sequence[int]], tuple[int | None, ...] | None] = _stays_whole
+    """The dimensions along which a tensor is cut, by its path in the tree and its shape; None: not known, so that it
+    stays as it was saved."""
 
 
 WHOLE = Cut()
@@ -102,11 +137,3 @@ def divided(sizes: Mapping[str, int], among: int) -> list[set[str]]:
         sets[smallest].add(name)
         totals[smallest] += sizes[name]
     return sets
-
-
-def chunk(shape: Sequence[int], dim: int, shard: int, shards: int) -> tuple[list[int], list[int]]:
-    """Offsets and sizes of a shard of a tensor that ``torch.chunk`` has cut along ``dim``, as FSDP2 does."""
-    start, stop = bounds(shape[dim], shards, shard)
-    offsets, sizes = [0] * len(shape), list(shape)
-    offsets[dim], sizes[dim] = start, stop - start
-    return offsets, sizes

@@ -21,7 +21,8 @@ class Subgroup:
         """``ranks``: this rank among them, in the same order on all of them."""
         self._communicator = communicator
         self._peers = {rank: place for place, rank in enumerate(ranks) if rank != communicator.rank}
-        self._place = ranks.index(communicator.rank)
+        self.place = ranks.index(communicator.rank)
+        """This rank's among them."""
 
     @property
     def size(self) -> int:
@@ -31,7 +32,7 @@ class Subgroup:
         """Fill ``out`` with ``mine`` of each rank, by place. ``mine`` may be this rank's part of ``out``."""
         gathered = out if out.device.type == "cpu" else torch.empty(out.shape, dtype=out.dtype)
         rows = gathered.view(self.size, -1)
-        own = rows[self._place].copy_(mine.view(-1))
+        own = rows[self.place].copy_(mine.view(-1))
         if self._peers:
             with self._communicator.exchange(own.nbytes, self._peers) as mesh:
                 for peer, place in self._peers.items():
@@ -44,7 +45,7 @@ class Subgroup:
     def reduce_scatter(self, out: torch.Tensor, parts: torch.Tensor) -> None:
         """Fill ``out`` with the sum over the ranks of the part of ``parts`` that has this rank's place."""
         rows = parts.cpu().view(self.size, -1)
-        mine = {self._place: rows[self._place]}
+        mine = {self.place: rows[self.place]}
         if self._peers:
             with self._communicator.exchange(rows[0].nbytes, self._peers) as mesh:
                 for peer, place in self._peers.items():
@@ -62,8 +63,8 @@ class Subgroup:
         flat = torch.zeros(max(count, self.size), dtype=tensor.dtype)
         flat[:count].copy_(tensor.view(-1))
         chunks = flat.tensor_split(self.size)
-        own = chunks[self._place]
-        mine = {self._place: own}
+        own = chunks[self.place]
+        mine = {self.place: own}
         with self._communicator.exchange(flat.nbytes, self._peers) as mesh:
 
             def arrived(place: int, row: torch.Tensor) -> None:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from elastrain.data.share import Place
-from elastrain.elastic.checkpoint import ALONE, CheckpointKeeper, Cut, Ranks, Writers
+from elastrain.elastic.checkpoint import ALONE, CheckpointKeeper, Cut, Grid, Ranks, Writers
 from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.comm.header import Kind
 from elastrain.elastic.membership.entry import Entry
@@ -20,10 +20,18 @@ class Saving:
     """For the training thread."""
 
     def __init__(
-        self, keeper: CheckpointKeeper, tracked: Mapping[str, Stateful], tree: Callable[[], Any], *, together: bool
+        self,
+        keeper: CheckpointKeeper,
+        tracked: Mapping[str, Stateful],
+        tree: Callable[[], Any],
+        *,
+        together: bool,
+        tensor: int,
     ) -> None:
-        """``tree()``: this rank's state. ``together``: all ranks write each checkpoint."""
+        """``tree()``: this rank's state. ``together``: all ranks write each checkpoint. ``tensor``: as of
+        :attr:`Strategy.tensor`."""
         self._keeper, self._tracked, self._tree, self._together = keeper, tracked, tree, together
+        self._tensor = tensor
         self._shards: Sequence[int] = [0]
         self._place = Place(0, 0, 1)
 
@@ -75,12 +83,13 @@ class Saving:
             reached=entry.reached,
             torn=torn,
             ranks=Ranks(rank, shards, partial(communicator.all_gather_bytes, kind=Kind.ENTRY)),
-            cut=Cut(shards[rank], max(shards) + 1, partial(parts.dim_of, self._tracked)),
+            cut=Cut(Grid(shards[rank], max(shards) + 1, self._tensor), partial(parts.dims_of, self._tracked)),
         )
         return replace(entry, sources=sources, receivers=[r for r in range(len(shards)) if r not in sources])
 
     def _writers(self, step: int) -> Writers:
-        return Writers.of(self._shards, self._place.rank, self._attempt(step)) if self._together else ALONE
+        rank, attempt = self._place.rank, self._attempt(step)
+        return Writers.of(self._shards, rank, attempt, self._tensor) if self._together else ALONE
 
     def _attempt(self, step: int) -> str:
         return f"{self._place.generation}/{step}"

@@ -78,7 +78,7 @@ class World:
         self._reporter = Reporter(on_rescale=self._traces, batch=batch or ScriptsBatch())
         self._tree = partial(self._state, emptied=self.moves_shards)
         self._handover = Handover(tracked, self._tree, self._load)
-        self.saving = Saving(keeper, tracked, self._state, together=strategy.votes)
+        self.saving = Saving(keeper, tracked, self._state, together=strategy.votes, tensor=strategy.tensor)
         self.calls = Calls()
         self.position = Position(session, keeper.newest_step)
         """Of this rank's script among its loops."""
@@ -297,7 +297,7 @@ class World:
         self.model.attach(communicator, keep=entry.same_layout)
         self.communicator, self._generation = communicator, generation
         self.number = generation.number
-        self.place = Place(generation.number, communicator.rank, communicator.world_size)
+        self.place = Place(generation.number, communicator.rank, communicator.world_size, self._strategy.tensor)
         self.share = entry.shares.get(communicator.rank, self.place.share)
         self.trained.enter(agreed=bool(entry.shares))  # without learners, the first step compares the sets
         self.saving.enter(entry.shards, self.place)
@@ -374,6 +374,7 @@ class World:
         """
         if entry.cold:
             entry = self.saving.resume(entry, communicator, self._load, torn=self._handover.torn)
+            self._strategy.whole().agree(communicator)
             if communicator.rank in entry.sources and self.position.has_left(self.step):
                 self.position.give_way(communicator, [communicator.rank], anew=True)
         return entry

@@ -2,12 +2,16 @@
 
 The state moves between ranks that hold the same part, so only the local tensor travels, with what is needed to make a
 ``DTensor`` of it again: parameters and their optimizer state arrive as the optimizer of the receiver expects them.
+
+The mesh of a group has one dimension, over which ``fully_shard`` spreads tensors, or a second one, over which
+``parallelize_module`` has cut some of them before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any, cast
 
 import torch
@@ -16,6 +20,8 @@ from torch.utils import _pytree
 
 from elastrain.elastic.reshard.plan import bounds
 
+Dims = tuple[int | None, ...]
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -23,15 +29,15 @@ class Part:
 
     local: Any
     """The local tensor, or what stands for it."""
-    dim: int
-    """The dimension that is sharded."""
+    dims: Dims
+    """By dimension of the mesh: the dimension of the tensor that is sharded over it; None: none is."""
     shape: tuple[int, ...]
     """Of the whole tensor."""
     stride: tuple[int, ...]
 
 
 def _flatten(part: Part) -> tuple[list[Any], Any]:
-    return [part.local], (part.dim, part.shape, part.stride)
+    return [part.local], (part.dims, part.shape, part.stride)
 
 
 _pytree.register_pytree_node(
@@ -61,37 +67,46 @@ def put(tree: Any, home: Any, objects: Iterable[object]) -> Any:
     """
     if not any(isinstance(leaf, Part) for leaf in _pytree.tree_leaves(tree, is_leaf=_is_part)):
         return tree
-    from torch.distributed.tensor import DTensor, Shard
+    from torch.distributed.tensor import DTensor
 
-    mesh = next(
-        p.device_mesh
+    meshes = {
+        p.device_mesh.ndim: p.device_mesh
         for obj in objects
         if isinstance(obj, nn.Module)
         for p in obj.parameters()
         if isinstance(p, DTensor)
-    )
+    }
     own = dict(_pytree.tree_flatten_with_path(home.state_dict())[0])
 
     def assemble(path: tuple[Any, ...], leaf: Any) -> Any:
         if not isinstance(leaf, Part):
             return leaf
+        mesh = meshes[len(leaf.dims)]
         if not isinstance(local := leaf.local, torch.Tensor):
             mine = own.get(path)
             if isinstance(mine, DTensor) and tuple(mine.shape) == leaf.shape and mine.dtype == local:
                 return mine
-            start, stop = bounds(leaf.shape[leaf.dim], mesh.size(), mesh.get_coordinate()[0])
-            shape = [*leaf.shape[: leaf.dim], stop - start, *leaf.shape[leaf.dim + 1 :]]
+            (dim,) = leaf.dims
+            assert dim is not None
+            start, stop = bounds(leaf.shape[dim], mesh.size(), mesh.get_coordinate()[0])
+            shape = [*leaf.shape[:dim], stop - start, *leaf.shape[dim + 1 :]]
             local = torch.zeros(shape, dtype=local)
         local = local.to(mesh.device_type)  # a state that was kept apart arrives on the host
         return DTensor.from_local(
-            local, mesh, [Shard(leaf.dim)], run_check=False, shape=torch.Size(leaf.shape), stride=leaf.stride
+            local,
+            mesh,
+            _placements(leaf.dims, mesh.shape),
+            run_check=False,
+            shape=torch.Size(leaf.shape),
+            stride=leaf.stride,
         )
 
     return _pytree.tree_map_with_path(assemble, tree, is_leaf=_is_part)
 
 
-def dim_of(objects: Mapping[str, object], path: tuple[Any, ...], shape: Sequence[int]) -> int | None:
-    """The dimension along which this rank's model shards the tensor at ``path`` of the tracked ``objects``; None: none.
+def dims_of(objects: Mapping[str, object], path: tuple[Any, ...], shape: Sequence[int]) -> Dims | None:
+    """The dimensions along which this rank's model shards the tensor at ``path`` of the tracked ``objects``; None: it
+    is whole.
 
     For a state that was saved whole: parameters go by their names, and a tensor of an optimizer is sharded like the
     parameter to which it belongs, if it has that shape.
@@ -107,8 +122,12 @@ def dim_of(objects: Mapping[str, object], path: tuple[Any, ...], shape: Sequence
         parameter = numbered.get(cast("int", keys[3]))
     if parameter is None or not is_sharded(parameter.data) or tuple(parameter.shape) != tuple(shape):
         return None
-    (placement,) = parameter.data.placements
-    return int(placement.dim)
+    return dims(parameter.data)
+
+
+def dims(tensor: Any) -> Dims:
+    """Of a ``DTensor``: as of :attr:`Part.dims`."""
+    return tuple(getattr(placement, "dim", None) for placement in tensor.placements)
 
 
 def is_sharded(tensor: torch.Tensor) -> bool:
@@ -123,5 +142,17 @@ def _is_part(leaf: Any) -> bool:
 def _take(tensor: Any) -> Any:
     if not is_sharded(tensor):
         return tensor
-    (placement,) = tensor.placements
-    return Part(tensor.to_local(), placement.dim, tuple(tensor.shape), tuple(tensor.stride()))
+    return Part(tensor.to_local(), dims(tensor), tuple(tensor.shape), tuple(tensor.stride()))
+
+
+def _placements(dims: Dims, sizes: Sequence[int]) -> list[Any]:
+    """``sizes``: of the mesh. The tensor is cut over the last dimension of the mesh first."""
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.placement_types import _StridedShard
+
+    placements: list[Any] = []
+    for number, dim in enumerate(dims):
+        cut = prod(size for size, other in zip(sizes[number + 1 :], dims[number + 1 :], strict=True) if other == dim)
+        whole = dim is None
+        placements.append(Replicate() if whole else Shard(dim) if cut == 1 else _StridedShard(dim, split_factor=cut))
+    return placements

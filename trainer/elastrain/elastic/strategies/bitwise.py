@@ -61,6 +61,7 @@ class BitwiseModule(ElasticModule):
 class Bitwise:
     """Gradients as the tree's sum. See :class:`elastrain.elastic.strategies.strategy.Strategy` for the methods."""
 
+    tensor = 1
     votes = False
 
     def __init__(self) -> None:

@@ -41,7 +41,7 @@ def strategy_for(
     if shards == "all":
         return FullySharded(partial(first_placement, session))
     if shards > 1:
-        return Sharded(shards, session.shard)
+        return Sharded(shards, session.shard, session.welcome.settings.tensor)
     if numerics == "bitwise":
         make_deterministic()
         return Bitwise()

@@ -1,14 +1,17 @@
-"""FSDP2's collectives over the generation in force, by FSDP's public interface for custom communication.
+"""FSDP2's and DTensor's collectives over the generation in force.
 
-All-gathers and reduce-scatters connect the ranks of a group, and the sums of the groups are added by the all-reduce
-hook. None of them raises because of a peer: an exception would leave FSDP in the middle of a forward. After a loss they
+FSDP gets them by its public interface for custom communication. All-gathers and reduce-scatters connect the ranks of a
+group, and the sums of the groups are added by the all-reduce hook. With tensor parallelism a group is a grid: FSDP
+connects the ranks of a column, and DTensor (:mod:`elastrain.elastic.strategies.tensor_group`) those of a row.
+
+None of them raises because of a peer: an exception would leave FSDP in the middle of a forward. After a loss they
 fill with zeros, the rest of the loop body computes on those, and the step is discarded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -25,6 +28,23 @@ _OUTSIDE = (
 )
 
 
+_VOTED = (
+    "a collective of tensor parallelism after the last job.backward() of a step, which would count without its result "
+    "if a rank is lost: run forwards before it or in job.evaluate(), clip by job.clip_grad_norm_() (docs/sharded.md)"
+)
+
+
+class Ranks(NamedTuple):
+    """Of the generation, by place; this rank among each."""
+
+    mates: Sequence[int]
+    """Those over which FSDP spreads the tensors that this rank has a part of."""
+    twins: Sequence[int]
+    """Those that hold the same shard, in all groups."""
+    tensor: Sequence[int]
+    """Those that compute each layer together with it."""
+
+
 class ShardedComm:
     """The subgroups of this rank in the generation in force. Lasts as long as the model."""
 
@@ -34,18 +54,19 @@ class ShardedComm:
         self._communicator: Communicator | None = None
         self._group: Subgroup | None = None
         self._twins: Subgroup | None = None
+        self._tensor: Subgroup | None = None
+        self.voted = False
+        """Whether this rank has voted for the step of the loop body that runs."""
 
-    def enter(self, communicator: Communicator, mates: Sequence[int], twins: Sequence[int]) -> None:
-        """From now on over ``communicator``.
-
-        ``mates``: the ranks of this rank's group, by shard. ``twins``: the ranks that hold the same shard.
-        """
-        self._communicator = communicator
-        self._group, self._twins = Subgroup(communicator, mates), Subgroup(communicator, twins)
+    def enter(self, communicator: Communicator, ranks: Ranks) -> None:
+        """From now on over ``communicator``."""
+        self._communicator, self.voted = communicator, False
+        self._group, self._twins, self._tensor = (Subgroup(communicator, each) for each in ranks)
 
     def leave(self) -> None:
         """Over nothing: collectives give zeros."""
-        self._communicator = self._group = self._twins = None
+        self._communicator = self._group = self._twins = self._tensor = None
+        self.voted = False
 
     @property
     def groups(self) -> int:
@@ -60,6 +81,23 @@ class ShardedComm:
 
     def all_reduce(self, tensor: torch.Tensor) -> None:
         self._run(tensor, self._twins, lambda twins: twins.all_reduce(tensor))
+
+    # -- tensor parallelism (as of :class:`~elastrain.elastic.strategies.tensor_group.Serves`) -----------------------
+    def gather_parts(self, out: torch.Tensor, mine: torch.Tensor) -> None:
+        self._check_vote()
+        self._run(out, self._tensor, lambda tensor: tensor.all_gather(out, mine))
+
+    def scatter_sums(self, out: torch.Tensor, parts: torch.Tensor) -> None:
+        self._check_vote()
+        self._run(out, self._tensor, lambda tensor: tensor.reduce_scatter(out, parts))
+
+    def sum_parts(self, tensor: torch.Tensor) -> None:
+        self._check_vote()
+        self._run(tensor, self._tensor, lambda ranks: ranks.all_reduce(tensor))
+
+    def _check_vote(self) -> None:
+        if self.voted:
+            raise RuntimeError(_VOTED)
 
     def _run(self, out: torch.Tensor, subgroup: Subgroup | None, collective: Callable[[Subgroup], None]) -> None:
         """Fill ``out`` by ``collective``, or with zeros: what memory held could be a NaN. Raises ``RuntimeError``

@@ -14,13 +14,14 @@ from torch import nn
 
 from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.state.capture import Stateful
-from elastrain.elastic.strategies.sharded import Ranks, Sharded
+from elastrain.elastic.strategies.sharded import Sharded
 from elastrain.elastic.strategies.strategy import ElasticModule
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from elastrain.elastic.reshard.move import Change, Source
+    from elastrain.elastic.strategies.fsdp import Ranks
 
 
 class FullySharded(Sharded):
@@ -66,7 +67,9 @@ class FullySharded(Sharded):
 
     def ranks(self, communicator: Communicator) -> Ranks:
         by_place = sorted(range(communicator.world_size), key=self.places.__getitem__)
-        return by_place, [communicator.rank]
+        from elastrain.elastic.strategies.fsdp import Ranks
+
+        return Ranks(by_place, [communicator.rank], [communicator.rank])
 
     def move(
         self, change: Change, communicator: Communicator, tracked: Mapping[str, Stateful], source: Source | None = None

@@ -1,20 +1,25 @@
-"""The mesh that a script gives to ``fully_shard``: the ranks of this rank's group.
+"""The mesh that a script gives to ``fully_shard`` and ``parallelize_module``: the ranks of this rank's group.
 
 FSDP and DTensor read nothing from it but the number of shards and this rank's place among them. It therefore lasts
-while these stay, though generations come and go; the collectives go over the communicator in force
-(:mod:`elastrain.elastic.strategies.fsdp`). Its process group has no backend: a collective that does not go through FSDP
-fails in torch.
+while these stay, though generations come and go. FSDP's collectives go over the communicator in force by an interface
+of its own (:mod:`elastrain.elastic.strategies.fsdp`), and the process group of its dimension has no backend: a
+collective of other code fails in torch. The second dimension, of tensor parallelism, has a group that serves DTensor
+(:mod:`elastrain.elastic.strategies.tensor_group`).
 """
 
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.device_mesh as torch_meshes
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import _collective_utils
 
-DIMENSION = "shard"
+SHARDS, TENSOR = "dp_shard", "tp"
+"""Names of the dimensions, as torchtitan has them."""
 _FIRST = 1 << 20
 """Number of the first rank of the first mesh. ``DeviceMesh`` compares by these numbers alone, and DTensor caches what
 it infers, with the mesh in it, by that comparison: no other mesh of the process has them."""
@@ -23,20 +28,56 @@ _MOST = 1 << 20
 _numbers = itertools.count()
 
 
-def group_mesh(device_type: str, shards: int, shard: int) -> DeviceMesh:
-    """A mesh of ``shards`` ranks of which this one is number ``shard``. Needs no default process group."""
+def group_mesh(device_type: str, shards: int, shard: int, tensor: dist.ProcessGroup | None = None) -> DeviceMesh:
+    """A mesh of ``shards`` ranks of which this one is number ``shard``. Needs no default process group.
+
+    ``tensor``: the group of its second dimension, whose ranks are neighbours; None: it has one dimension. Raises
+    ``RuntimeError`` if torch has a default process group, with one of two dimensions.
+    """
     number = next(_numbers)
-    group = dist.ProcessGroup(dist.HashStore(), shard, shards)
-    name = f"elastrain:group:{number}"
-    group._set_group_name(name)
-    torch._C._distributed_c10d._register_process_group(name, group)
     first = _FIRST + number * _MOST
     ranks = torch.arange(first, first + shards)
-    mesh = DeviceMesh(device_type, ranks, mesh_dim_names=(DIMENSION,), _init_backend=False, _rank=int(ranks[shard]))
-    mesh._dim_group_names, mesh._pg_registry[name] = [name], group
+    size = 1 if tensor is None else tensor.size()
+    groups = [dist.ProcessGroup(dist.HashStore(), shard // size, shards // size)]
+    if tensor is not None:
+        _tell_meshes_their_rank(first + shard, tensor)
+        groups, ranks = [*groups, tensor], ranks.view(-1, size)
+    dimensions = (SHARDS, TENSOR)[: len(groups)]
+    mesh = DeviceMesh(device_type, ranks, mesh_dim_names=dimensions, _init_backend=False, _rank=first + shard)
+    mesh._dim_group_names = [f"elastrain:group:{number}:{dimension}" for dimension in dimensions]
+    for name, group in zip(mesh._dim_group_names, groups, strict=True):
+        group._set_group_name(name)
+        torch._C._distributed_c10d._register_process_group(name, group)
+        mesh._pg_registry[name] = group
     return mesh
 
 
 def forget(mesh: DeviceMesh) -> None:
-    """Release the process group of a mesh that nothing uses any more."""
-    torch._C._distributed_c10d._unregister_process_group(mesh._dim_group_names[0])
+    """Release the process groups of a mesh that nothing uses any more."""
+    for name in mesh._dim_group_names:
+        torch._C._distributed_c10d._unregister_process_group(name)
+
+
+def _tell_meshes_their_rank(rank: int, tensor: dist.ProcessGroup) -> None:
+    """Parts of the mesh, which torch makes itself, ask ``torch.distributed`` for this rank's number: by its default
+    process group, of which a job has none."""
+    if dist.is_initialized():
+        raise RuntimeError(
+            "job.mesh: torch.distributed has a default process group, by which torch would number the ranks of the "
+            "mesh: leave dist.init_process_group() out, or call it after the model is sharded"
+        )
+
+    def get_rank(group: Any = None) -> int:
+        return rank if group is None else int(group.rank())
+
+    def scatters(group: Any = None) -> int:
+        if group is tensor:
+            raise RuntimeError(
+                "parallelize_module(): ranks are not connected before the first step, so none can give the others "
+                "their part of a layer: build the model on the meta device, or with the same seed on all ranks and "
+                "src_data_rank=None (docs/sharded.md)"
+            )
+        return int(dist.get_rank(group))
+
+    torch_meshes.get_rank = get_rank
+    _collective_utils.get_rank = scatters

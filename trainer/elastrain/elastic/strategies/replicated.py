@@ -59,6 +59,7 @@ class Replicated:
     See :class:`elastrain.elastic.strategies.strategy.Strategy` for the methods.
     """
 
+    tensor = 1
     votes = False
 
     def __init__(self, small: SmallGradient | None = None) -> None:

@@ -2,7 +2,8 @@
 
 FSDP2 gathers parameters and scatters gradients inside a group, and sums gradients over the groups, all over the
 generation in force (:mod:`elastrain.elastic.strategies.fsdp`). The sharding never changes, so nothing of FSDP is
-touched when groups come and go.
+touched when groups come and go. With tensor parallelism, ranks that compute each layer together have the same samples;
+the first of them contributes their loss and counts.
 
 *The commit rule.* A rank publishes its control vector only when it holds all its gradients, and the vector is summed in
 two hops: a rank that has the sum knows that every rank holds every complete gradient. A rank that has published it and
@@ -16,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,14 +31,16 @@ from elastrain.elastic.comm.control_vector import ControlInputs, ControlVector
 from elastrain.elastic.membership.control import Summed
 from elastrain.elastic.reduction import sum_of_squares
 from elastrain.elastic.reshard.first import OFFER
+from elastrain.elastic.state.parts import dims
 from elastrain.elastic.state.slices import Holders
 from elastrain.elastic.strategies.strategy import ElasticModule
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-Ranks = tuple[Sequence[int], Sequence[int]]
-"""The ranks of a rank's group, and those that hold its shard."""
+    from elastrain.elastic.strategies.fsdp import Ranks
+    from elastrain.elastic.strategies.tensor_group import TensorGroup
+
 _NOT_YET = "is not supported with spec.parallelism.shards yet (docs/sharded.md)"
 
 
@@ -45,18 +49,21 @@ class Sharded:
 
     votes = True
 
-    def __init__(self, shards: int, shard: int) -> None:
+    def __init__(self, shards: int, shard: int, tensor: int = 1) -> None:
         """``shard``: the part of the model that this rank holds, of ``shards``."""
-        self._shards, self._shard = shards, shard
+        self._shards, self._shard, self.tensor = shards, shard, tensor
         self._mesh: DeviceMesh | None = None
+        self._group: TensorGroup | None = None
         self._model: ShardedModule | None = None
 
     def mesh(self, device: torch.device) -> DeviceMesh:
-        """The ranks of this rank's group, for ``fully_shard``; always the same one."""
+        """The ranks of this rank's group, for ``fully_shard``; always the same one. Raises ``RuntimeError``."""
         if self._mesh is None:
             from elastrain.elastic.strategies.group_mesh import group_mesh
+            from elastrain.elastic.strategies.tensor_group import TensorGroup
 
-            self._mesh = group_mesh(device.type, self._shards, self._shard)
+            group = TensorGroup(self._shard % self.tensor, self.tensor) if self.tensor > 1 else None
+            self._mesh, self._group = group_mesh(device.type, self._shards, self._shard, group), group
         return self._mesh
 
     def check(self, order: Order) -> None:
@@ -69,14 +76,20 @@ class Sharded:
             )
         if self._model is not None:
             raise ValueError(f"job.wrap(): a second model {_NOT_YET}")
-        self._model = ShardedModule(module, self._mesh, self.ranks)
+        self._model = ShardedModule(module, self._mesh, self.ranks, self._group)
         return self._model
 
     def ranks(self, communicator: Communicator) -> Ranks:
-        """Of this rank: its group, whose ranks are neighbours, by shard; and those that hold the same shard."""
-        rank, shards = communicator.rank, self._shards
-        first = rank - rank % shards
-        return range(first, first + shards), range(rank % shards, communicator.world_size, shards)
+        """The ranks of a group are neighbours, by shard."""
+        from elastrain.elastic.strategies.fsdp import Ranks
+
+        rank, shards, tensor = communicator.rank, self._shards, self.tensor
+        group, row = rank - rank % shards, rank - rank % tensor
+        return Ranks(
+            mates=range(group + rank % tensor, group + shards, tensor),
+            twins=range(rank % shards, communicator.world_size, shards),
+            tensor=range(row, row + tensor),
+        )
 
     def whole(self) -> ElasticModule:
         assert self._model is not None
@@ -125,7 +138,10 @@ class Sharded:
         model.add_up()
         if communicator.broken is not None:
             return None
-        return model.vote(communicator, inputs, unscaled.detach() * part.weight)
+        mine = unscaled.detach() * part.weight
+        if communicator.rank % self.tensor:
+            inputs, mine = replace(inputs, counted=0.0, count=0), torch.zeros_like(mine)
+        return model.vote(communicator, inputs, mine)
 
 
 class ShardedModule(ElasticModule):
@@ -134,8 +150,15 @@ class ShardedModule(ElasticModule):
     copies: Callable[[], bool] = staticmethod(lambda: False)
     """Called before a vote: whether this rank has not received all of the newest snapshot. It may wait for it."""
 
-    def __init__(self, module: nn.Module, mesh: DeviceMesh | None, ranks: Callable[[Communicator], Ranks]) -> None:
-        """Raises ``ValueError`` naming the part of the model that is not sharded over ``mesh``."""
+    def __init__(
+        self,
+        module: nn.Module,
+        mesh: DeviceMesh | None,
+        ranks: Callable[[Communicator], Ranks],
+        group: TensorGroup | None = None,
+    ) -> None:
+        """``group``: of tensor parallelism. Raises ``ValueError`` naming the part of the model that is not sharded over
+        ``mesh``."""
         super().__init__(module)
         _check(module, mesh)
         from elastrain.elastic.strategies.fsdp import ShardedComm, communicate_by
@@ -143,6 +166,11 @@ class ShardedModule(ElasticModule):
         self._ranks = ranks
         self._comm = ShardedComm(self._serves)
         communicate_by(self._comm, module)
+        self._tensor = 1
+        if group is not None:
+            group.serves, self._tensor = self._comm, group.size()
+        self._alike = {p for p in module.parameters() if all(dim is None for dim in dims(p.data)[1:])}
+        """Parameters of which the ranks that compute a layer together hold the same part."""
         first = next(p for p in module.parameters() if p.requires_grad)
         self._vector = ControlVector(first)
         self._partial: dict[nn.Parameter, torch.Tensor] = {}
@@ -156,14 +184,27 @@ class ShardedModule(ElasticModule):
 
     def attach(self, communicator: Communicator, *, keep: bool) -> None:
         self.detach()
-        self._comm.enter(communicator, *self._ranks(communicator))
+        self._comm.enter(communicator, self._ranks(communicator))
+
+    def agree(self, communicator: Communicator) -> None:
+        """Parameters that tensor parallelism has not cut become those of the first rank that computes with them."""
+        from elastrain.elastic.comm.subgroup import Subgroup
+
+        row = Subgroup(communicator, self._ranks(communicator).tensor)
+        for p in self.module.parameters() if row.size > 1 else ():
+            if p in self._alike:
+                mine = p.detach().to_local()
+                of_all = mine.new_zeros(row.size, max(mine.numel(), 1))  # an empty part too: all ranks exchange alike
+                of_all[row.place, : mine.numel()] = mine.flatten()
+                row.all_gather(of_all, of_all[row.place])
+                mine.copy_(of_all[0, : mine.numel()].view(mine.shape))
 
     def detach(self) -> None:
         self._comm.leave()
         super().detach()
 
     def begin_step(self) -> None:
-        self.squares, self._partial = None, {}
+        self.squares, self._partial, self._comm.voted = None, {}, False
 
     def put_aside(self) -> None:
         """Keep the gradients of a micro-batch where no code of the script changes them."""
@@ -187,7 +228,7 @@ class ShardedModule(ElasticModule):
         """Forwards run outside of a loop body; afterwards no parameter is gathered."""
         from torch.distributed.fsdp import FSDPModule
 
-        self._evaluates = True
+        self._evaluates, self._comm.voted = True, False
         try:
             yield
         finally:
@@ -198,8 +239,9 @@ class ShardedModule(ElasticModule):
 
     def vote(self, communicator: Communicator, inputs: ControlInputs, loss: torch.Tensor) -> Summed:
         """All gradients are complete on this rank: publish the control vector. Void if the communicator has broken."""
-        squares = sum_of_squares(self._gradients()) / self._comm.groups  # twins hold the same gradients
+        squares = self._sum_of_squares() / self._comm.groups  # twins hold the same gradients
         votes = torch.tensor([squares, float(self.copies())], dtype=torch.float64)
+        self._comm.voted = True
         self._vector.prepare(inputs, loss)
         return self._vector.conclude(communicator, votes).with_votes(*votes.tolist())
 
@@ -220,6 +262,14 @@ class ShardedModule(ElasticModule):
     def _serves(self) -> bool:
         return self.in_body() or self._evaluates
 
+    def _sum_of_squares(self) -> float:
+        """Of the gradients. What ranks that compute a layer together hold alike counts once over them."""
+        if self._tensor == 1:
+            return sum_of_squares(self._gradients())
+        alike = [p.grad.to_local() for p in self._alike if p.grad is not None]
+        cut = [p.grad.to_local() for p in self.module.parameters() if p.grad is not None and p not in self._alike]
+        return sum_of_squares(cut) + sum_of_squares(alike) / self._tensor
+
     def _gradients(self) -> list[torch.Tensor]:
         """This rank's parts of the gradients that it has."""
         return [p.grad.to_local() for p in self.module.parameters() if p.grad is not None]
@@ -231,9 +281,12 @@ class ShardedModule(ElasticModule):
 
 
 def _check(module: nn.Module, mesh: DeviceMesh | None) -> None:
-    """Raises ``ValueError`` naming a parameter of ``module`` that ``fully_shard`` has not spread over ``mesh``."""
-    from torch.distributed.tensor import DTensor
+    """Raises ``ValueError`` naming what is not sharded over ``mesh`` as it must be."""
+    from torch.distributed.tensor import DTensor, Replicate
 
+    from elastrain.elastic.strategies.group_mesh import SHARDS
+
+    ours = "job.mesh" if mesh is None or mesh.ndim == 1 else f"job.mesh['{SHARDS}']"
     for name, m in module.named_modules():
         if isinstance(m, nn.SyncBatchNorm):
             raise ValueError(f"job.wrap(): {name}: SyncBatchNorm {_NOT_YET}; use GroupNorm or LayerNorm")
@@ -241,10 +294,18 @@ def _check(module: nn.Module, mesh: DeviceMesh | None) -> None:
         if not isinstance(p, DTensor):
             raise ValueError(
                 f"job.wrap(): parameter {name} is not sharded, and spec.parallelism.shards is more than 1: call "
-                "fully_shard(layer, mesh=job.mesh) for the layers, and at last fully_shard(net, mesh=job.mesh)"
+                f"fully_shard(layer, mesh={ours}) for the layers, and at last fully_shard(net, mesh={ours})"
             )
-        if p.device_mesh is not mesh:
+        names = p.device_mesh.mesh_dim_names or ()
+        if p.device_mesh._get_root_mesh() is not mesh or SHARDS not in names:
             raise ValueError(
                 f"job.wrap(): parameter {name} is sharded over another mesh, {p.device_mesh}: give fully_shard "
-                "mesh=job.mesh; meshes of two dimensions and tensor parallelism are not supported yet (docs/sharded.md)"
+                f"mesh={ours}, and parallelize_module job.mesh['tp'] with spec.parallelism.tensor (docs/sharded.md)"
             )
+        if isinstance(p.placements[0], Replicate) or any(placement.is_partial() for placement in p.placements):
+            raise ValueError(f"job.wrap(): parameter {name} has placements {p.placements}: fully_shard must shard it")
+    if mesh is not None and mesh.ndim == 2 and all(p.device_mesh.ndim == 1 for p in module.parameters()):
+        raise ValueError(
+            f"job.wrap(): no layer is computed by several ranks, and spec.parallelism.tensor is {mesh.size(1)}: call "
+            "parallelize_module(layer, job.mesh['tp'], plan) before fully_shard, or leave tensor out"
+        )

@@ -84,6 +84,12 @@ class ElasticModule(nn.Module):
         """Train over no communicator; drop the gradients of the last step."""
         self.drop_gradients()
 
+    def agree(self, communicator: Communicator) -> None:
+        """No rank has received state, so that each has what it has built, or loaded: make what all hold alike the same.
+
+        Raises ``GenerationBroken``.
+        """
+
     def scale_gradients(self, factor: float) -> None:
         """Multiply the gradients of a backward by ``factor``, after the last micro-batch of a step that counts."""
         if factor == 1.0:
@@ -114,6 +120,8 @@ class Strategy(Protocol):
     For the training thread.
     """
 
+    tensor: int
+    """Neighbouring ranks that compute each layer together, on the same samples (tensor parallelism); 1: none do."""
     votes: bool
     """Whether a rank can hold all its gradients of a step while a peer lacks some: then peers tell a rank that lost
     the result of its last sum whether the step counts. A forward then needs all ranks of a group, which therefore run

@@ -1,0 +1,125 @@
+"""The mesh of a group with tensor parallelism: its parts of tensors are those of torch, and misuse has an error."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.device_mesh as torch_meshes
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Partial, Shard, _collective_utils
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from elastrain.elastic.checkpoint import Grid
+from elastrain.elastic.state import parts
+from elastrain.elastic.strategies.sharded import Sharded
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def torch_asks_itself_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (torch_meshes, _collective_utils):
+        monkeypatch.setattr(module, "get_rank", module.get_rank)
+
+
+def layer() -> nn.Linear:
+    return nn.Linear(10, 12, device="meta")
+
+
+@pytest.mark.parametrize("shard", range(6))
+@pytest.mark.parametrize(
+    ("style", "name", "dims"),
+    [
+        (ColwiseParallel(), "weight", (0, 0)),
+        (ColwiseParallel(), "bias", (0, 0)),
+        (RowwiseParallel(), "weight", (0, 1)),
+        (RowwiseParallel(), "bias", (0, None)),
+        (None, "weight", (0,)),
+    ],
+    ids=["column", "column bias", "row", "row bias", "whole"],
+)
+def test_a_part_is_what_torch_leaves_a_rank(shard, style, name, dims) -> None:
+    """Of 14 rows: 7 for each of two ranks, which three ranks cut into 3, 3 and 1."""
+    torch.manual_seed(0)
+    mesh, model = Sharded(6, shard, tensor=2).mesh(CPU), nn.Linear(8, 14)
+    whole = getattr(model, name).detach().clone()
+    if style is not None:
+        parallelize_module(model, mesh["tp"], style, src_data_rank=None)
+    fully_shard(model, mesh=mesh["dp_shard"])
+    part = parts.taken(getattr(model, name).data)
+    assert part.dims == dims
+    for dim, (start, size) in enumerate(zip(*Grid(shard, 6, 2).chunk(part.shape, part.dims), strict=True)):
+        whole = whole.narrow(dim, start, size)
+    assert torch.equal(part.local, whole)
+    again = parts.put({"model": part}, model, [model])["model"]
+    assert again._spec == getattr(model, name).data._spec
+
+
+def test_all_or_parts_of_the_mesh_know_this_ranks_place() -> None:
+    mesh = Sharded(6, 3, tensor=2).mesh(CPU)
+    assert mesh.get_coordinate() == (1, 1)
+    assert (mesh["dp_shard"].get_local_rank(), mesh["tp"].get_local_rank()) == (1, 1)
+    assert (mesh["dp_shard"].size(), mesh["tp"].size()) == (3, 2)
+
+
+def test_a_mesh_is_refused_if_torch_numbers_the_ranks_otherwise() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(RuntimeError, match=r"job\.mesh: .* default process group.* leave .* out"):
+            Sharded(2, 0, tensor=2).mesh(CPU)
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_layer_is_refused_with_the_way_out_if_a_rank_would_have_to_give_the_others_their_part() -> None:
+    mesh = Sharded(2, 1, tensor=2).mesh(CPU)
+    with pytest.raises(RuntimeError, match=r"parallelize_module\(\): .* meta device.* src_data_rank=None"):
+        parallelize_module(nn.Linear(4, 4), mesh["tp"], ColwiseParallel())
+
+
+def test_a_model_is_refused_if_no_layer_is_cut_or_fully_shard_has_left_one_out() -> None:
+    strategy = Sharded(4, 0, tensor=2)
+    model = layer()
+    fully_shard(model, mesh=strategy.mesh(CPU)["dp_shard"])
+    with pytest.raises(ValueError, match=r"no layer is computed by several ranks.*tensor is 2: call"):
+        strategy.wrap(model, {})
+    cut = parallelize_module(layer(), strategy.mesh(CPU)["tp"], ColwiseParallel())
+    with pytest.raises(ValueError, match=r"parameter weight is sharded over another mesh.*job\.mesh\['dp_shard'\]"):
+        strategy.wrap(cut, {})
+
+
+@pytest.fixture
+def summed() -> Iterator[tuple[Sharded, torch.distributed.tensor.DTensor]]:
+    """A wrapped model, and a tensor whose sum over the ranks of a layer is wanted."""
+    strategy = Sharded(2, 0, tensor=2)
+    mesh = strategy.mesh(CPU)
+    model = parallelize_module(layer(), mesh["tp"], ColwiseParallel())
+    fully_shard(model, mesh=mesh["dp_shard"])
+    strategy.wrap(model, {})
+    yield strategy, torch.distributed.tensor.ones(4, device_mesh=mesh["tp"], placements=[Shard(0)])
+
+
+def test_a_collective_is_refused_before_the_model_is_wrapped_and_outside_of_loop_bodies(summed) -> None:
+    early = Sharded(2, 0, tensor=2).mesh(CPU)["tp"]
+    with pytest.raises(RuntimeError, match=r"before job\.wrap\(\)"):
+        torch.distributed.tensor.ones(4, device_mesh=early, placements=[Shard(0)]).full_tensor()
+    with pytest.raises(RuntimeError, match="which run equally many in the loop body"):
+        summed[1].full_tensor()
+
+
+def test_a_collective_gives_zeros_without_a_generation_and_is_refused_after_the_vote(summed) -> None:
+    strategy, tensor = summed
+    strategy.whole().in_body = lambda: True
+    assert tensor.full_tensor().tolist() == [0.0] * 4
+    assert DTensor.from_local(torch.ones(4), tensor.device_mesh, [Partial()]).full_tensor().tolist() == [0.0] * 4
+    scattered = DTensor.from_local(torch.ones(4), tensor.device_mesh, [Partial()]).redistribute(placements=[Shard(0)])
+    assert scattered.to_local().tolist() == [0.0] * 2
+    strategy.whole()._comm.voted = True
+    with pytest.raises(RuntimeError, match=r"after the last job\.backward\(\).*job\.clip_grad_norm_\(\)"):
+        tensor.full_tensor()
+    strategy.begin_step()
+    tensor.full_tensor()
