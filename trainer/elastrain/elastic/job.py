@@ -1,7 +1,4 @@
-"""``elastrain.join()`` and the :class:`Job` that it returns: the interface for training scripts.
-
-:mod:`elastrain.elastic.loop` executes the steps.
-"""
+""":class:`Job`: the interface for training scripts. :mod:`elastrain.elastic.loop` executes the steps."""
 
 from __future__ import annotations
 
@@ -14,14 +11,12 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import torch
 from torch import nn
 
-from elastrain.api import names
 from elastrain.data.audit import AuditLog
 from elastrain.data.loader import ElasticLoader
 from elastrain.data.options import order_of
 from elastrain.elastic import reduction
-from elastrain.elastic.batching import ScriptsBatch, batch_of
+from elastrain.elastic.batching import ScriptsBatch
 from elastrain.elastic.checkpoint import CheckpointKeeper, levels_of, node_memory
-from elastrain.elastic.comm.backend import device_of_rank
 from elastrain.elastic.comm.header import Kind
 from elastrain.elastic.contract import BODY, Call, Phase
 from elastrain.elastic.evaluation import Batches, Evaluation
@@ -30,45 +25,23 @@ from elastrain.elastic.membership.heartbeat import Heartbeat
 from elastrain.elastic.membership.session import ExitRequested, Session
 from elastrain.elastic.state.capture import Stateful
 from elastrain.elastic.state.tracked import Tracker
-from elastrain.elastic.strategies.choice import strategy_for, world_for
+from elastrain.elastic.strategies.choice import world_for
 from elastrain.elastic.strategies.sharded import Sharded
 from elastrain.elastic.strategies.strategy import ElasticModule, Strategy
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["Drained", "Job", "join"]
-
-
-def join(*, numerics: Literal["exact", "bitwise"] = "exact") -> Job:
-    """Join the job that this process was started for; used as ``with elastrain.join() as job:``.
-
-    ``numerics``: "exact" gives the fixed-size run's model up to the order of floating-point additions. "bitwise" gives
-    it to the bit, at a cost (docs/numerics.md), and makes torch use deterministic algorithms in this process.
-
-    Returns as soon as the agent has answered. The first iteration of :meth:`Job.steps` waits for a generation, so that
-    the other ranks train while this one imports and builds its model. Raises ``RuntimeError`` if no agent started this
-    process, ``ValueError`` for other ``numerics``, and ``ConnectionError`` or ``TimeoutError`` if the agent does not
-    answer.
-    """
-    if numerics not in ("exact", "bitwise"):
-        raise ValueError(f"elastrain.join(numerics={numerics!r}): must be 'exact' or 'bitwise'")
-    path = os.environ.get(names.ENV_AGENT_SOCKET)
-    if not path:
-        raise RuntimeError(
-            f"elastrain.join(): ${names.ENV_AGENT_SOCKET} is not set, so no agent started this process. "
-            "Run the script by 'elastrain run job.yaml', or on a cluster by 'kubectl apply -f job.yaml'."
-        )
-    heartbeat = Heartbeat.of_environment()
-    local_rank = int(os.environ.get(names.ENV_LOCAL_RANK, "0"))
-    device = device_of_rank(local_rank)  # before the script can use another one
-    session = Session(path, local_rank)
-    batch = batch_of(session.welcome.settings.batch)
-    return Job(session, strategy_for(numerics, session, batch.small), heartbeat, device, batch)
+__all__ = ["Drained", "Job"]
 
 
 class Job:
-    """One rank's handle of the job. Made by :func:`join`; not thread-safe."""
+    """One rank's handle of the job, made by :func:`elastrain.join`. Not thread-safe.
+
+    A script calls it in this order: :attr:`device` (and :attr:`mesh` for a sharded model), :meth:`wrap`, :meth:`track`,
+    :meth:`dataloader`; then ``for batch in job.steps(...)`` with :meth:`backward` and the optimizer's ``step()``; after
+    it :meth:`evaluate` and the like. All ranks make the same calls.
+    """
 
     def __init__(
         self,
@@ -124,13 +97,18 @@ class Job:
 
     @property
     def mesh(self) -> DeviceMesh:
-        """The ranks of this rank's group, for ``fully_shard(layer, mesh=job.mesh)``.
+        """The ranks of this rank's group, for ``fully_shard(layer, mesh=job.mesh)``: one dimension, ``dp_shard``.
 
-        With ``shards: all`` it waits for the first generation, and changes with the number of ranks. Raises
-        ``RuntimeError`` in a job without ``spec.parallelism.shards``, and :class:`Drained`.
+        With ``spec.parallelism.tensor`` there is a second one: first ``parallelize_module(layer, job.mesh["tp"],
+        plan)``, then ``fully_shard(layer, mesh=job.mesh["dp_shard"])``. With ``shards: all`` it waits for the first
+        generation, and changes with the number of ranks. Raises ``RuntimeError`` in a job without
+        ``spec.parallelism.shards``, or whose script has called ``init_process_group``, and :class:`Drained`.
         """
         if not isinstance(self._strategy, Sharded):
-            raise RuntimeError("job.mesh: spec.parallelism.shards is 1, so each rank holds the whole model; set it")
+            raise RuntimeError(
+                "job.mesh: spec.parallelism.shards is 1, so each rank holds the whole model: set shards to the number "
+                "of ranks that hold it together, or leave fully_shard out (docs/sharded.md)"
+            )
         try:
             return self._strategy.mesh(self._device)
         except ExitRequested as e:
@@ -277,7 +255,7 @@ class Job:
         :meth:`wrap`.
         """
         if (epochs is None) == (steps is None):
-            raise ValueError("job.steps(): give either epochs=... or steps=...")
+            raise ValueError(f"job.steps(epochs={epochs}, steps={steps}): give one of them: where training ends")
         if self._world.model is None:
             raise RuntimeError("job.steps(): call model = job.wrap(model) first")
         self._tracker.check_parameters(self._world.model)
@@ -295,7 +273,10 @@ class Job:
         data without a length.
         """
         if loader.order.length is None:
-            raise ValueError("job.epochs(): the data set has no length, so an epoch has no end")
+            raise ValueError(
+                "job.epochs(loader): the data set has no length, so an epoch has no end: leave this loop out, and give "
+                "job.steps(loader, steps=...)"
+            )
         yield from range(self._world.position.first_epoch(loader.order.steps_per_epoch), epochs)
 
     def every(self, steps: int, function: Callable[[], None]) -> None:

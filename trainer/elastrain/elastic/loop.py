@@ -266,8 +266,9 @@ class Loop:
         """
         assert self._world.model is not None
         self._buffers = Buffers(self._world.model.module)
-        expected = max(self._session.expected_world_size(), 1)
-        share = self._learning.warm_share = Place(0, 0, expected, self._strategy.tensor).share
+        share = self._learning.warm_share = Place(
+            0, 0, self._session.expected_world_size(), self._strategy.tensor
+        ).share
         if (learner := self._world.model.learner) is not None:
             learner.outputs.forget()
         with Kept():

@@ -1,0 +1,41 @@
+"""``elastrain.join()``: how a training process gets its :class:`~elastrain.elastic.job.Job`."""
+
+from __future__ import annotations
+
+import os
+from typing import Literal
+
+from elastrain.api import names
+from elastrain.elastic.batching import batch_of
+from elastrain.elastic.comm.backend import device_of_rank
+from elastrain.elastic.job import Job
+from elastrain.elastic.membership.heartbeat import Heartbeat
+from elastrain.elastic.membership.session import Session
+from elastrain.elastic.strategies.choice import strategy_for
+
+
+def join(*, numerics: Literal["exact", "bitwise"] = "exact") -> Job:
+    """Join the job that this process was started for; used as ``with elastrain.join() as job:``.
+
+    ``numerics``: "exact" gives the fixed-size run's model up to the order of floating-point additions. "bitwise" gives
+    it to the bit, at a cost (docs/numerics.md), and makes torch use deterministic algorithms in this process.
+
+    Returns as soon as the agent has answered. The first iteration of :meth:`Job.steps` waits for a generation, so that
+    the other ranks train while this one imports and builds its model. Raises ``RuntimeError`` if no agent started this
+    process, ``ValueError`` for other ``numerics``, and ``ConnectionError`` or ``TimeoutError`` if the agent does not
+    answer.
+    """
+    if numerics not in ("exact", "bitwise"):
+        raise ValueError(f"elastrain.join(numerics={numerics!r}): must be 'exact' or 'bitwise'")
+    path = os.environ.get(names.ENV_AGENT_SOCKET)
+    if not path:
+        raise RuntimeError(
+            f"elastrain.join(): ${names.ENV_AGENT_SOCKET} is not set, so no agent started this process. "
+            "Run the script by 'elastrain run job.yaml', or on a cluster by 'kubectl apply -f job.yaml'."
+        )
+    heartbeat = Heartbeat.of_environment()
+    local_rank = int(os.environ.get(names.ENV_LOCAL_RANK, "0"))
+    device = device_of_rank(local_rank)  # before the script can use another one
+    session = Session(path, local_rank)
+    batch = batch_of(session.welcome.settings.batch)
+    return Job(session, strategy_for(numerics, session, batch.small), heartbeat, device, batch)
