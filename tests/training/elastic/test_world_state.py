@@ -10,7 +10,7 @@ import pytest
 from elastrain.elastic.checkpoint import CheckpointKeeper
 from elastrain.elastic.membership.world import World
 
-REPLICAS = cast("Any", SimpleNamespace(votes=False))
+REPLICAS = cast("Any", SimpleNamespace(votes=False, tensor=1))
 
 
 def alone() -> World:
