@@ -266,15 +266,13 @@ class Loop:
         """
         assert self._world.model is not None
         self._buffers = Buffers(self._world.model.module)
-        share = self._learning.warm_share = Place(
-            0, 0, self._session.expected_world_size(), self._strategy.tensor
-        ).share
+        mine = self._learning.warm_share = Place(0, 0, self._session.expected_world_size(), self._strategy.tensor).share
         if (learner := self._world.model.learner) is not None:
             learner.outputs.forget()
         with Kept():
-            first, *_ = loader.begin(0, share, self.batch.single)
+            first, *_ = loader.begin(0, mine, self.batch.single)
             cut = loader.order.in_micro_batches or self.batch.small is not None
-            self.step = Step(0, self._world.place, share, (first,), warm_up=True, in_micro_batches=cut)
+            self.step = Step(0, self._world.place, mine, (first,), warm_up=True, in_micro_batches=cut)
             batch = loader.load()
             self._world.model.warms_up = True
             yield from self._run_body(loader, self.step, batch.data)
