@@ -132,7 +132,7 @@ def sharded(site: Site) -> Iterator[Line]:
 
     def run() -> Figures:
         if site.dry:
-            raise NotPossible("without a GPU it is a nightly test of its own: tests/training/local -k 10-fsdp")
+            raise NotPossible("without a GPU it is a nightly test of its own: tests/training/local -k sharded")
         from elastrain.etcd.server import EtcdNotFound, find_etcd
 
         try:
