@@ -38,6 +38,7 @@ LANES: dict[str, tuple[str, ...]] = {
         "tests/protocol/operator/test_operator_on_apiserver.py",
         "tests/protocol/operator/test_pod_security.py",
         "tests/protocol/operator/test_refusals_on_apiserver.py",
+        "tests/protocol/operator/test_sharing_on_apiserver.py",
         "tests/protocol/operator/test_shared_namespace_on_apiserver.py",
         "tests/protocol/operator/test_skew_on_apiserver.py",
         "tests/protocol/operator/test_spares_on_apiserver.py",

@@ -32,6 +32,9 @@ class Played:
         self.group_size = 1
         """Workers of a group; a generation has whole groups."""
         self.number, self.in_generation = 0, ()
+        self.step = 0
+        """Committed steps."""
+        self._rescales: tuple[Rescale, ...] = ()
         self._running: set[str] = set()
         self._stop = threading.Event()
         self._lock = threading.Lock()
@@ -56,20 +59,19 @@ class Played:
             started = self.cluster.pods()[pod]["status"]["containerStatuses"][0]["state"]
             self.cluster.set_trainer(pod, "Running", started, ready=False)
 
-    def commit(self, step: int, saved: int = 0, seconds: float | None = None) -> None:
+    def commit(self, step: int, saved: int = 0, seconds: Callable[[int], float] | None = None) -> None:
         """The present generation has committed ``step`` steps. ``saved``: step of the newest checkpoint; 0: none;
-        ``seconds``: the time of a step."""
+        ``seconds``: workers → the time of a step."""
         with self._lock:
-            size = len(self.in_generation)
-            first = Rescale(generation=self.number, from_size=0, to_size=size, reason="Test", step=0, pause_seconds=0.1)
+            self.step, size = step, len(self.in_generation)
             progress = Progress(
                 generation=self.number,
                 world_size=size,
                 members=size,
                 step=step,
                 samples=32 * step,
-                step_seconds=seconds,
-                rescales=(first,),
+                step_seconds=seconds(size) if seconds and size else None,
+                rescales=self._rescales,
                 checkpoint=CheckpointState(step=saved, path="/c") if saved else None,
             )
             self.client.put(self.keys.progress, progress.encode())
@@ -143,7 +145,16 @@ class Played:
         return [g[place] for g in groups.values() if len(g) == self.group_size for place in sorted(g)]
 
     def _form(self, wanted: tuple[str, ...]) -> None:
-        self.number, self.in_generation = self.number + 1, wanted
+        before, self.number, self.in_generation = len(self.in_generation), self.number + 1, wanted
+        rescale = Rescale(
+            generation=self.number,
+            from_size=before,
+            to_size=len(wanted),
+            reason="Test",
+            step=self.step,
+            pause_seconds=0.1,
+        )
+        self._rescales = (*self._rescales, rescale)[-10:]
         generation = builders.generation(self.number, *wanted, reason="Test")
         self.client.put(self.keys.generation, generation.encode())
         for name in wanted:
