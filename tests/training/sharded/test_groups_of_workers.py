@@ -21,7 +21,7 @@ def job(groups):
     groups.want(2)
     groups.start(*ALL)
     groups.first = groups.together(*ALL)
-    assert groups.groups() == ["a", "b"]
+    assert sorted(groups.groups()) == ["a", "b"]
     return groups
 
 
@@ -142,6 +142,20 @@ def test_another_member_leads_if_the_leader_dies(job) -> None:
     job.together(*ALL, after=job.first + 1)
     assert_same_model(job.of_groups("a", "b"))
     assert {w: job.pids(w) for w in pids} == pids, "a process of another worker changed"
+    job.verdict()
+
+
+@pytest.mark.nightly
+def test_a_frozen_worker_returns_to_its_mate_if_it_thaws(job) -> None:
+    """Its lease expires meanwhile."""
+    pids = {w: job.pids(w) for w in ALL}
+    job["b1"].signal(signal.SIGSTOP)
+    job.together("a0", "a1", after=job.first)
+    stands_by(job, "b0")
+    job["b1"].signal(signal.SIGCONT)
+    job.together(*ALL, after=job.first + 1)
+    assert_same_model(job.of_groups("a", "b"))
+    assert {w: job.pids(w) for w in pids} == pids, "a process changed"
     job.verdict()
 
 
