@@ -71,7 +71,7 @@ def test_the_remedy_is_named_if_the_arguments_are_the_trainers_own(arguments, mo
     monkeypatch.delenv("LOCAL_RANK")  # with it accelerate would look for a process group
     own = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to=[])
     with pytest.raises(TypeError, match="must be ElasticTrainingArguments"):
-        ElasticTrainer(job=SimpleNamespace(rank=0), model=torch.nn.Linear(1, 1), args=own)
+        ElasticTrainer(job=SimpleNamespace(rank=0, chooses_batch=False), model=torch.nn.Linear(1, 1), args=own)
 
 
 def test_samples_of_similar_length_share_a_global_batch_if_they_are_grouped_by_length(arguments, monkeypatch, tmp_path):
@@ -85,7 +85,7 @@ def test_samples_of_similar_length_share_a_global_batch_if_they_are_grouped_by_l
     dataset = [{"input_ids": [0] * length} for length in lengths]
     args = arguments(train_sampling_strategy="group_by_length", global_batch_size=10, per_device_train_batch_size=2)
     trainer = ElasticTrainer(
-        job=SimpleNamespace(rank=0), model=torch.nn.Linear(1, 1), args=args, train_dataset=dataset,
+        job=SimpleNamespace(rank=0, chooses_batch=False), model=torch.nn.Linear(1, 1), args=args, train_dataset=dataset,
         data_collator=lambda samples: samples,
     )  # fmt: skip
     trainer.job.dataloader = lambda data, **options: {**options, "data": data}

@@ -25,7 +25,7 @@ def trainer(require, tmp_path):
             return metrics
 
     def make(losses):
-        job = SimpleNamespace(rank=0, step=0, loss=1.0, stops=[])
+        job = SimpleNamespace(rank=0, step=0, loss=1.0, stops=[], chooses_batch=False)
         job.stop = lambda: job.stops.append(job.step)
         args = ElasticTrainingArguments(
             output_dir=str(tmp_path),

@@ -21,7 +21,7 @@ OUTCOMES = {
 class ScriptedJob:
     """A job of one rank whose executions of the loop body end as ``outcomes`` say, and then in commits."""
 
-    rank, device = 0, torch.device("cpu")
+    rank, device, chooses_batch = 0, torch.device("cpu"), False
 
     def __init__(self, *outcomes: str, start: int = 0) -> None:
         self.outcomes, self.start = [*outcomes], start

@@ -103,7 +103,7 @@ def batch_of(settings: BatchSettings | None) -> ScriptsBatch:
 
 def refuse_chosen_batch(job: Job, adapter: str) -> None:
     """Raises ``ValueError`` if ``job`` has ``spec.batch``: ``adapter`` counts one batch of the script for each step."""
-    if job._loop.batch.small is not None:
+    if job.chooses_batch:
         raise ValueError(f"{adapter}: not with spec.batch: call job.steps() in the script itself, or remove spec.batch")
 
 

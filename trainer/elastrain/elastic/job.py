@@ -135,6 +135,11 @@ class Job:
         """Mean loss over the global batch of the last committed step; None before the first."""
         return self._world.loss
 
+    @property
+    def chooses_batch(self) -> bool:
+        """Whether the job has ``spec.batch``: a step then takes as many batches of the script as the ranks choose."""
+        return self._loop.batch.small is not None
+
     def acts(self, call: Call, name: str) -> bool:
         """Whether ``call`` of the contract acts now; for adapters, whose own calls keep to its table.
 
