@@ -100,7 +100,9 @@ def test_writes_of_each_act(cluster, start, root, eventually):
         player.may_start = pool.bound
         trains(cluster, eventually, 2)
         writes = Writes(operator)
-        assert writes.since(eventually) == {STATUS: 2, "create pods": 2, "create secrets": 1}, "a start"
+        started = writes.since(eventually)
+        assert started.pop(STATUS) in (2, 3), "one more if the two workers do not start at once"
+        assert started == {"create pods": 2, "create secrets": 1}, "a start"
 
         cluster.patch_job("job", replicas=3)
         trains(cluster, eventually, 3)
