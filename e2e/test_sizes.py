@@ -14,8 +14,9 @@ from harness.jobs import START, Audit, Job, make_folders
 
 pytestmark = [pytest.mark.alone, pytest.mark.nightly, pytest.mark.timeout(600, func_only=True)]
 Submit = Callable[[dict[str, Any]], Job]
-GPUS = 4
-"""Of each of the two nodes."""
+GPUS = 8
+"""Of one node; the other has none. A size on several nodes also costs the network, and few sizes on few nodes do not
+tell a fixed part from it."""
 FIXED = {"flat": 0.9, "half": 0.5, "well": 0.0}
 """Seconds of a step that more workers do not shorten, of one second with one worker. In the order of arrival: a job
 learns from the sizes that it has had, and the first ones had more before the next one came."""
@@ -44,8 +45,8 @@ with elastrain.join() as job:
 def efficient(installed: None, namespace: str) -> Iterator[None]:
     """More GPUs, and sizes by measured speed; afterwards nodes and release as others want them."""
     try:
-        for node in release.WORKER_NODES:
-            release.advertise_gpus(node, GPUS)
+        for node, gpus in zip(release.WORKER_NODES, (GPUS, 0), strict=True):
+            release.advertise_gpus(node, gpus)
         release.install(capacity={"sharing": "efficient", "hysteresisSeconds": 5})
         yield
     finally:
@@ -71,9 +72,10 @@ def test_sizes_settle_by_the_speeds_that_the_jobs_have_measured(
 
     def settled() -> bool:
         sizes = trains(jobs)
-        return sum(sizes.values()) == 2 * GPUS and sizes["flat"] <= 2 <= sizes["half"] <= sizes["well"]
+        used = sum(sizes.values())  # one may be left if the next growth that pays takes two
+        return used >= GPUS - 1 and sizes["flat"] <= 2 <= sizes["half"] <= sizes["well"]
 
-    eventually("all GPUs train, most of them where they help most", settled, 180, lambda: told(jobs))
+    eventually("GPUs train, most of them where they help most", settled, 180, lambda: told(jobs))
     sizes = trains(jobs)
     assert sizes["well"] > sizes["flat"]
     for job in jobs.values():
@@ -92,7 +94,7 @@ def test_sizes_settle_by_the_speeds_that_the_jobs_have_measured(
 
 def manifest(name: str, fixed: float) -> dict[str, Any]:
     """A job of one to eight workers without ``replicas``: the operator decides on its size."""
-    made = digits(name, gpus=1, place=f"{name}/", command=["python", "-c", TRAIN], minReplicas=1, maxReplicas=2 * GPUS)
+    made = digits(name, gpus=1, place=f"{name}/", command=["python", "-c", TRAIN], minReplicas=1, maxReplicas=GPUS)
     del made["spec"]["replicas"]
     trainer = made["spec"]["template"]["spec"]["containers"][0]
     trainer["env"] += [{"name": "FIXED_SECONDS", "value": str(fixed)}, {"name": "OMP_NUM_THREADS", "value": "1"}]
