@@ -166,7 +166,7 @@ class ChosenBatch(ScriptsBatch):
         if place.rank != 0:
             return 0, 0.0
         noise = self._scale.samples(self.factor * self._base)
-        return self._propose(place.world_size), 0.0 if noise is None else noise
+        return self._propose(place.world_size, noise), 0.0 if noise is None else noise
 
     def measure(self, step: Step, model: ElasticModule) -> None:
         small, inverse, parts = step.batch[2:] if step.batch else (0.0, 0.0, 0.0)
@@ -224,10 +224,9 @@ class ChosenBatch(ScriptsBatch):
         return BatchFigures(samples=samples, base=self._base or None, noise_scale=self.noise, step_seconds=seconds)
 
     # -- inside --------------------------------------------------------------------------------------------------------
-    def _propose(self, ranks: int) -> int:
+    def _propose(self, ranks: int, noise: float | None) -> int:
         if self._clock() - self._changed_at < CHANGE_SECONDS:
             return 0
-        noise = self._scale.samples(self.factor * self._base)
         measured = tuple(Measured(w, 1, seconds, samples) for (w, samples), seconds in self._times.items())
         batches = Batches(self._base, self._settings.max, noise, micro=self.single.limit)
         factor = choose(factor=self.factor, ranks=ranks, measured=measured, batches=batches)

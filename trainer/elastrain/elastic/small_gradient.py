@@ -13,9 +13,6 @@ class SmallGradient:
     For the training thread and autograd's threads. Nothing waits for a device before :meth:`votes`.
     """
 
-    SIZE = 3
-    """Numbers of :meth:`votes`."""
-
     def __init__(self) -> None:
         self.open = False
         """Whether gradients are to be added."""

@@ -45,7 +45,7 @@ class ControlInputs:
     save: int = 0
     """This rank's vote on a checkpoint after this step."""
     batch: tuple[int, float] = (0, 0.0)
-    """With ``spec.batch``: as of :meth:`elastrain.elastic.batching.Batching.votes`."""
+    """With ``spec.batch``: as of :meth:`elastrain.elastic.batching.ScriptsBatch.votes`."""
 
     @property
     def known(self) -> list[float]:

@@ -18,7 +18,24 @@ from elastrain.elastic.comm.header import Kind
 from elastrain.elastic.comm.transport import completed
 
 
-class DdpGroup(dist.ProcessGroup):
+class RankGroup(dist.ProcessGroup):
+    """What torch asks of every group that is written in Python."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        super().__init__(rank, size)
+        self._rank, self._size = rank, size
+
+    def getBackendName(self) -> str:
+        return "elastrain"
+
+    def size(self) -> int:
+        return self._size
+
+    def rank(self) -> int:
+        return self._rank
+
+
+class DdpGroup(RankGroup):
     """The ranks of ``communicator``'s generation; this rank alone if it is None.
 
     No method raises because of a peer. After a failure each rank keeps its own values and the generation is broken.
@@ -27,7 +44,7 @@ class DdpGroup(dist.ProcessGroup):
     def __init__(self, communicator: Communicator | None = None) -> None:
         rank, size = (communicator.rank, communicator.world_size) if communicator else (0, 1)
         super().__init__(rank, size)
-        self._rank, self._size, self._communicator = rank, size, communicator
+        self._communicator = communicator
 
     def allreduce(self, tensors: list[torch.Tensor], _options: Any) -> Any:
         """Sum over the ranks, in place. DDP uses no other operation."""
@@ -43,15 +60,6 @@ class DdpGroup(dist.ProcessGroup):
             if self._communicator is None or self._communicator.broken is None:
                 tensor.copy_(sent)
         return _work(tensors, [])
-
-    def getBackendName(self) -> str:
-        return "elastrain"
-
-    def size(self) -> int:
-        return self._size
-
-    def rank(self) -> int:
-        return self._rank
 
     def _sum(self, tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
         return completed(tensor) if self._communicator is None else self._communicator.sum_bucket(tensor, Kind.DDP)

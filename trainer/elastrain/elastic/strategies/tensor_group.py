@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[attr-defined]
 
+from elastrain.elastic.comm.group import RankGroup
 from elastrain.elastic.comm.transport import completed
 
 _SETUP = "a collective over job.mesh['tp'] before job.wrap(): ranks are not connected before the first step"
@@ -27,12 +28,11 @@ class Serves(Protocol):
     def sum_parts(self, tensor: torch.Tensor) -> None: ...
 
 
-class TensorGroup(dist.ProcessGroup):
+class TensorGroup(RankGroup):
     """Lasts as long as the process. torch calls the methods by these names, also for a single tensor."""
 
     def __init__(self, rank: int, size: int) -> None:
         super().__init__(rank, size)
-        self._rank, self._size = rank, size
         self.serves: Serves | None = None
         """Set by ``job.wrap()``."""
 
@@ -59,16 +59,7 @@ class TensorGroup(dist.ProcessGroup):
         """Of a layer that is replicated, in the set-up: the state of all ranks begins as that of the first of them."""
         return _done(tensors)
 
-    def getBackendName(self) -> str:
-        return "elastrain"
-
-    def size(self) -> int:
-        return self._size
-
-    def rank(self) -> int:
-        return self._rank
-
-    getSize, getRank = size, rank
+    getSize, getRank = RankGroup.size, RankGroup.rank
 
     def _served(self) -> Serves:
         if self.serves is None:
