@@ -15,6 +15,7 @@ from functools import lru_cache
 from itertools import accumulate
 
 from elastrain.api.job import AcceleratorSeconds, JobStatus, LastRescale, RestartCounts, SparesStatus
+from elastrain.api.job.status import BatchStatus
 from elastrain.api.records import Progress, Rescale
 from elastrain_operator import clock as time_of_day
 from elastrain_operator.model import JobRef, Observed
@@ -48,6 +49,8 @@ class JobView:
     """Number of unhealthy workers by health."""
     last_rescale: LastRescale | None
     spares: SparesStatus | None
+    batch: BatchStatus | None
+    effective_samples: int | None
     usage: AcceleratorSeconds
 
 
@@ -71,6 +74,8 @@ def view(job: JobRef, status: JobStatus, report: Progress | None, usage: Acceler
         unhealthy=_by_health(status),
         last_rescale=status.last_rescale,
         spares=status.spares,
+        batch=status.batch,
+        effective_samples=status.progress.effective_samples if status.progress else None,
         usage=usage,
     )
 
@@ -231,6 +236,42 @@ class _Progress(_Group):
             self.remaining.add(job, seen.remaining_seconds)
 
 
+class _Batch(_Group):
+    """Of a job with ``spec.batch``."""
+
+    def __init__(self) -> None:
+        self.samples = _gauge(
+            "elastrain_job_batch_samples", "Samples of a step, as the ranks have chosen. Absent without spec.batch."
+        )
+        self.noise = _gauge(
+            "elastrain_job_batch_noise_scale", "Noise scale of the gradients in samples. Absent before it is measured."
+        )
+        self.efficiency = _gauge(
+            "elastrain_job_batch_efficiency", "What a sample is worth in this batch, in samples of the script's batch."
+        )
+        self.gain = _gauge(
+            "elastrain_job_batch_larger_gain",
+            "Predicted gain of goodput by the next larger batch, as a part. Absent at the largest.",
+        )
+        self.effective = _gauge(
+            "elastrain_job_effective_samples",
+            "Progress: samples of the committed steps, each by what it was worth. Absent without spec.batch.",
+        )
+
+    def add(self, job: str, seen: JobView) -> None:
+        if seen.batch is None:
+            return
+        self.samples.add(job, seen.batch.samples)
+        if seen.batch.noise_scale is not None:
+            self.noise.add(job, seen.batch.noise_scale)
+        if seen.batch.efficiency is not None:
+            self.efficiency.add(job, seen.batch.efficiency)
+        if seen.batch.larger is not None:
+            self.gain.add(job, seen.batch.larger.gain)
+        if seen.effective_samples is not None:
+            self.effective.add(job, seen.effective_samples)
+
+
 class _Rescales(_Group):
     """Rescales since the operator's start, and the last one. Most of a job's series, so only if it has had one."""
 
@@ -276,7 +317,7 @@ class Families(_Group):
             "1 if the condition is True, 0 if it is False. Absent if it is Unknown.",
             _of("type"),
         )
-        self.size, self.progress, self.rescales = _Size(), _Progress(), _Rescales()
+        self.size, self.progress, self.batch, self.rescales = _Size(), _Progress(), _Batch(), _Rescales()
         self.restarts = _counter("elastrain_job_restarts_total", "Replaced workers, by cause.", _of("cause"))
         self.unhealthy = _gauge(
             "elastrain_job_unhealthy_workers", "Workers that delay the others, by health: slow, stuck.", _of("health")
@@ -296,6 +337,7 @@ class Families(_Group):
             self.condition.add(job, truth, kind)
         self.size.add(job, seen)
         self.progress.add(job, seen)
+        self.batch.add(job, seen)
         self.rescales.add(job, seen.last_rescale, tally)
         for cause in ("user", "infrastructure", "preemption"):
             self.restarts.add(job, getattr(seen.restarts, cause), cause)

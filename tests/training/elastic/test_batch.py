@@ -17,6 +17,7 @@ from elastrain.api.settings import BatchSettings, CheckpointSpec, LearningRate
 from elastrain.data.audit import verify
 from elastrain.data.order import Order
 from elastrain.data.share import Place
+from elastrain.elastic import batching
 from elastrain.elastic.batching import ChosenBatch
 from elastrain.elastic.step import Step
 from elastrain.elastic.strategies.choice import strategy_for
@@ -150,37 +151,69 @@ def test_all_ranks_measure_the_same_noise_and_scale_the_learning_rate_by_it(worl
     assert report.batch.noise_scale == pytest.approx(final[ranks[0]]["noises"][-1], rel=1e-6)
 
 
+class Played:
+    """Rank 0 of eight, whose steps of n samples take 0.1 s and 0.005 s for each. |G|² = 1."""
+
+    def __init__(self) -> None:
+        self.now, self.position, self.changes = 0.0, 0, [(0.0, 1)]
+        self.batch = ChosenBatch(bounds(), clock=lambda: self.now)
+        self.batch.begin_loop(ORDER)
+        self._model = ElasticModule(nn.Linear(1, 1, bias=False))
+
+    def train(self, until: float, variance: float) -> None:
+        """Train until a time. ``variance``: of one sample's gradient."""
+        place = Place(1, 0, 8)
+        while self.now < until:
+            samples = self.batch.factor * 10
+            step = Step(self.position, place, place.share, (), span=self.batch.factor, samples=samples)
+            self.batch.begin_step(1 << 40, ())
+            parts = (2 * (1 + variance / 5), 2 / 5, 2.0) if self.batch.small.open else (0.0, 0.0, 0.0)
+            step.batch = (*self.batch.votes(place), *parts)
+            self._model.module.weight.grad = torch.full((1, 1), (1 + variance / samples) ** 0.5)
+            self.batch.measure(step, self._model)
+            self.now += 0.1 + 0.005 * samples
+            self.position += step.span
+            self.batch.commit(step)
+            if self.batch.factor != self.changes[-1][1]:
+                self.changes.append((self.now, self.batch.factor))
+
+
 def test_rank_0_doubles_the_batch_at_most_each_30_seconds_up_to_the_best_goodput() -> None:
-    """A step of n samples takes 0.1 s and 0.005 s for each; a sample's gradient has a variance of 200, and |G|² = 1."""
-    now, changes = 0.0, [(0.0, 1)]
-    batch = ChosenBatch(bounds(), clock=lambda: now)
-    batch.begin_loop(ORDER)
-    model = ElasticModule(nn.Linear(1, 1, bias=False))
-    place, position = Place(1, 0, 8), 0
-    while now < 300:
-        samples = batch.factor * 10
-        step = Step(position, place, place.share, (), span=batch.factor, samples=samples)
-        batch.begin_step(1 << 40, ())
-        parts = (2 * (1 + 200 / 5), 2 / 5, 2.0) if batch.small.open else (0.0, 0.0, 0.0)
-        step.batch = (*batch.votes(place), *parts)
-        model.module.weight.grad = torch.full((1, 1), (1 + 200 / samples) ** 0.5)
-        batch.measure(step, model)
-        now += 0.1 + 0.005 * samples
-        position += step.span
-        batch.commit(step)
-        if batch.factor != changes[-1][1]:
-            changes.append((now, batch.factor))
-    assert [factor for _, factor in changes][:3] == [1, 2, 4]
-    assert all(b - a >= 30 for (a, _), (b, _) in pairwise(changes))
+    played = Played()
+    played.train(300, variance=200)
+    batch = played.batch
+    assert [factor for _, factor in played.changes][:3] == [1, 2, 4]
+    assert all(30 <= b - a < 31 for (a, _), (b, _) in pairwise(played.changes[:3]))
+    assert all(b - a >= 30 for (a, _), (b, _) in pairwise(played.changes))
     assert batch.noise == pytest.approx(200)
     assert 4 <= batch.factor <= 8, "most progress a second is with 63 samples"
-    figures = batch.figures()
+    samples = played.position * 10
+    figures = batch.figures(samples)
     assert figures.samples == batch.factor * 10
     assert figures.step_seconds == pytest.approx(0.1 + 0.005 * figures.samples)
+    assert figures.efficiency == pytest.approx(210 / (200 + figures.samples))
+    assert 0.8 * samples < figures.effective_samples < 0.99 * samples
     successor = ChosenBatch(bounds())
     successor.begin_loop(ORDER)
     successor.load(batch.state())
-    assert (successor.factor, successor.noise) == (batch.factor, batch.noise)
+    assert (successor.factor, successor.noise, successor.lost) == (batch.factor, batch.noise, batch.lost)
+
+
+def test_rank_0_decides_soon_if_a_larger_batch_pays_after_it_has_decided_to_stay() -> None:
+    played = Played()
+    played.train(35, variance=8)
+    larger = played.batch.figures(0).larger
+    assert (played.batch.factor, larger.samples) == (1, 20)
+    assert larger.gain < 0.07
+    played.train(59, variance=2000)
+    assert [factor for _, factor in played.changes] == [1, 2]
+
+
+def test_rank_0_decides_as_soon_as_the_noise_is_known_if_that_is_after_30_seconds(monkeypatch) -> None:
+    monkeypatch.setattr(batching, "MEASURE_EVERY", 25)  # ten times at the 226th step, after 34 s
+    played = Played()
+    played.train(36, variance=200)
+    assert [factor for _, factor in played.changes] == [1, 2]
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ torch.manual_seed(0)
 generator = torch.Generator().manual_seed(1)
 inputs = torch.randn(203, 6, dtype=torch.float64, generator=generator)
 labels = (inputs[:, :3] + 0.5 * torch.randn(203, 3, dtype=torch.float64, generator=generator)).argmax(1)
-batching.CHANGE_SECONDS = 0
+batching.CHANGE_SECONDS = batching.REVIEW_SECONDS = 0
 batching.MEASURE_EVERY = 1
 if "FACTORS" in os.environ:
     factors, calls = [int(f) for f in os.environ["FACTORS"].split(",")], itertools.count()

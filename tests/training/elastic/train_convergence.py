@@ -14,7 +14,7 @@ from elastrain.elastic import batching
 from elastrain.sizing.speedup import Batches
 
 out, epochs = Path(sys.argv[1]), int(sys.argv[2])
-batching.CHANGE_SECONDS, batching.MEASURE_EVERY = 0, 2  # a short run
+batching.CHANGE_SECONDS, batching.REVIEW_SECONDS, batching.MEASURE_EVERY = 0, 0, 2  # a short run
 torch.set_num_threads(1)
 torch.manual_seed(0)
 

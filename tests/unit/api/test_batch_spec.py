@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from elastrain.api.batch import BatchFigures
 from elastrain.api.job import JobSpec
-from elastrain.api.records import BatchFigures, Progress
+from elastrain.api.records import Progress
 from elastrain.api.settings import BatchSettings, LearningRate, RankSettings
 
 TEMPLATE = {"spec": {"containers": [{"name": "trainer", "image": "i", "command": ["python"]}]}}

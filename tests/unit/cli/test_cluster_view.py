@@ -242,6 +242,27 @@ def test_explain_shows_why_the_job_is_not_larger() -> None:
     assert "0 of 8 nvidia.com/gpu are free" in [reason.text for reason in explain(job(BUSY), [])]
 
 
+BATCH = {"min": 64, "max": 512, "learningRate": "AdaScale"}
+CHOSEN = {"samples": 128, "base": 64, "noiseScale": 1100, "efficiency": 0.95, "larger": {"samples": 256, "gain": 0.03}}
+
+
+def test_details_show_the_batch_and_what_the_samples_were_worth() -> None:
+    progress = BUSY["progress"] | {"samples": 117_760, "effectiveSamples": 112_345}
+    text = shown(view.details(job(BUSY | {"progress": progress, "batch": CHOSEN}, batch=BATCH), [], [], NOW))
+    assert "batch 128 (2 x 64), noise scale 1,100, efficiency 0.95, 256 would gain 3%" in text
+    assert "117,760 samples worth 112,345" in text
+
+
+def test_explain_shows_who_chose_the_batch_and_why_it_is_not_larger() -> None:
+    reasons = [reason.text for reason in explain(job(BUSY | {"batch": CHOSEN}, batch=BATCH), [])]
+    assert (
+        "rank 0 chose a batch of 128 samples between spec.batch.min (64) and spec.batch.max (512); a sample is worth "
+        "0.95 of one in the script's batch of 64 (noise scale 1,100); 256 would gain 3% of goodput, and a change needs "
+        "7%"
+    ) in reasons
+    assert not [reason for reason in explain(job(BUSY), []) if "batch" in reason.text]
+
+
 # ---- jobs under Kueue ----------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("reason", "change"),

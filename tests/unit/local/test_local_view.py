@@ -6,6 +6,7 @@ import io
 
 from rich.console import Console
 
+from elastrain.api.batch import BatchFigures
 from elastrain.api.records import Generation, GenerationMember, Progress, Rescale
 from elastrain.cli.local.status import LocalStatus, WorkerStatus
 from elastrain.cli.local.view import View, render
@@ -30,9 +31,9 @@ STATUS = LocalStatus(
 )
 
 
-def shown(width: int = 160) -> str:
+def shown(width: int = 160, status: LocalStatus = STATUS) -> str:
     console = Console(file=io.StringIO(), width=width)
-    console.print(render(STATUS, 128.0))
+    console.print(render(status, 128.0))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -45,6 +46,13 @@ def test_the_picture_shows_the_state_of_the_job():
     assert "128 samples/s" in text
     assert "0:25 left" in text
     assert "2 → 1 ranks (Drain) at step 9: pause 50 ms, no step lost" in text
+
+
+def test_the_picture_shows_the_batch_of_a_job_that_chooses_it():
+    figures = BatchFigures(samples=128, base=64, noise_scale=1133.3, efficiency=0.9465)
+    progress = STATUS.progress.model_copy(update={"batch": figures})
+    text = shown(status=STATUS.model_copy(update={"progress": progress}))
+    assert "batch 128 (2 x 64), noise scale 1,133, efficiency 0.95" in text
 
 
 def test_the_picture_shows_running_and_failed_workers_but_not_those_that_left():

@@ -7,9 +7,11 @@ from datetime import UTC, datetime
 import pytest
 
 import builders
+from elastrain.api.batch import BatchFigures, LargerBatch
 from elastrain.api.job import MeasuredSize
 from elastrain.api.job.status import BatchStatus
-from elastrain.api.records import BatchFigures, Progress, Rescale
+from elastrain.api.job.status import LargerBatch as LargerBatchStatus
+from elastrain.api.records import Progress, Rescale
 from elastrain_operator.model import Coordination, Pod
 from elastrain_operator.policy.report.measured import KEPT, batch_status, measured_sizes
 
@@ -111,3 +113,20 @@ def test_the_status_says_of_which_batch_of_the_script_a_step_takes_several():
 )
 def test_the_status_has_the_batch_and_the_noise_scale_if_these_have_changed(old, report, after):
     assert batch_status(old, report) == after
+
+
+def figures(**changed) -> Coordination:
+    seen = chosen(128, 1100.0)
+    known = {"base": 64, "efficiency": 0.94788, "larger": LargerBatch(samples=256, gain=0.0312)}
+    batch = seen.progress.batch.model_copy(update={**known, **changed})
+    return Coordination(generation=seen.generation, progress=seen.progress.model_copy(update={"batch": batch}))
+
+
+def test_the_status_has_the_efficiency_and_the_gain_of_the_next_larger_batch():
+    larger = LargerBatchStatus(samples=256, gain=0.031)
+    full = BatchStatus(samples=128, base=64, noise_scale=1100, efficiency=0.95, larger=larger)
+    assert batch_status(None, figures()) == full
+    assert batch_status(full, figures(noise_scale=1000.0, larger=LargerBatch(samples=256, gain=0.05))) is full
+    assert batch_status(full, figures(larger=LargerBatch(samples=256, gain=0.08))).larger.gain == 0.08
+    assert batch_status(full, figures(larger=None)).larger is None
+    assert batch_status(None, figures(larger=LargerBatch(samples=256, gain=float("inf")))).larger is None

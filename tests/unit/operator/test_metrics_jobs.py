@@ -18,6 +18,7 @@ from elastrain.api.job import (
     RestartCounts,
     UnhealthyWorker,
 )
+from elastrain.api.job.status import BatchStatus, LargerBatch, ProgressStatus
 from elastrain.api.records import Progress, Rescale
 from elastrain_operator.metrics.jobs import PAUSE_BUCKETS, Families, JobMeter, JobSeries, Tally, escaped
 from elastrain_operator.model import Coordination, JobRef, Observed
@@ -108,6 +109,30 @@ _PLAIN = {
         "target_steps", "steps_total", "samples_per_second", "remaining_seconds", "restarts_total",
         "unhealthy_workers", "accelerators", "last_rescale_pause_seconds", "last_rescale_phase_seconds",
     )
+}  # fmt: skip
+
+
+def test_a_job_that_chooses_its_batch_has_series_of_it():
+    batch = BatchStatus(
+        samples=512, base=64, noise_scale=900, efficiency=0.68, larger=LargerBatch(samples=1024, gain=-0.1)
+    )
+    progress = ProgressStatus(step=100, samples=25_600, effective_samples=21_000)
+    found = scrape(meter(STATUS.model_copy(update={"batch": batch, "progress": progress})))
+    assert {k[0]: v for k, v in found.items() if k[0] in _OF_THE_BATCH} == {
+        "elastrain_job_batch_samples": 512,
+        "elastrain_job_batch_noise_scale": 900,
+        "elastrain_job_batch_efficiency": 0.68,
+        "elastrain_job_batch_larger_gain": -0.1,
+        "elastrain_job_effective_samples": 21_000,
+    }
+    unknown = scrape(meter(STATUS.model_copy(update={"batch": BatchStatus(samples=64)})))
+    assert {k[0] for k in unknown} & _OF_THE_BATCH == {"elastrain_job_batch_samples"}
+    assert not {k[0] for k in scrape(meter())} & _OF_THE_BATCH
+
+
+_OF_THE_BATCH = {
+    "elastrain_job_batch_samples", "elastrain_job_batch_noise_scale", "elastrain_job_batch_efficiency",
+    "elastrain_job_batch_larger_gain", "elastrain_job_effective_samples",
 }  # fmt: skip
 
 

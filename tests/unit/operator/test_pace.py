@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from elastrain.api.batch import BatchFigures
 from elastrain.api.records import Progress
 from elastrain_operator.policy.report.pace import eta_seconds, progress_status, samples_per_second
 
@@ -22,6 +23,20 @@ def test_status_has_progress_speed_and_estimated_end():
     status = progress_status(None, report(), NOW)
     assert (status.step, status.of, status.epoch, status.samples_per_second) == (100, 1000, 2, 512.0)
     assert datetime.fromisoformat(status.eta) == NOW + timedelta(seconds=450)
+
+
+@pytest.mark.parametrize(
+    ("batch", "worth"),
+    [
+        (BatchFigures(samples=512, effective_samples=23_456.7), 23_457),
+        (BatchFigures(samples=512, effective_samples=float("nan")), None),
+        (BatchFigures(samples=512), None),
+        (None, None),
+    ],
+)
+def test_status_has_the_samples_and_what_they_were_worth_if_the_ranks_choose_their_batch(batch, worth):
+    status = progress_status(None, report(batch=batch), NOW)
+    assert (status.samples, status.effective_samples) == (25_600, worth)
 
 
 def test_time_alone_changes_nothing():

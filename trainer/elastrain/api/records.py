@@ -15,6 +15,8 @@ from typing import Annotated, ClassVar, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import from_json, to_json
 
+from elastrain.api.batch import BatchFigures
+
 
 class Record(BaseModel):
     """Base of all records: immutable, snake_case, tolerant of unknown fields."""
@@ -320,19 +322,6 @@ class CheckpointState(Record):
     """Empty if the last copy to it succeeded."""
     resumed: Resumed | None = None
     """Until the next save."""
-
-
-class BatchFigures(Record):
-    """The batch of a job with ``spec.batch``."""
-
-    samples: int
-    """Samples of a step."""
-    base: int | None = None
-    """Samples of the script's batch: a step takes a whole multiple. None: not known yet."""
-    noise_scale: float | None = None
-    """In samples; None: not measured yet."""
-    step_seconds: float | None = None
-    """Smoothed duration of an undisturbed step of so many samples at the present size; None: not measured yet."""
 
 
 class Progress(Record):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from elastrain.api.job import Condition, ConditionType, ElasticTrainingJob, JobStatus
 from elastrain.client import Worker, queued
+from elastrain.sizing.describe import why_this_batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,10 @@ def explain(job: ElasticTrainingJob, workers: Sequence[Worker]) -> list[Reason]:
     # The last reason contains this text too; a condition may contain no more.
     bare = f"{status.ready_replicas} of {_desired(job, status)} {job.spec.replica}s train"
     unmet = [reason for reason in _unmet(job, conditions) if reason.text != bare]
-    return [*unmet, *_stopped(workers), *_starting(workers), *_spares(job, status), _bounds(job, status)]
+    return [
+        *unmet, *_stopped(workers), *_starting(workers), *_spares(job, status), *_batch(job, status),
+        _bounds(job, status),
+    ]  # fmt: skip
 
 
 def _unmet(job: ElasticTrainingJob, conditions: Mapping[str, Condition]) -> list[Reason]:
@@ -109,6 +113,14 @@ def _spares(job: ElasticTrainingJob, status: JobStatus) -> list[Reason]:
         why = f"the unused capacity holds {found.desired}"
         return [Reason(f"{state}: {why}", "free or add nodes, or lower spec.warmSpares")]
     return [Reason(f"{state}: the others are starting")]
+
+
+def _batch(job: ElasticTrainingJob, status: JobStatus) -> list[Reason]:
+    """Why the batch of a step is not larger; empty without ``spec.batch``, and before the job trains."""
+    bounds = job.spec.batch
+    if bounds is None or status.generation is None:
+        return []
+    return [Reason(*why_this_batch(status.batch, bounds.min, bounds.max))]
 
 
 def _bounds(job: ElasticTrainingJob, status: JobStatus) -> Reason:

@@ -14,6 +14,7 @@ from rich.text import Text
 from elastrain.api.job import ConditionType, ElasticTrainingJob, JobStatus, LastFailure, LastRescale, ProgressStatus
 from elastrain.client import Event, Worker
 from elastrain.client.records import time_of
+from elastrain.sizing.describe import batch_line
 
 PHASE_STYLES = {
     "Running": "green", "Succeeded": "green", "Rescaling": "yellow", "Pending": "yellow", "Suspended": "yellow",
@@ -155,6 +156,8 @@ def details(
     parts: list[RenderableType] = [head]
     if status.progress is not None:
         parts.append(_progress(status.progress, now))
+    if status.batch is not None:
+        parts.append(_indented(batch_line(status.batch), "dim"))
     if why := summary(job, now):
         style = "green" if phase_of(job) == "Succeeded" else "red" if phase_of(job) == "Failed" else "yellow"
         parts.append(_indented(why, style))
@@ -191,12 +194,20 @@ def _loss(progress: ProgressStatus | None) -> str:
     return "" if progress is None or progress.loss is None else f"loss {progress.loss:.4g}"
 
 
+def _effective(progress: ProgressStatus) -> str:
+    """What the samples were worth; empty without ``spec.batch``."""
+    if progress.effective_samples is None or progress.samples is None:
+        return ""
+    return f"{progress.samples:,} samples worth {progress.effective_samples:,}"
+
+
 def _progress(progress: ProgressStatus, now: datetime) -> Table:
     eta = time_of(progress.eta)
     lines = [
         f"step {progress.step}/{progress.of}" if progress.of else f"step {progress.step}",
         f"epoch {progress.epoch}",
         _loss(progress),
+        _effective(progress),
         "" if progress.samples_per_second is None else f"{progress.samples_per_second:,.0f} samples/s",
         "" if eta is None else f"{_duration((eta - now).total_seconds())} left",
     ]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 import torch
 
-from elastrain.api.records import BatchFigures
+from elastrain.api.batch import BatchFigures, LargerBatch
 from elastrain.api.settings import BatchSettings
 from elastrain.data.order import Order, Slice
 from elastrain.data.share import Place
@@ -23,7 +23,7 @@ from elastrain.data.spans import ONE, Spans
 from elastrain.elastic.small_gradient import SmallGradient, squared
 from elastrain.elastic.step import Step
 from elastrain.elastic.strategies.strategy import ElasticModule
-from elastrain.sizing.batch import choose, learning_rate_factor
+from elastrain.sizing.batch import choose, is_known, larger, learning_rate_factor
 from elastrain.sizing.noise import NoiseScale
 from elastrain.sizing.speedup import Batches, Measured
 
@@ -36,6 +36,8 @@ MEASURE_EVERY = 10
 """Steps from one measurement of the noise to the next: each costs a pass over the gradients."""
 CHANGE_SECONDS = 30.0
 """Least seconds between two changes of the batch."""
+REVIEW_SECONDS = 10.0
+"""Seconds from a decision that changes nothing to the next one."""
 SETTLED_STEPS = 5
 """Steps of one size and batch before their time counts."""
 KEPT = 12
@@ -54,6 +56,8 @@ class ScriptsBatch:
     """Those of the step whose loop body runs; 1 outside."""
     learning_rate = 1.0
     """As of :class:`Longer`."""
+    lost = 0.0
+    """Progress that the larger batches have cost so far, in samples of the script's batch. The same on all ranks."""
 
     def begin_loop(self, order: Order) -> None:
         """Raises ``ValueError`` for data whose batches cannot be put together, or are out of the bounds."""
@@ -92,8 +96,8 @@ class ScriptsBatch:
     def load(self, state: dict[str, Any] | None) -> None:
         """Go on with ``state``; None: of a job that had no ``spec.batch``."""
 
-    def figures(self) -> BatchFigures | None:
-        """For reports."""
+    def figures(self, samples: int) -> BatchFigures | None:
+        """For reports. ``samples``: of all committed steps."""
 
 
 def batch_of(settings: BatchSettings | None) -> ScriptsBatch:
@@ -123,7 +127,10 @@ class ChosenBatch(ScriptsBatch):
         self._measuring: tuple[int, int, int] | None = None
         """Generation, ranks and samples of the steps that are being timed; how many, for how long, since when:"""
         self._count, self._seconds, self._last = 0, 0.0, 0.0
-        self._changed_at = clock()
+        self._next = clock() + CHANGE_SECONDS
+        """When rank 0 decides again, if it knows enough then."""
+        self._larger: LargerBatch | None = None
+        """As of its last decision."""
         self._found: tuple[float, float, float, int] | None = None
         self._scaled_by = 1.0
         """The factor of the script's loss scaler."""
@@ -181,6 +188,7 @@ class ChosenBatch(ScriptsBatch):
         if self._found is not None:
             self._scale.add(*self._found)
         self._time(step)
+        self.lost += step.samples * (1 - self._efficiency(step.span))
         proposed, noise = step.batch[:2] if step.batch else (0.0, 0.0)
         if noise > 0:
             self.noise = noise
@@ -189,7 +197,7 @@ class ChosenBatch(ScriptsBatch):
                 "the batch changes", samples=int(proposed) * self._base, before=self.factor * self._base,
                 noise_scale=self.noise, position=step.number + step.span,
             )  # fmt: skip
-            self.factor, self._changed_at = int(proposed), self._clock()
+            self.factor, self._next, self._larger = int(proposed), self._clock() + CHANGE_SECONDS, None
             self.interrupt()
 
     def interrupt(self) -> None:
@@ -204,7 +212,7 @@ class ChosenBatch(ScriptsBatch):
         times = [[*size, seconds] for size, seconds in self._times.items()]
         return {
             "factor": self.factor, "base": self._base, "noise": self.noise, "steps": self._steps,
-            "scale": self._scale.state(), "times": times,
+            "scale": self._scale.state(), "times": times, "lost": self.lost,
         }  # fmt: skip
 
     def load(self, state: dict[str, Any] | None) -> None:
@@ -213,24 +221,40 @@ class ChosenBatch(ScriptsBatch):
         variance, signal, count = state["scale"]
         base = self._base or state["base"]
         self.factor = max(min(state["factor"] * state["base"], self._settings.max) // base, 1)
-        self._base, self.noise, self._steps = base, state["noise"], state["steps"]
+        self._base, self.noise, self._steps, self.lost = base, state["noise"], state["steps"], state["lost"]
         self._scale = NoiseScale(variance, signal, int(count))
         self._times = {(ranks, samples): seconds for ranks, samples, seconds in state["times"]}
+        self._next = self._clock() + CHANGE_SECONDS  # the others may have changed it just now
         self.interrupt()
 
-    def figures(self) -> BatchFigures:
-        samples = self.factor * self._base
-        seconds = None if self._measuring is None else self._times.get((self._measuring[1], samples))
-        return BatchFigures(samples=samples, base=self._base or None, noise_scale=self.noise, step_seconds=seconds)
+    def figures(self, samples: int) -> BatchFigures:
+        present = self.factor * self._base
+        return BatchFigures(
+            samples=present,
+            base=self._base or None,
+            noise_scale=self.noise,
+            efficiency=None if self.noise is None else self._efficiency(self.factor),
+            effective_samples=samples - self.lost,
+            larger=self._larger,
+            step_seconds=None if self._measuring is None else self._times.get((self._measuring[1], present)),
+        )
 
     # -- inside --------------------------------------------------------------------------------------------------------
+    def _efficiency(self, factor: int) -> float:
+        """What a sample is worth in a step of ``factor`` batches, in samples of the script's batch."""
+        return Batches(self._base, self._settings.max, self.noise).efficiency(factor * self._base)
+
     def _propose(self, ranks: int, noise: float | None) -> int:
-        if self._clock() - self._changed_at < CHANGE_SECONDS:
+        """The factor of the next steps; 0: as before, or not the time to decide."""
+        if (now := self._clock()) < self._next:
             return 0
         measured = tuple(Measured(w, 1, seconds, samples) for (w, samples), seconds in self._times.items())
         batches = Batches(self._base, self._settings.max, noise, micro=self.single.limit)
+        if is_known(self.factor * self._base, ranks, measured, batches):
+            self._next = now + REVIEW_SECONDS  # if the step fails, the decision is taken again then
+            found = larger(factor=self.factor, ranks=ranks, measured=measured, batches=batches)
+            self._larger = LargerBatch(samples=found[0], gain=found[1]) if found else None
         factor = choose(factor=self.factor, ranks=ranks, measured=measured, batches=batches)
-        self._changed_at = self._clock()  # if the step fails, the decision is taken again later
         return 0 if factor == self.factor else factor
 
     def _time(self, step: Step) -> None:

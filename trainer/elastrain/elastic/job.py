@@ -140,6 +140,15 @@ class Job:
         """Whether the job has ``spec.batch``: a step then takes as many batches of the script as the ranks choose."""
         return self._loop.batch.small is not None
 
+    @property
+    def effective_samples(self) -> float:
+        """Progress: the samples of all committed steps, each counted by what it was worth in its batch.
+
+        Without ``spec.batch`` their number. The same on all ranks, and after a resume.
+        """
+        order = self._world.position.order
+        return 0.0 if order is None else order.samples_before(self.step) - self._loop.batch.lost
+
     def acts(self, call: Call, name: str) -> bool:
         """Whether ``call`` of the contract acts now; for adapters, whose own calls keep to its table.
 

@@ -39,9 +39,28 @@ def choose(*, factor: int, ranks: int, measured: tuple[Measured, ...], batches: 
     steps, by ranks. The batch stays if the noise scale or the time of the present step is unknown.
     """
     present, most = factor * batches.base, max(batches.most, batches.base)
-    known = any((m.workers, m.batch) == (ranks, present) for m in measured)
-    if present <= most and (batches.noise is None or not known):
+    if present <= most and not is_known(present, ranks, measured, batches):
         return factor
     reach = replace(batches, each=0, most=min(most, LARGEST_GROWTH * present))  # a rank may have no sample
     model = learned(measured, batches.micro)
     return model.next_batch(present, ranks, spans=False, batches=reach) // batches.base
+
+
+def is_known(present: int, ranks: int, measured: tuple[Measured, ...], batches: Batches) -> bool:
+    """Whether the noise scale and the time of a step of ``present`` samples are known: else the batch stays."""
+    return batches.noise is not None and any((m.workers, m.batch) == (ranks, present) for m in measured)
+
+
+def larger(*, factor: int, ranks: int, measured: tuple[Measured, ...], batches: Batches) -> tuple[int, float] | None:
+    """The next larger batch, and what it gains in goodput, as a part of the present goodput.
+
+    Arguments as of :func:`choose`, which changes for a gain of more than ``WORTHWHILE``. None: what :func:`is_known`
+    asks for is unknown, or the present batch is the largest.
+    """
+    present = factor * batches.base
+    following = min(LARGEST_GROWTH * factor, batches.most // batches.base) * batches.base
+    if following <= present or not is_known(present, ranks, measured, batches):
+        return None
+    model = learned(measured, batches.micro)
+    before, after = (model.goodput(ranks, b, spans=False, batches=batches) for b in (present, following))
+    return following, after / before - 1

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from elastrain.api import batch
 from elastrain.api.job import MeasuredSize
-from elastrain.api.job.status import BatchStatus
+from elastrain.api.job.status import BatchStatus, LargerBatch
 from elastrain.api.records import Progress
 from elastrain_operator.model import Coordination, Pod
 from elastrain_operator.policy.report.pace import step_seconds
@@ -17,6 +18,8 @@ CHANGED = 0.05
 """A known size is written again if its time differs by more than this part."""
 NOISE_CHANGED = 0.2
 """The noise scale is written again if it differs by more than this part."""
+GAIN_CHANGED = 0.03
+"""The gain of the next larger batch is written again if it differs by more than this."""
 SETTLED_STEPS = 3
 """Steps of a generation before its step time counts: the first ones are slow."""
 
@@ -48,12 +51,37 @@ def batch_status(old: BatchStatus | None, etcd: Coordination) -> BatchStatus | N
         return old
     if report.batch is None:
         return None
-    noise = report.batch.noise_scale
-    noise = float(f"{noise:.2g}") if noise is not None and 0 < noise < math.inf else None
-    new = BatchStatus(samples=report.batch.samples, base=report.batch.base, noise_scale=noise)
-    if old is None or (old.samples, old.base) != (new.samples, new.base) or old.noise_scale is None or noise is None:
-        return new
-    return old if abs(old.noise_scale - noise) <= NOISE_CHANGED * noise else new
+    b = report.batch
+    noise = float(f"{b.noise_scale:.2g}") if b.noise_scale is not None and 0 < b.noise_scale < math.inf else None
+    new = BatchStatus(
+        samples=b.samples,
+        base=b.base,
+        noise_scale=noise,
+        efficiency=None if noise is None or b.efficiency is None else float(f"{b.efficiency:.2g}"),
+        larger=_larger(b.larger),
+    )
+    return new if old is None or _differs(old, new) else old
+
+
+def _larger(found: batch.LargerBatch | None) -> LargerBatch | None:
+    if found is None or not math.isfinite(found.gain):
+        return None
+    return LargerBatch(samples=found.samples, gain=float(f"{found.gain:.2g}"))
+
+
+def _differs(old: BatchStatus, new: BatchStatus) -> bool:
+    """Whether more has changed than the noise of measurements."""
+    if (old.samples, old.base, _samples(old)) != (new.samples, new.base, _samples(new)):
+        return True
+    if old.noise_scale is None or new.noise_scale is None:
+        return old != new
+    if old.larger and new.larger and abs(old.larger.gain - new.larger.gain) > GAIN_CHANGED:
+        return True
+    return abs(old.noise_scale - new.noise_scale) > NOISE_CHANGED * new.noise_scale
+
+
+def _samples(batch: BatchStatus) -> int | None:
+    return batch.larger.samples if batch.larger else None
 
 
 def _is_settled(report: Progress) -> bool:

@@ -26,6 +26,8 @@ def progress_status(previous: ProgressStatus | None, report: Progress | None, no
         step=report.step,
         of=report.total_steps,
         epoch=report.epoch,
+        samples=report.samples,
+        effective_samples=_effective_samples(report),
         samples_per_second=pace,
         loss=_loss(report),
         eta=_eta(report, now),
@@ -57,6 +59,12 @@ def step_seconds(report: Progress) -> float | None:
     """The time of an undisturbed step; None if the reported value cannot be a time."""
     seconds = report.step_seconds
     return seconds if seconds is not None and math.isfinite(seconds) and seconds > 0 else None
+
+
+def _effective_samples(report: Progress) -> int | None:
+    """Progress in samples of the script's batch; None: the job does not choose its batch, or no number was reported."""
+    found = report.batch.effective_samples if report.batch is not None else None
+    return round(found) if found is not None and math.isfinite(found) else None
 
 
 def _loss(report: Progress) -> float | None:

@@ -170,6 +170,11 @@ class ProgressStatus(Figures):
     """Committed steps at which the job finishes. Absent: the script has not set it."""
     epoch: int = 0
     """Epochs completed."""
+    samples: int | None = None
+    """Samples of the committed steps, over all epochs. Absent: unknown."""
+    effective_samples: int | None = None
+    """The same, each counted by what it was worth in its batch, in samples of the script's batch: progress. Absent
+    without `spec.batch`."""
     samples_per_second: float | None = None
     """Samples per second at the rate of undisturbed steps. Absent: unknown."""
     loss: float | None = None
@@ -191,6 +196,16 @@ class MeasuredSize(StatusModel):
     """Samples of the step. Absent without ``spec.batch``."""
 
 
+class LargerBatch(StatusModel):
+    """The next larger batch, and what it promises."""
+
+    samples: int
+    """Twice those of the present step, or the largest that `spec.batch.max` permits."""
+    gain: float
+    """Predicted gain of goodput at the present size, as a part of the present goodput. The ranks change for more than
+    0.07."""
+
+
 class BatchStatus(StatusModel):
     """The batch that the ranks have chosen within ``spec.batch``."""
 
@@ -201,6 +216,11 @@ class BatchStatus(StatusModel):
     noise_scale: float | None = None
     """Noise scale of the gradients in samples, to two digits: well below it, a larger batch costs little progress.
     Absent: not measured yet."""
+    efficiency: float | None = None
+    """What a sample is worth in this batch, in samples of the script's batch. Absent: the noise scale is not measured
+    yet."""
+    larger: LargerBatch | None = None
+    """The next larger batch. Absent: not predicted yet, or the present one is the largest."""
 
 
 class AcceleratorSeconds(Figures):

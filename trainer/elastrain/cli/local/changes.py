@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from elastrain.api.records import Progress, Rescale, in_words
 from elastrain.cli.local.status import LocalStatus, WorkerStatus, eta_seconds
+from elastrain.sizing.describe import batch_line
 
 HEALTH_WORDS = {"belowMin": "ready", "slow": "a straggler"}
 """Text for the terminal; other values of ``Health`` are printed unchanged."""
@@ -99,6 +100,8 @@ def progress_line(progress: Progress, samples_per_second: float | None = None) -
     eta = eta_seconds(progress)
     if eta is not None:
         parts.append(f"{duration(eta)} left")
+    if progress.batch is not None:
+        parts.append(batch_line(progress.batch))
     return ", ".join(parts)
 
 

@@ -18,6 +18,7 @@ from elastrain.api.records import Progress
 from elastrain.cli.local.changes import changes, duration, progress_line, rescale_line
 from elastrain.cli.local.status import LocalStatus, eta_seconds, samples_per_second
 from elastrain.cli.shell.terminal import ReaderGone
+from elastrain.sizing.describe import batch_line
 
 PROGRESS_SECONDS = 5.0
 """Seconds between two progress lines of the plain view."""
@@ -98,6 +99,8 @@ def render(status: LocalStatus, rate: float | None) -> Group:
     parts: list[Text | Table | ProgressBar] = [Text(""), head]
     if status.progress is not None:
         parts.append(_bar(status.progress, rate))
+        if status.progress.batch is not None:
+            parts.append(Text(f"  {batch_line(status.progress.batch)}", style="dim"))
     parts.append(_workers(status))
     if status.progress is not None:
         parts += [Text(f"  {rescale_line(r)}", style="dim") for r in status.progress.rescales[-4:]]

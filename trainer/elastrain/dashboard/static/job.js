@@ -97,6 +97,8 @@ export class JobPage {
       ["Done in", () => eta(job), eta(job)],
       ["Loss", () => figure(job.loss), job.loss],
       ["Samples per second", () => number(job.pace), job.pace],
+      ["Batch", () => batch(job.batch), job.batch],
+      ["Effective samples", () => `${number(job.effectiveSamples)} of ${number(job.samples)}`, job.effectiveSamples],
       ["Goodput", () => percent(job.goodput), job.goodput],
       ["Generation", () => `${job.generation.number} (${job.generation.reason})`, job.generation],
       ["Workers replaced", () => restarts, restarts],
@@ -124,6 +126,11 @@ export class JobPage {
     const started = this.health?.started;
     show(this.since, started, () => started ? ["Data since this dashboard started (", moment(started), "). Vertical lines are rescales."] : []);
   }
+}
+
+function batch(found) {
+  const noise = found.noiseScale === null ? "noise scale not measured yet" : `noise scale ${number(found.noiseScale)}, efficiency ${figure(found.efficiency)}`;
+  return `${number(found.samples)} samples, ${noise}`;
 }
 
 function sentence(rescale) {

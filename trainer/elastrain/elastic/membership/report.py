@@ -172,6 +172,7 @@ class Reporter:
         checkpoint: CheckpointState | None,
     ) -> Progress:
         """``order``: of the data in the loop up to ``loop_end`` committed steps."""
+        samples = order.samples_before(step)
         return Progress(
             generation=generation.number,
             world_size=generation.world_size,
@@ -179,10 +180,10 @@ class Reporter:
             step=step,
             total_steps=loop_end,
             epoch=step // order.steps_per_epoch,
-            samples=order.samples_before(step),
+            samples=samples,
             loss=self.loss,
             step_seconds=None if self.step_seconds is None else self.step_seconds / self._factor,
-            batch=self.batch.figures(),
+            batch=self.batch.figures(samples),
             rescales=tuple(self.rescales),
             checkpoint=checkpoint,
         )

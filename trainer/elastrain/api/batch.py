@@ -1,0 +1,39 @@
+"""What rank 0 reports of a batch that the ranks choose, as a part of :class:`elastrain.api.records.Progress`."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+
+class BatchRecord(BaseModel):
+    """As records are: immutable, snake_case, tolerant of unknown fields."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class LargerBatch(BatchRecord):
+    """The next larger batch of a job with ``spec.batch``."""
+
+    samples: int
+    """Twice those of the present step, or the largest that is permitted."""
+    gain: float
+    """Predicted gain of goodput at the present size, as a part of the present one; negative: it would be less."""
+
+
+class BatchFigures(BatchRecord):
+    """The batch of a job with ``spec.batch``."""
+
+    samples: int
+    """Samples of a step."""
+    base: int | None = None
+    """Samples of the script's batch: a step takes a whole multiple. None: not known yet."""
+    noise_scale: float | None = None
+    """In samples; None: not measured yet."""
+    efficiency: float | None = None
+    """What a sample is worth, in samples of the script's batch; None: the noise scale is not measured yet."""
+    effective_samples: float | None = None
+    """Progress: the samples of all committed steps, each counted by the efficiency of its step."""
+    larger: LargerBatch | None = None
+    """None: not predicted yet, or the present batch is the largest."""
+    step_seconds: float | None = None
+    """Smoothed duration of an undisturbed step of so many samples at the present size; None: not measured yet."""

@@ -1,0 +1,71 @@
+"""The batch that the ranks have chosen, in words. Pure."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from elastrain.sizing.speedup import WORTHWHILE
+
+
+class Larger(Protocol):
+    """As of :class:`elastrain.api.records.LargerBatch`."""
+
+    @property
+    def samples(self) -> int: ...
+    @property
+    def gain(self) -> float: ...
+
+
+class Figures(Protocol):
+    """A job's batch as its status or rank 0's report has it."""
+
+    @property
+    def samples(self) -> int: ...
+    @property
+    def base(self) -> int | None: ...
+    @property
+    def noise_scale(self) -> float | None: ...
+    @property
+    def efficiency(self) -> float | None: ...
+    @property
+    def larger(self) -> Larger | None: ...
+
+
+def batch_line(batch: Figures) -> str:
+    """In one line: ``batch 128 (2 x 64), noise scale 1,100, efficiency 0.95, 256 would gain 3 %``."""
+    parts = [f"batch {batch.samples:,}"]
+    if batch.base and batch.samples > batch.base:
+        parts[0] += f" ({batch.samples // batch.base} x {batch.base:,})"
+    if batch.noise_scale is not None:
+        parts.append(f"noise scale {batch.noise_scale:,.0f}")
+    if batch.efficiency is not None:
+        parts.append(f"efficiency {batch.efficiency:.2f}")
+    if batch.larger is not None:
+        parts.append(_larger(batch.larger))
+    return ", ".join(parts)
+
+
+def why_this_batch(batch: Figures | None, least: int, most: int) -> tuple[str, str]:
+    """Why the batch is what it is, and how to change that (may be empty). ``least``, ``most``: of ``spec.batch``."""
+    bounds = f"between spec.batch.min ({least:,}) and spec.batch.max ({most:,})"
+    if batch is None:
+        return f"the batch of a step is not reported yet; rank 0 chooses it {bounds}", ""
+    chosen = f"rank 0 chose a batch of {batch.samples:,} samples {bounds}"
+    if batch.noise_scale is None or batch.efficiency is None:
+        return (
+            f"{chosen}; it stays until the noise scale of the gradients is measured",
+            "if that lasts longer than 100 steps: give job.dataloader() a micro_batch_size, or the job a second rank",
+        )
+    worth = (
+        f"a sample is worth {batch.efficiency:.2f} of one in the script's batch of {batch.base or least:,} "
+        f"(noise scale {batch.noise_scale:,.0f})"
+    )
+    if batch.larger is not None:
+        return f"{chosen}; {worth}; {_larger(batch.larger)} of goodput, and a change needs {WORTHWHILE - 1:.0%}", ""
+    if batch.samples + (batch.base or least) > most:
+        return f"{chosen}; {worth}; it is the largest", "suspend the job and raise spec.batch.max"
+    return f"{chosen}; {worth}; a larger one is compared when the time of its steps is measured", ""
+
+
+def _larger(larger: Larger) -> str:
+    return f"{larger.samples:,} would {'gain' if larger.gain >= 0 else 'lose'} {abs(larger.gain):.0%}"
