@@ -48,6 +48,27 @@ def test_the_lost_holder_of_the_state_is_awaited_if_the_others_have_none(job):
     assert job.workers() == ["a", "b"]
 
 
+def test_leavers_enter_no_further_generation_if_a_joiner_holds_the_state_already(job):
+    job.train("a", "b")
+    job.target = Target(min=1, max=2, desired=1, leaving=("b",))
+    job.run()
+    assert job.workers() == ["a"]
+    job.target = Target(min=1, max=2, desired=1, leaving=("a",))
+    job.run()
+    assert job.workers() == ["b"], "it has not left the generation that trains"
+
+
+def test_leavers_give_their_state_if_a_joiner_holds_only_a_former_one(job):
+    job.train("a", "b")
+    job.target = Target(min=1, max=2, desired=1, leaving=("b",))
+    job.run()
+    job.adopt()
+    job.target = Target(min=1, max=2, desired=1, leaving=("a",))
+    job.run()
+    assert job.workers() == ["a", "b"]
+    assert not isinstance(job.run(), Propose), "a stays until b has its state"
+
+
 def test_the_others_begin_without_the_state_if_no_holder_returns_in_time(job):
     job.train("a")
     job.join("b")

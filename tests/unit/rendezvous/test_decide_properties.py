@@ -156,7 +156,10 @@ class AnyHistory(RuleBasedStateMachine):
         assert all(r.phase is Phase.READY for r in others), "only ready members are in a proposal"
         leaving = set(view.target.leaving)
         assert not any(r.worker in leaving for r in others), "a leaving worker is in no proposal, unless it gives state"
-        assert not ids or len(others) <= max(view.target.desired, len(view.stayers)), "no member joins beyond desired"
+        inside = {m.id for m in view.base_alive if not view.is_leaving(m)}
+        trained = [base.members[i : i + n] for i in range(0, len(base.members), n)] if base else []
+        trains = n * sum(any(m.id in inside for m in group) for group in trained)  # a group gets mates for lost workers
+        assert not ids or len(others) <= max(view.target.desired, trains), "no group joins beyond desired"
         outstanding = proposed.number - view.in_force if view.in_force is not None else 0
         assert outstanding <= MAX_OUTSTANDING, "proposals fit into the readiness slots"
         if ids and outstanding < MAX_OUTSTANDING:

@@ -109,6 +109,22 @@ def test_a_leaving_group_gives_its_state_to_a_joining_one_before_it_leaves(job):
     assert job.workers() == ["a0", "a1", "c0", "c1"], "the mate of the leaving worker holds a part of the state"
 
 
+def test_the_state_is_not_left_behind_in_a_pause_if_a_former_mate_holds_a_part_of_it(job):
+    job.train("a0", "a1", "b0", "b1")
+    job.die("b1")
+    job.run()
+    assert job.workers() == ["a0", "a1"]
+    job.join("c0", "c1")
+    job.run()
+    job.pass_time(job.timing.adopt)
+    job.run()
+    assert job.workers() == ["a0", "a1", "c0", "c1"]
+    job.die("a0")
+    job.run()
+    assert job.memory.breaks == 2, "new members would wait now"
+    assert job.workers() == ["b0", "a1", "c0", "c1"], "a and c without b0 would begin anew"
+
+
 def test_the_later_of_two_that_claim_a_place_has_it_if_neither_trains(job):
     job.join("a0", "a1")
     job.join("x1", group=ord("a"))

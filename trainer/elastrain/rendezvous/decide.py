@@ -240,7 +240,7 @@ def _unplanned(view: View, memory: DecisionState, now: float, timing: Timing, la
         # After a loss the survivors continue at once; new members enter when the series of failures is over.
         if not view.lost or len(view.whole(stayers)) < _least(view) <= len(stayers + joiners):
             return Wait(memory.retry_at, f"a pause after {memory.breaks} failures in a row")
-        joiners = ()
+        joiners = tuple(m for m in joiners if view.holds_newest(m))
     return _propose_or_stop(view, stayers, joiners)
 
 
@@ -272,7 +272,7 @@ def _propose_or_stop(
 ) -> Action:
     """The chosen members, and those leavers that have to give them the state. If they are too few, all stop.
 
-    All stop also if too few stay to hold the whole state and none can give: the leavers save what they have before the
+    All stop also if too few of them hold the whole state and none can give: the leavers save what they have before the
     joiners begin, which would otherwise train beside them.
     """
     assert view.target is not None
@@ -282,7 +282,8 @@ def _propose_or_stop(
     room = max(0, view.target.max - len(chosen))
     # Not those of a group that is chosen with another worker in the leaver's place.
     keepers = groups.whole(groups.whole(m for m in view.keepers if m not in chosen)[:room])
-    if chosen and len(chosen) >= _least(view) and (groups.cover(stayers) or keepers or not view.leavers):
+    held = groups.cover((*stayers, *filter(view.holds_newest, joiners)))
+    if chosen and len(chosen) >= _least(view) and (held or keepers or not view.leavers):
         return _propose(view, keepers + chosen, _why(view, joiners))
     if view.leavers:
         return _propose(view, (), "Stop")

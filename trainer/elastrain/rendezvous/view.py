@@ -228,17 +228,21 @@ class View:
         generation, and has received all of it, or it has kept one."""
         return member.record.holds or (member.id in self._adopted_by and not member.record.learning)
 
+    def holds_newest(self, member: RegisteredMember) -> bool:
+        """The same for the state of the generation that trained last: the member has entered no other one since."""
+        return self.holds(member) and self.adopted_by(member) == max(self.taken, default=0)
+
     @cached_property
     def keepers(self) -> tuple[RegisteredMember, ...]:
-        """Groups that are leaving, at least one worker of each, and hold the newest training state, if the stayers do
-        not: they leave when these have received it."""
+        """Groups that are leaving, at least one worker of each, and hold the newest training state, if neither stayers
+        nor joiners do: they leave when these have received it."""
         newest = max(self.taken, default=0)
         if self.one_copy and newest in self.condemned:
             # The stayers need every part that is left: leavers enter one more generation, and give theirs as they
             # leave that one. Not those that have left for a later one already.
             held = (m for m in self.alive.values() if self._adopted_by.get(m.id) == newest >= m.record.generation)
             return tuple(m for m in held if self.is_leaving(m))
-        if groups.cover(filter(self.holds, self.stayers)):
+        if groups.cover(filter(self.holds_newest, (*self.stayers, *self.joiners))):
             return ()
         holders = (m for m in self.alive.values() if self.holds(m) and self._adopted_by.get(m.id) == newest)
         return tuple(m for group in groups.of(holders) if any(map(self.is_leaving, group)) for m in group)
