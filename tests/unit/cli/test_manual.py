@@ -13,7 +13,7 @@ from elastrain.cli.main import PANELS, app
 from elastrain.cli.shell.manual import first_sentence, flowing
 
 WIDE = {"COLUMNS": "120", "TERMINAL_WIDTH": "120", "NO_COLOR": "1"}
-COMMANDS = sorted(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+COMMANDS = dict(sorted(typer.main.get_command(app).commands.items()))  # type: ignore[attr-defined]
 
 
 def shown(*words: str, program: typer.Typer = app) -> str:
@@ -29,11 +29,18 @@ def test_no_help_mentions_python_types(command: str) -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_each_command_has_a_panel_and_one_sentence_that_fits_two_lines(command: str) -> None:
-    found = typer.main.get_command(app).commands[command]  # type: ignore[attr-defined]
+    found = COMMANDS[command]
     assert found.rich_help_panel in PANELS
     assert found.short_help[-1] in ".?"
     assert len(found.short_help) < 120
     assert "\n" not in found.short_help
+
+
+@pytest.mark.parametrize("command", ["", *(name for name in COMMANDS if name != "completion")])  # it names paths
+def test_no_example_wraps_in_a_terminal_of_80_columns(command: str) -> None:
+    text = COMMANDS[command].help if command else app.info.help
+    examples = [line for line in flowing(text).splitlines() if line.startswith("    ")]
+    assert [line for line in examples if len(line) > 78] == []
 
 
 def test_commands_for_this_machine_come_first_and_those_of_the_operator_last() -> None:

@@ -34,19 +34,19 @@ app = Program(
 
     [bold]On this machine[/bold], with the manifest that the cluster takes:
 
-        elastrain run job.yaml                      train; Ctrl-C drains
-        elastrain scale digits 4                    in another terminal: four workers from now on
-        elastrain status digits                     the state of the job
-        elastrain audit .elastrain/digits/audit/*   was every sample used exactly once?
+        elastrain run job.yaml         train; Ctrl-C drains
+        elastrain scale digits 4       from another terminal: go on with four
+        elastrain status digits        the state of the job
+        elastrain audit PATH/*         was every sample used exactly once?
 
     [bold]On a cluster[/bold] (the same as kubectl etj ...):
 
-        elastrain submit job.yaml                   or a script: train.py --max 8 --image ...
-        elastrain list                              all jobs of the namespace
-        elastrain watch digits                      follow the job until it ends
-        elastrain explain digits                    the reasons for its size, and how to change it
-        elastrain doctor                            check the installation
-        elastrain dashboard                         a live page about the jobs, in the browser
+        elastrain submit job.yaml      or a script: train.py --max 8 --image ...
+        elastrain list                 all jobs of the namespace
+        elastrain watch digits         follow the job until it ends
+        elastrain explain digits       why it has this size, and how to change it
+        elastrain doctor               check the installation
+        elastrain dashboard            a live page about the jobs, in the browser
 
     A name selects a job of this machine first; -n or --context select the cluster.
 
@@ -158,7 +158,7 @@ def run(
     Examples:
 
         elastrain run examples/01-digits/job.yaml
-        elastrain run job.yaml --set replicas=2 --set checkpoint.everySteps=100 --env EPOCHS=3
+        elastrain run job.yaml --set checkpoint.everySteps=100 --env EPOCHS=3
         elastrain run train.py --set replicas=4 -- --epochs 3
     """
     from elastrain.cli.local.command import run_job
