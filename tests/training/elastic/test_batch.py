@@ -17,11 +17,11 @@ from elastrain.api.settings import BatchSettings, CheckpointSpec, LearningRate
 from elastrain.data.audit import verify
 from elastrain.data.order import Order
 from elastrain.data.share import Place
-from elastrain.elastic import batching
 from elastrain.elastic.batching import ChosenBatch
 from elastrain.elastic.step import Step
 from elastrain.elastic.strategies.choice import strategy_for
 from elastrain.elastic.strategies.strategy import ElasticModule
+from elastrain.sizing import noise
 
 SCRIPT = Path(__file__).with_name("train_batch.py")
 EPOCHS = 12
@@ -104,6 +104,8 @@ def test_each_sample_is_taken_once_and_all_ranks_take_the_same_batches_if_ranks_
     assert verdict.ok, verdict.problems
     assert (verdict.epochs, verdict.steps, verdict.redone) == (EPOCHS, EPOCHS * PER_EPOCH, 0)
     assert_replayed(final["b"], commits)
+    (effective,) = {end["effective"] for end in final.values()}
+    assert 0.3 * EPOCHS * 203 < effective < EPOCHS * 203
 
 
 def test_a_job_goes_on_with_its_batch_if_it_resumes_from_a_checkpoint(world) -> None:
@@ -114,8 +116,10 @@ def test_a_job_goes_on_with_its_batch_if_it_resumes_from_a_checkpoint(world) -> 
     world.ranks["a"].kill()
     start(world, "x", "y", checkpoint=spec, FACTORS="1,4")
     world.propose("x", "y")
-    final = world.finished("x", "y")["x"]
+    both = world.finished("x", "y")
+    final = both["x"]
     commits = final["commits"]
+    assert final["effective"] == both["y"]["effective"] <= EPOCHS * 203
     assert_in_order(commits, commits[0][0] - commits[0][1])
     verdict = verify(world.audit)
     assert verdict.ok, verdict.problems
@@ -210,7 +214,7 @@ def test_rank_0_decides_soon_if_a_larger_batch_pays_after_it_has_decided_to_stay
 
 
 def test_rank_0_decides_as_soon_as_the_noise_is_known_if_that_is_after_30_seconds(monkeypatch) -> None:
-    monkeypatch.setattr(batching, "MEASURE_EVERY", 25)  # ten times at the 226th step, after 34 s
+    monkeypatch.setattr(noise, "SETTLED", 158)  # at the 226th step, after 34 s
     played = Played()
     played.train(36, variance=200)
     assert [factor for _, factor in played.changes] == [1, 2]

@@ -61,5 +61,6 @@ with elastrain.join() as job:
 state = {
     "model": model.module.state_dict(), "step": job.step, "commits": commits, "noises": noises, "paused": paused,
     "lr": scheduler.get_last_lr()[0], "group": optimizer.param_groups[0]["lr"], "largest": largest,
+    "effective": job.effective_samples,
 }  # fmt: skip
 torch.save(state, out / f"final-{os.getpid()}.pt")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from budgets import examples
 from elastrain.api.settings import LearningRate
 from elastrain.sizing.batch import choose, learning_rate_factor
-from elastrain.sizing.noise import LARGEST, SETTLED, NoiseScale
+from elastrain.sizing.noise import LARGEST, SETTLED, NoiseScale, is_due, weight
 from elastrain.sizing.speedup import BATCH_REACH, Batches, Measured, learned
 
 BASE = 32
@@ -112,36 +112,80 @@ def test_the_learning_rate_follows_the_rule_of_the_user():
     assert gain == pytest.approx((96 / 32 + 1) / (96 / 128 + 1)), "AdaScale's (v + g) / (v / k + g)"
 
 
+def expected_distance(factor: int, *, effective: float = math.inf, samples: float = math.inf) -> float:
+    """E|x|² of SGD on |x|² / 2 with gradients of variance 400, by AdaScale, once it has made so much progress or taken
+    so many samples."""
+    square, made, taken = 100.0, 0.0, 0
+    while made < effective and taken < samples:
+        noise = 400.0 / square
+        rate = 0.005 * learning_rate_factor(LearningRate.ADA_SCALE, factor, BASE, noise)
+        square = (1 - rate) ** 2 * square + rate**2 * 400.0 / (factor * BASE)
+        made += factor * BASE * Batches(BASE, 1 << 20, noise).efficiency(factor * BASE)
+        taken += factor * BASE
+    return square
+
+
+@pytest.mark.parametrize("factor", [2, 4, 8])
+@pytest.mark.parametrize("progress", [5_000, 10_000, 20_000])
+def test_equal_progress_is_an_equal_expected_loss_with_any_batch(factor, progress):
+    assert expected_distance(factor, effective=progress) == pytest.approx(
+        expected_distance(1, effective=progress), rel=0.1
+    )
+    assert expected_distance(factor, samples=progress) > 1.5 * expected_distance(1, samples=progress)
+
+
 def test_the_noise_scale_of_gradients_with_a_known_one_is_found():
     """Gradients of 50 dimensions, |G|² = 1, and a variance of 640 in all: the noise scale is 640 samples."""
     draw, scale, dimensions = random.Random(1), NoiseScale(), 50
     mean, spread = 1 / math.sqrt(dimensions), math.sqrt(640 / dimensions)
-    for _ in range(3000):
+    for step in range(3000):
         parts = [[draw.gauss(mean, spread / math.sqrt(16)) for _ in range(dimensions)] for _ in range(4)]
         whole = [sum(p[i] for p in parts) / 4 for i in range(dimensions)]
         small = sum(sum(x * x for x in p) for p in parts) / 4
-        scale.add(small, 1 / 16, sum(x * x for x in whole), 64)
+        scale.add(small, 1 / 16, sum(x * x for x in whole), 64, part=weight(step, 1))
     found = scale.samples(64)
     assert found is not None
     assert 640 / 3 < found < 640 * 3, "the average extends over the last steps only"
 
 
+def test_the_noise_scale_is_that_of_the_last_steps_while_gradients_become_shorter():
+    """|G|² falls to a thirtieth within 500 steps, as in the first 500 of examples/02-storm; then it stays."""
+    scale = NoiseScale()
+    for step in range(3001):
+        part = min(step / 500, 1.0)
+        signal, variance = 30.0 ** (1 - part), 200.0
+        if is_due(step, 10):
+            scale.add(signal + variance / 16, 1 / 16, signal + variance / 64, 64, part=weight(step, 10))
+        if step in (200, 400, 600, 3000):
+            found = scale.samples(64)
+            assert found is not None
+            assert 0.4 < found / (variance / signal) <= 1.01, step
+    assert found == pytest.approx(variance / signal, rel=0.01)
+
+
+def test_a_job_measures_the_noise_seldom_in_the_end():
+    measures = [step for step in range(2000) if is_due(step, 10)]
+    assert measures[:100] == [*range(100)]
+    assert measures[-100:] == [*range(1000, 2000, 10)]
+    assert len(measures) < 400
+
+
 def test_no_noise_scale_is_known_before_enough_steps_or_from_steps_of_one_part():
     scale = NoiseScale()
-    for _ in range(SETTLED - 1):
-        scale.add(3.0, 1 / 8, 1.0, 32)
+    for step in range(SETTLED - 1):
+        scale.add(3.0, 1 / 8, 1.0, 32, part=weight(step, 10))
     assert scale.samples(32) is None
     for _ in range(5):
-        scale.add(3.0, 1 / 32, 1.0, 32)  # the small batch is the whole one
-        scale.add(float("inf"), 1 / 8, 1.0, 32)
-        scale.add(float("nan"), 1 / 8, 1.0, 32)
+        scale.add(3.0, 1 / 32, 1.0, 32, part=0.1)  # the small batch is the whole one
+        scale.add(float("inf"), 1 / 8, 1.0, 32, part=0.1)
+        scale.add(float("nan"), 1 / 8, 1.0, 32, part=0.1)
     assert scale.samples(32) is None
-    scale.add(3.0, 1 / 8, 1.0, 32)
+    scale.add(3.0, 1 / 8, 1.0, 32, part=0.1)
     assert scale.samples(32) == pytest.approx((2 / (1 / 8 - 1 / 32)) / (1 - 2 / (1 / 8 - 1 / 32) / 32))
 
 
 def test_a_noise_scale_without_a_signal_is_bounded():
     scale = NoiseScale()
     for _ in range(SETTLED):
-        scale.add(4.0, 1 / 8, 0.9, 32)
+        scale.add(4.0, 1 / 8, 0.9, 32, part=0.1)
     assert scale.samples(32) == pytest.approx(LARGEST * 32)

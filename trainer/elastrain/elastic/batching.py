@@ -24,7 +24,7 @@ from elastrain.elastic.small_gradient import SmallGradient, squared
 from elastrain.elastic.step import Step
 from elastrain.elastic.strategies.strategy import ElasticModule
 from elastrain.sizing.batch import choose, is_known, larger, learning_rate_factor
-from elastrain.sizing.noise import NoiseScale
+from elastrain.sizing.noise import NoiseScale, is_due, weight
 from elastrain.sizing.speedup import Batches, Measured
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 MEASURE_EVERY = 10
-"""Steps from one measurement of the noise to the next: each costs a pass over the gradients."""
+"""Steps from one measurement of the noise to the next, in the end: each costs a pass over the gradients."""
 CHANGE_SECONDS = 30.0
 """Least seconds between two changes of the batch."""
 REVIEW_SECONDS = 10.0
@@ -157,7 +157,7 @@ class ChosenBatch(ScriptsBatch):
         return Spans(limit=max(-(-self._base // self._settings.least_ranks), 1))
 
     def begin_step(self, end: int, stops: tuple[int, ...]) -> Spans:
-        self.small.begin(measures=self._steps % MEASURE_EVERY == 0)
+        self.small.begin(measures=is_due(self._steps, MEASURE_EVERY))
         self._found, self._scaled_by = None, 1.0
         return replace(self.single, factor=self.factor, end=end, stops=stops)
 
@@ -184,9 +184,9 @@ class ChosenBatch(ScriptsBatch):
         self._found = small / parts, inverse / parts, large, step.samples
 
     def commit(self, step: Step) -> None:
-        self._steps += 1
         if self._found is not None:
-            self._scale.add(*self._found)
+            self._scale.add(*self._found, part=weight(self._steps, MEASURE_EVERY))
+        self._steps += 1
         self._time(step)
         self.lost += step.samples * (1 - self._efficiency(step.span))
         proposed, noise = step.batch[:2] if step.batch else (0.0, 0.0)

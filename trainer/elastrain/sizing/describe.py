@@ -54,7 +54,7 @@ def why_this_batch(batch: Figures | None, least: int, most: int) -> tuple[str, s
     if batch.noise_scale is None or batch.efficiency is None:
         return (
             f"{chosen}; it stays until the noise scale of the gradients is measured",
-            "if that lasts longer than 100 steps: give job.dataloader() a micro_batch_size, or the job a second rank",
+            "if that lasts longer than 50 steps: give job.dataloader() a micro_batch_size, or the job a second rank",
         )
     worth = (
         f"a sample is worth {batch.efficiency:.2f} of one in the script's batch of {batch.base or least:,} "
