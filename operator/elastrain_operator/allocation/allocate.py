@@ -28,8 +28,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
 
-from elastrain_operator.allocation import explanations, goals, worth
+from elastrain_operator.allocation import explanations, worth
 from elastrain_operator.allocation.fair import Tier
+from elastrain_operator.allocation.goals import Budget, Goals, review
 from elastrain_operator.allocation.grant import Grant, Stop
 from elastrain_operator.allocation.granting import Granting
 from elastrain_operator.allocation.match import lets_go
@@ -75,6 +76,7 @@ class _Sharing:
         self._queue = sorted(self._grants.values(), key=_order)
         self._quotas = Quotas(policy.quotas)
         self._granting = Granting(self.room, self._quotas, self._grants)
+        self._goals = Goals(self.room, policy, now)
         self._idle: dict[Kind, Idle] = {}
         self._troubled: dict[Place, tuple[frozenset[str], frozenset[str]]] = {}
 
@@ -93,7 +95,7 @@ class _Sharing:
         self._reserve()
         self._keep_minima()
         if self._by_goals:  # so that minima take the workers of jobs which are to shrink anyway
-            goals.set_goals(self._queue, self.room, self._policy, self._now, self._quotas.left())
+            self._goals.set(self._queue, self._quotas.left())
         self._let_in()
         for priority in sorted({s.job.priority for s in self._queue}, reverse=True):
             self._share_out([s for s in self._queue if s.job.priority == priority and s.let_in and not s.coming])
@@ -160,13 +162,13 @@ class _Sharing:
             while grant.granted < grant.limit and self._granting.grant(grant, _any_but(grant)):
                 pass
         elastic = [s for s in grants if s.job.elastic]
-        budget = goals.Budget(elastic, self.room, {})
+        budget = Budget(elastic, self.room, {})
         for grant in elastic:
             share = budget.equal_share(grant.job.kind)
             if grant.hold is Stop.RECENT or not (self._by_goals or worth.may_give(grant.job, self._policy, share)):
                 self._keep_all(grant)
         if self._by_goals:
-            goals.set_limits(elastic, self.room, self._policy, self._now, self._quotas.left())
+            self._goals.limit(elastic, self._quotas.left())
         leaving = bool(self._snapshot.leaving)
         self._granting.tier = Tier(elastic, self._policy.weights, self._grants, leaving=leaving, goals=self._by_goals)
         self._granting.tier.fill(self._granting.grant)
@@ -232,7 +234,7 @@ class _Sharing:
         thaws = [worth.thaws(s.job, self._policy, self._now) for s in self._queue if s.job.elastic]
         times = [(t - self._now).total_seconds() for t in thaws if t]
         if self._by_goals:
-            times.append(goals.review((s.job for s in self._queue), self._now))
+            times.append(review((s.job for s in self._queue), self._now))
         return min(times, default=None)
 
     # ---- the answer --------------------------------------------------------------------------------------------------

@@ -72,15 +72,69 @@ class Decided(NamedTuple):
     """UID → most workers that the job may try now; only jobs that could have more."""
 
 
-def set_limits(grants: Sequence[Grant], room: Room, policy: Policy, now: datetime, quotas: Quotas) -> None:
-    """Limit the ``grants``, elastic jobs of one priority that have their minima, to their best sizes."""
-    made = set_goals(grants, room, policy, now, quotas)
-    for grant in grants:
-        assert grant.goal is not None
-        if grant.goal < grant.limit:
-            grant.limit = grant.goal
-            if grant.hold is None:
-                grant.hold, grant.why = _reason(grant, made)
+class Goals:
+    """The best sizes of elastic jobs, for one allocation."""
+
+    def __init__(self, room: Room, policy: Policy, now: datetime) -> None:
+        self._room, self._policy, self._now = room, policy, now
+        self._known: dict[str, tuple[tuple[int, int, int], list[Stride]]] = {}
+        """UID → what a job's strides depend on within the allocation, and the strides."""
+
+    def limit(self, grants: Sequence[Grant], quotas: Quotas) -> None:
+        """Limit the ``grants``, elastic jobs of one priority that have their minima, to their best sizes."""
+        made = self.set(grants, quotas)
+        for grant in grants:
+            assert grant.goal is not None
+            if grant.goal < grant.limit:
+                grant.limit = grant.goal
+                if grant.hold is None:
+                    grant.hold, grant.why = _reason(grant, made)
+
+    def set(self, grants: Iterable[Grant], quotas: Quotas) -> Decided:
+        """The best sizes of elastic jobs, beside what is granted so far and the minima that still fit."""
+        elastic = [grant for grant in grants if grant.job.elastic]
+        budget = Budget(elastic, self._room, quotas)
+        strides: list[Stride] = []
+        made = Decided([], {}, {})
+        for grant in elastic:
+            missing = grant.job.min - grant.granted
+            grant.goal = grant.granted if missing <= 0 or not budget.take(grant.job, missing) else grant.job.min
+            share, node = budget.equal_share(grant.job.kind), self._room.per_node(grant.job.kind)
+            most = min(grant.limit, _reach(grant.job, share, node, self._now))
+            most -= most % grant.job.group_size
+            if most < grant.limit:
+                made.untried[grant.job.uid] = most
+            strides += self._strides(grant, grant.goal, most, share)
+        strides.sort(key=lambda s: (-s.grant.job.priority, -s.gain, s.grant.job.created, s.grant.job.uid, s.low))
+        for stride in strides:
+            if stride.grant.goal != stride.low:
+                continue  # an earlier stride was refused
+            if budget.take(stride.grant.job, stride.high - stride.low):
+                stride.grant.goal = stride.high
+                made.taken.append(stride)
+            else:
+                made.refused[stride.grant.job.uid] = stride
+        return made
+
+    def _strides(self, grant: Grant, start: int, most: int, equal: int) -> list[Stride]:
+        """The strides of one job from ``start`` to ``most`` workers. ``equal``: its equal share."""
+        depends, job, policy = (start, most, equal), grant.job, self._policy
+        before = self._known.get(job.uid)
+        if before is not None and before[0] == depends:
+            return before[1]
+        found: list[Stride] = []
+        if most > start:
+            speeds = speedup.curve(job.measured, self._room.per_node(job.kind), max(most, equal), job.batches)
+            stays, power = _stays(job, policy, self._now), EXPONENTS[policy.sharing]
+            weight = policy.weights.get(job.namespace, 1)
+            parts = [s / speeds[equal] * (1.0 if w == job.size else stays) for w, s in enumerate(speeds[: most + 1])]
+            values = [weight * max(part, 1e-3) ** power / power for part in parts]
+            for low, high in _hull(values, range(start, most + 1, job.group_size)):
+                faster = speeds[high] - speeds[low]
+                gain = _slope(values, low, high) / grant.step
+                found.append(Stride(gain, grant, low, high, faster, faster / speeds[low] if low else 1.0))
+        self._known[job.uid] = depends, found
+        return found
 
 
 def _reason(grant: Grant, made: Decided) -> tuple[Stop | None, str]:
@@ -104,33 +158,6 @@ def _worth(stride: Stride) -> explanations.Gain:
     each = None if not job.measured else 1.0 if effective else job.samples
     samples = None if each is None else each * stride.faster
     return explanations.Gain(job, workers, samples, stride.part, effective)
-
-
-def set_goals(grants: Iterable[Grant], room: Room, policy: Policy, now: datetime, quotas: Quotas) -> Decided:
-    """The best sizes of elastic jobs, beside what is granted so far and the minima that still fit."""
-    elastic = [grant for grant in grants if grant.job.elastic]
-    budget = Budget(elastic, room, quotas)
-    strides: list[Stride] = []
-    made = Decided([], {}, {})
-    for grant in elastic:
-        missing = grant.job.min - grant.granted
-        grant.goal = grant.granted if missing <= 0 or not budget.take(grant.job, missing) else grant.job.min
-        share, node = budget.equal_share(grant.job.kind), room.per_node(grant.job.kind)
-        most = min(grant.limit, _reach(grant.job, share, node, now))
-        most -= most % grant.job.group_size
-        if most < grant.limit:
-            made.untried[grant.job.uid] = most
-        strides += _strides(grant, most, share, node, policy, stays=_stays(grant.job, policy, now))
-    strides.sort(key=lambda s: (-s.grant.job.priority, -s.gain, s.grant.job.created, s.grant.job.uid, s.low))
-    for stride in strides:
-        if stride.grant.goal != stride.low:
-            continue  # an earlier stride was refused
-        if budget.take(stride.grant.job, stride.high - stride.low):
-            stride.grant.goal = stride.high
-            made.taken.append(stride)
-        else:
-            made.refused[stride.grant.job.uid] = stride
-    return made
 
 
 def review(jobs: Iterable[Job], now: datetime) -> float:
@@ -181,23 +208,6 @@ class Budget:
 
 def _bounded(demand: Amounts, quota: Mapping[str, int]) -> list[tuple[str, int]]:
     return [(resource, amount) for resource, amount in demand if resource in quota]
-
-
-def _strides(grant: Grant, most: int, equal: int, node: int, policy: Policy, *, stays: float) -> list[Stride]:
-    """The strides of one job from its goal so far to ``most`` workers."""
-    job, start = grant.job, grant.goal or 0
-    if most <= start:
-        return []
-    speeds = speedup.curve(job.measured, node, max(most, equal), job.batches)
-    power, weight = EXPONENTS[policy.sharing], policy.weights.get(job.namespace, 1)
-    parts = [s / speeds[equal] * (1.0 if w == job.size else stays) for w, s in enumerate(speeds[: most + 1])]
-    values = [weight * max(part, 1e-3) ** power / power for part in parts]
-    found = []
-    for low, high in _hull(values, range(start, most + 1, job.group_size)):
-        faster = speeds[high] - speeds[low]
-        gain = _slope(values, low, high) / grant.step
-        found.append(Stride(gain, grant, low, high, faster, faster / speeds[low] if low else 1.0))
-    return found
 
 
 def _reach(job: Job, equal: int, node: int, now: datetime) -> int:

@@ -23,6 +23,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations
+from operator import mul
 
 FIXED = 0.1
 """Assumed part of a step that more workers do not shorten."""
@@ -196,19 +197,22 @@ def _features(workers: int, spans: bool, batch: int, micro: int | None) -> tuple
 
 
 def _least(square: list[list[float]], right: list[float]) -> list[float]:
-    """The non-negative x with the least x·square·x - 2 right·x: the best of the solutions with some terms at 0."""
+    """The non-negative x with the least x·square·x - 2 right·x. Some of its terms may be 0, and none of these would
+    lower the sum: of all choices of terms one alone is so (Karush, Kuhn, Tucker)."""
     best, found = float("inf"), [0.0] * len(right)
     for chosen in _SUBSETS:
         part = _solve([[square[i][j] for j in chosen] for i in chosen], [right[i] for i in chosen])
         if min(part) < 0:
             continue
-        if len(part) == len(right):
-            return part  # no bound binds
-        cost = -sum(right[i] * x for i, x in zip(chosen, part, strict=True))  # at the minimum of the subset
-        if cost < best:
-            best, found = cost, [0.0] * len(right)
-            for i, x in zip(chosen, part, strict=True):
-                found[i] = x
+        x = [0.0] * len(right)
+        for i, value in zip(chosen, part, strict=True):
+            x[i] = value
+        slopes = [sum(map(mul, square[i], x)) - right[i] for i in range(len(right)) if i not in chosen]
+        if min(slopes, default=0.0) >= 0:
+            return x
+        cost = -sum(map(mul, right, x))  # at the minimum of the subset
+        if cost < best:  # rounding hides the one
+            best, found = cost, x
     return found
 
 
