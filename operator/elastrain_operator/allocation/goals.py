@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import pairwise
 from typing import NamedTuple
@@ -166,44 +167,59 @@ def review(jobs: Iterable[Job], now: datetime) -> float:
     return min(max(youngest, SOON_SECONDS), REVIEW_SECONDS)
 
 
+@dataclass(slots=True, eq=False)
+class _Pool:
+    """The accelerators that one kind of worker could use."""
+
+    amount: int
+    """Of one worker."""
+    left: int
+    total: int
+    """With those that the jobs have."""
+    jobs: int = 0
+    shared: list[_Pool] = field(default_factory=list)
+    """The pools, this one included, whose accelerators a worker of this kind uses."""
+
+
 class Budget:
     """The accelerators that are left. A granted worker uses those of each kind of worker that could use its node."""
 
     def __init__(self, grants: Sequence[Grant], room: Room, quotas: Quotas) -> None:
         kinds = list(dict.fromkeys(g.job.kind for g in grants))
         main = {kind: main_resource(kind.demand) for kind in kinds}
-        self._amount = {kind: max(dict(kind.demand).get(main[kind], 1), 1) for kind in kinds}
-        nodes = {kind.place: frozenset(room.open(kind.place)) for kind in kinds}
-        self._touched = {
-            kind: [k for k in kinds if main[k] == main[kind] and nodes[kind.place] <= nodes[k.place]] for kind in kinds
-        }
-        self._left = {kind: room.slots(kind) * self._amount[kind] for kind in kinds}
+        nodes = {kind: frozenset(room.open(kind.place)) for kind in kinds}
+        self._pools: dict[Kind, _Pool] = {}
+        for kind in kinds:
+            amount = max(dict(kind.demand).get(main[kind], 1), 1)
+            total = room.slots(kind) * amount
+            self._pools[kind] = _Pool(amount, total, total)
+        for kind, pool in self._pools.items():
+            pool.shared = [self._pools[k] for k in kinds if main[k] == main[kind] and nodes[kind] <= nodes[k]]
         self._quotas = {namespace: dict(left) for namespace, left in quotas.items()}
-        self._total, self._jobs = dict(self._left), dict.fromkeys(kinds, 0)
         for grant in grants:
-            for kind in self._touched[grant.job.kind]:
-                self._total[kind] += grant.granted * self._amount[grant.job.kind]
-                self._jobs[kind] += 1
+            pool = self._pools[grant.job.kind]
+            for other in pool.shared:
+                other.total += grant.granted * pool.amount
+                other.jobs += 1
 
     def equal_share(self, kind: Kind) -> int:
         """Workers of a job if all jobs that compete for these nodes had as many accelerators."""
-        return max(math.ceil(self._total[kind] / self._jobs[kind] / self._amount[kind]), 1)
+        pool = self._pools[kind]
+        return max(math.ceil(pool.total / pool.jobs / pool.amount), 1)
 
     def take(self, job: Job, workers: int) -> bool:
         """Use the accelerators of so many workers; False: they are not all left."""
-        need, touched = workers * self._amount[job.kind], self._touched[job.kind]
-        if any(self._left[kind] < need for kind in touched) or not self._permitted(job, workers):
+        pool, quota = self._pools[job.kind], self._quotas.get(job.namespace, {})
+        need, bounded = workers * pool.amount, _bounded(job.kind.demand, quota) if quota else ()
+        if any(other.left < need for other in pool.shared):
             return False
-        for kind in touched:
-            self._left[kind] -= need
-        quota = self._quotas.get(job.namespace, {})
-        for resource, amount in _bounded(job.kind.demand, quota):
+        if any(workers * amount > quota[resource] for resource, amount in bounded):
+            return False
+        for other in pool.shared:
+            other.left -= need
+        for resource, amount in bounded:
             quota[resource] -= workers * amount
         return True
-
-    def _permitted(self, job: Job, workers: int) -> bool:
-        quota = self._quotas.get(job.namespace, {})
-        return all(workers * amount <= quota[resource] for resource, amount in _bounded(job.kind.demand, quota))
 
 
 def _bounded(demand: Amounts, quota: Mapping[str, int]) -> list[tuple[str, int]]:
