@@ -35,7 +35,8 @@ USERS = ("admin", "controllers", "scheduler", "kwok", OPERATOR)
 SECRET = "hub"
 """Of the namespace, for jobs that use one."""
 START_SECONDS = 300.0
-NODE = {"cpu": "256", "memory": "4Ti", "pods": "110", "nvidia.com/gpu": "32"}
+GPUS = 32
+"""Of a node, if not said otherwise."""
 
 
 def missing() -> str | None:
@@ -62,11 +63,14 @@ def until(condition: Callable[[], object], seconds: float, what: str, every: flo
 class ControlPlane:
     """One control plane with its data in ``directory``; a context manager. All processes die with this one."""
 
-    def __init__(self, directory: Path, nodes: int) -> None:
+    def __init__(self, directory: Path, nodes: int, gpus: int = GPUS, packs: bool = False) -> None:
+        """``gpus``: of each node; ``packs``: the scheduler takes the node with the fewest free GPUs."""
         directory.mkdir(parents=True)
         self.directory = directory.resolve()
         self.processes = Processes(self.directory, os.environ)
         self._nodes = nodes
+        self._room = {"cpu": "256", "memory": "4Ti", "pods": "110", "nvidia.com/gpu": str(gpus)}
+        self._packs = packs
         self._tokens = {user: secrets.token_hex(16) for user in USERS}
         self._client, self._peer, self._secure, controllers, scheduler, kwok = free_ports(6)
         self._ports = {"controllers": controllers, "scheduler": scheduler, "kwok": kwok}
@@ -201,10 +205,24 @@ class ControlPlane:
 
     def _scheduler(self) -> list[str]:
         return [
-            str(BIN / "kube-scheduler"), f"--kubeconfig={self.kubeconfig('scheduler')}", "--leader-elect=false",
-            "--bind-address=127.0.0.1", f"--secure-port={self._ports['scheduler']}", "--kube-api-qps=500",
-            "--kube-api-burst=1000",
+            str(BIN / "kube-scheduler"), f"--config={self._scheduler_config()}", "--bind-address=127.0.0.1",
+            f"--secure-port={self._ports['scheduler']}",
         ]  # fmt: skip
+
+    def _scheduler_config(self) -> Path:
+        access = {"kubeconfig": str(self.kubeconfig("scheduler")), "qps": 500, "burst": 1000}
+        strategy = {"type": "MostAllocated", "resources": [{"name": "nvidia.com/gpu", "weight": 1}]}
+        fit = {"name": "NodeResourcesFit", "args": {"scoringStrategy": strategy}}
+        config = {
+            "apiVersion": "kubescheduler.config.k8s.io/v1",
+            "kind": "KubeSchedulerConfiguration",
+            "clientConnection": access,
+            "leaderElection": {"leaderElect": False},
+            "profiles": [{"pluginConfig": [fit] if self._packs else []}],
+        }
+        path = self.directory / "scheduler.json"
+        path.write_text(json.dumps(config))
+        return path
 
     def _kwok(self) -> list[str]:
         return [
@@ -233,7 +251,7 @@ class ControlPlane:
                 "apiVersion": "v1",
                 "kind": "Node",
                 "metadata": {"name": f"node-{i}", "annotations": {"kwok.x-k8s.io/node": "fake"}},
-                "status": {"allocatable": NODE, "capacity": NODE},
+                "status": {"allocatable": self._room, "capacity": self._room},
             }
             for i in range(self._nodes)
         ]

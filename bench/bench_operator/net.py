@@ -66,7 +66,8 @@ class Api:
         headers = {**self._headers, "Content-Type": content}
         try:
             response, text = self._send(method, path, data, headers)
-        except http.client.RemoteDisconnected:  # idle for too long; the API server has not received this call
+        except (http.client.RemoteDisconnected, ssl.SSLEOFError, BrokenPipeError):
+            # Idle for too long; the API server has not received this call.
             self._connection.close()
             response, text = self._send(method, path, data, headers)
         if response.status >= 400:
