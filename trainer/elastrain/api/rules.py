@@ -125,13 +125,19 @@ MEMORY_HAS_INTERVAL = Rule(
     cel="!has(self.memory) || has(self.memory.everySteps) || has(self.memory.everySeconds)",
 )
 
-_ONLY_WHILE_SUSPENDED = "may only change while suspend is true: running workers keep their former setting"
 
-NPROC_IS_FIXED = Rule(
-    field="nprocPerNode",
-    words=_ONLY_WHILE_SUSPENDED,
-    cel="self.suspend || oldSelf.suspend || self.nprocPerNode == oldSelf.nprocPerNode",
-)
+def _fixed_unless_suspended(field: str, same: str) -> Rule:
+    """``same``: in CEL, whether the field has its former value."""
+    words = "may only change while suspend is true: running workers keep their former setting"
+    return Rule(field, words, cel=f"self.suspend || oldSelf.suspend || {same}")
+
+
+def _same(value: str) -> str:
+    """In CEL, whether ``value``, an expression over ``self``, is what it was for ``oldSelf``."""
+    return f"{value} == {value.replace('self.', 'oldSelf.')}"
+
+
+NPROC_IS_FIXED = _fixed_unless_suspended("nprocPerNode", _same("self.nprocPerNode"))
 """Otherwise old and new workers would share a generation until the last old one is lost, at an unintended world
 size."""
 
@@ -148,11 +154,8 @@ SHARDS_FIT = Rule(
     " || int(self.parallelism.shards) % int(self.nprocPerNode) == 0))",
 )
 
-SHARDS_ARE_FIXED = Rule(
-    field="parallelism.shards",
-    words=_ONLY_WHILE_SUSPENDED,
-    cel="self.suspend || oldSelf.suspend || (has(self.parallelism) ? string(self.parallelism.shards) : '1')"
-    " == (has(oldSelf.parallelism) ? string(oldSelf.parallelism.shards) : '1')",
+SHARDS_ARE_FIXED = _fixed_unless_suspended(
+    "parallelism.shards", _same("(has(self.parallelism) ? string(self.parallelism.shards) : '1')")
 )
 
 TENSOR_FITS = Rule(
@@ -162,35 +165,23 @@ TENSOR_FITS = Rule(
     " && int(self.parallelism.shards) % self.parallelism.tensor == 0)",
 )
 
-TENSOR_IS_FIXED = Rule(
-    field="parallelism.tensor",
-    words=_ONLY_WHILE_SUSPENDED,
-    cel="self.suspend || oldSelf.suspend || (has(self.parallelism) ? self.parallelism.tensor : 1)"
-    " == (has(oldSelf.parallelism) ? oldSelf.parallelism.tensor : 1)",
+TENSOR_IS_FIXED = _fixed_unless_suspended(
+    "parallelism.tensor", _same("(has(self.parallelism) ? self.parallelism.tensor : 1)")
 )
 
-MAX_REDONE_STEPS_IS_FIXED = Rule(
-    field="parallelism.maxRedoneSteps",
-    words=_ONLY_WHILE_SUSPENDED,
-    cel="self.suspend || oldSelf.suspend || (has(self.parallelism) ? self.parallelism.maxRedoneSteps : 20)"
-    " == (has(oldSelf.parallelism) ? oldSelf.parallelism.maxRedoneSteps : 20)",
+MAX_REDONE_STEPS_IS_FIXED = _fixed_unless_suspended(
+    "parallelism.maxRedoneSteps", _same("(has(self.parallelism) ? self.parallelism.maxRedoneSteps : 20)")
 )
 """Ranks would otherwise copy their shards after different steps."""
 
-CHECKPOINT_PATH_IS_FIXED = Rule(
-    field="checkpoint.path",
-    words=_ONLY_WHILE_SUSPENDED,
-    cel="self.suspend || oldSelf.suspend || (has(self.checkpoint) ? self.checkpoint.path : '')"
-    " == (has(oldSelf.checkpoint) ? oldSelf.checkpoint.path : '')",
+CHECKPOINT_PATH_IS_FIXED = _fixed_unless_suspended(
+    "checkpoint.path", _same("(has(self.checkpoint) ? self.checkpoint.path : '')")
 )
 """Later workers would otherwise save to, and resume from, another path than the running ones, and lose progress."""
 
-ARCHIVE_PATH_IS_FIXED = Rule(
-    field="checkpoint.archive.path",
-    words=_ONLY_WHILE_SUSPENDED,
-    cel="self.suspend || oldSelf.suspend"
-    " || (has(self.checkpoint) && has(self.checkpoint.archive) ? self.checkpoint.archive.path : '')"
-    " == (has(oldSelf.checkpoint) && has(oldSelf.checkpoint.archive) ? oldSelf.checkpoint.archive.path : '')",
+ARCHIVE_PATH_IS_FIXED = _fixed_unless_suspended(
+    "checkpoint.archive.path",
+    _same("(has(self.checkpoint) && has(self.checkpoint.archive) ? self.checkpoint.archive.path : '')"),
 )
 
 SUSPEND_KEEPS_STATE = Rule(
@@ -214,18 +205,15 @@ BATCH_IS_OF_WHOLE_MODELS = Rule(
     words="must be absent if parallelism.shards is not 1: the noise of sharded gradients is not measured",
     cel="!has(self.batch) || !has(self.parallelism) || string(self.parallelism.shards) == '1'",
 )
-BATCH_IS_FIXED = Rule(
-    field="batch",
-    words=_ONLY_WHILE_SUSPENDED,
-    cel="self.suspend || oldSelf.suspend || (has(self.batch) == has(oldSelf.batch)"
-    " && (!has(self.batch) || self.batch == oldSelf.batch))",
+BATCH_IS_FIXED = _fixed_unless_suspended(
+    "batch", "(has(self.batch) == has(oldSelf.batch) && (!has(self.batch) || self.batch == oldSelf.batch))"
 )
 """Ranks with other bounds would choose, and scale learning rates, in another way."""
 
 MANAGED_BY_IS_FIXED = Rule(
     field="managedBy",
     words="must not change: two managers would act on the same workers; recreate the job",
-    cel="(has(self.managedBy) ? self.managedBy : '') == (has(oldSelf.managedBy) ? oldSelf.managedBy : '')",
+    cel=_same("(has(self.managedBy) ? self.managedBy : '')"),
 )
 
 TRAINER_HAS_COMMAND = Rule(
