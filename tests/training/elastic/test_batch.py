@@ -151,7 +151,7 @@ def test_all_ranks_measure_the_same_noise_and_scale_the_learning_rate_by_it(worl
     assert len(set(factors)) > 1
     assert_replayed(final[ranks[0]], list(one))
     report = world.ranks[ranks[0]].of_type("report")[-1].progress
-    assert report.batch.samples == 40
+    assert (report.batch.samples, report.batch.micro_batch) == (40, 5)
     assert report.batch.noise_scale == pytest.approx(final[ranks[0]]["noises"][-1], rel=1e-6)
 
 

@@ -1,8 +1,11 @@
-"""Trains a small model on handwritten digits, with SGD."""
+"""Trains a small model on handwritten digits, with SGD, up to a progress of ``UNTIL`` effective samples.
 
+``SEED``: of the model and of the order of the data.
+"""
+
+import math
 import os
 import sys
-import time
 from pathlib import Path
 
 import torch
@@ -14,9 +17,10 @@ from elastrain.elastic import batching
 from elastrain.sizing.speedup import Batches
 
 out, epochs = Path(sys.argv[1]), int(sys.argv[2])
-batching.CHANGE_SECONDS, batching.REVIEW_SECONDS, batching.MEASURE_EVERY = 0, 0, 2  # a short run
+batching.CHANGE_SECONDS, batching.REVIEW_SECONDS = 0, 0  # a short run
+until, seed = float(os.environ["UNTIL"]), int(os.environ["SEED"])
 torch.set_num_threads(1)
-torch.manual_seed(0)
+torch.manual_seed(seed)
 
 
 def choose(*, factor: int, batches: Batches, **_: object) -> int:
@@ -40,17 +44,20 @@ def digits() -> tuple[TensorDataset, nn.Module, torch.optim.Optimizer]:
 with elastrain.join() as job:
     data, net, optimizer = digits()
     model = job.wrap(net, optimizer=optimizer)
-    loader = job.dataloader(data, global_batch_size=32, micro_batch_size=16, seed=1)
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * len(loader))
+    loader = job.dataloader(data, global_batch_size=32, micro_batch_size=16, seed=seed)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(  # by progress, not by the number of steps
+        optimizer, lambda _: 0.5 + 0.5 * math.cos(math.pi * min(job.effective_samples / until, 1.0))
+    )
     job.track(scheduler=scheduler)
-    spans, began = [], time.monotonic()
+    spans = []
     job.on_commit(lambda: spans.append(job._loop.batch.span))
     for x, y in job.steps(loader, epochs=epochs):
+        if job.effective_samples >= until:
+            job.stop()
         optimizer.zero_grad()
         job.backward(nn.functional.cross_entropy(model(x), y.flatten()))
         optimizer.step()
         scheduler.step()
-    took = time.monotonic() - began
 
 net.eval()
 with torch.no_grad():
@@ -58,5 +65,11 @@ with torch.no_grad():
     logits = net(x)
     loss, right = nn.functional.cross_entropy(logits, y.flatten()).item(), (logits.argmax(1) == y.flatten()).float()
 noise = getattr(job._loop.batch, "noise", None)
-end = {"loss": loss, "accuracy": right.mean().item(), "spans": spans, "seconds": took, "noise": noise}
+end = {
+    "loss": loss,
+    "accuracy": right.mean().item(),
+    "spans": spans,
+    "noise": noise,
+    "effective": job.effective_samples,
+}
 torch.save(end, out / f"final-{os.getpid()}.pt")

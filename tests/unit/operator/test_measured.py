@@ -129,4 +129,5 @@ def test_the_status_has_the_efficiency_and_the_gain_of_the_next_larger_batch():
     assert batch_status(full, figures(noise_scale=1000.0, larger=LargerBatch(samples=256, gain=0.05))) is full
     assert batch_status(full, figures(larger=LargerBatch(samples=256, gain=0.08))).larger.gain == 0.08
     assert batch_status(full, figures(larger=None)).larger is None
+    assert batch_status(full, figures(micro_batch=16)).micro_batch == 16
     assert batch_status(None, figures(larger=LargerBatch(samples=256, gain=float("inf")))).larger is None

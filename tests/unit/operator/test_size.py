@@ -156,6 +156,9 @@ BATCH = {"min": 32, "max": 4096, "learningRate": "Linear"}
         (None, Batches(32, 4096, None, each=2, micro=16)),
         (BatchStatus(samples=128), Batches(32, 4096, None, each=2, micro=16)),
         (BatchStatus(samples=128, base=64, noise_scale=900.0), Batches(64, 4096, 900.0, each=2, micro=32)),
+        (BatchStatus(samples=128, base=64, micro_batch=4), Batches(64, 4096, None, each=2, micro=8)),
+        (BatchStatus(samples=128, base=50), Batches(50, 4096, None, each=2, micro=26)),
+        (BatchStatus(samples=128, base=64, micro_batch=0), Batches(64, 4096, None, each=2, micro=32)),
         (BatchStatus(samples=128, base=64, noise_scale=math.nan), Batches(64, 4096, None, each=2, micro=32)),
     ],
 )

@@ -27,6 +27,8 @@ class BatchFigures(BatchRecord):
     """Samples of a step."""
     base: int | None = None
     """Samples of the script's batch: a step takes a whole multiple. None: not known yet."""
+    micro_batch: int | None = None
+    """Most samples that a rank computes at once. None: not known yet."""
     noise_scale: float | None = None
     """In samples; None: not measured yet."""
     efficiency: float | None = None

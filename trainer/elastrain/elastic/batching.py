@@ -120,7 +120,7 @@ class ChosenBatch(ScriptsBatch):
         """The noise scale, in samples, as rank 0 has published it; None: not yet. Like :attr:`factor`, the same on all
         ranks at the same step."""
         self._settings, self._clock = settings, clock
-        self._base, self._steps = 0, 0
+        self._base, self._micro, self._steps = 0, 0, 0
         self._scale = NoiseScale()
         self._times: dict[tuple[int, int], float] = {}
         """Seconds of a step, by (ranks, samples)."""
@@ -150,6 +150,7 @@ class ChosenBatch(ScriptsBatch):
             )
         if base != self._base:
             self._base, self.factor = base, min(self.factor, s.max // base)
+        self._micro = min(order.micro_batch_size or base, -(-base // s.least_ranks))
         self.interrupt()
 
     @property
@@ -232,6 +233,7 @@ class ChosenBatch(ScriptsBatch):
         return BatchFigures(
             samples=present,
             base=self._base or None,
+            micro_batch=self._micro or None,
             noise_scale=self.noise,
             efficiency=None if self.noise is None else self._efficiency(self.factor),
             effective_samples=samples - self.lost,
@@ -249,7 +251,7 @@ class ChosenBatch(ScriptsBatch):
         if (now := self._clock()) < self._next:
             return 0
         measured = tuple(Measured(w, 1, seconds, samples) for (w, samples), seconds in self._times.items())
-        batches = Batches(self._base, self._settings.max, noise, micro=self.single.limit)
+        batches = Batches(self._base, self._settings.max, noise, micro=self._micro or None)
         if is_known(self.factor * self._base, ranks, measured, batches):
             self._next = now + REVIEW_SECONDS  # if the step fails, the decision is taken again then
             found = larger(factor=self.factor, ranks=ranks, measured=measured, batches=batches)

@@ -56,6 +56,7 @@ def batch_status(old: BatchStatus | None, etcd: Coordination) -> BatchStatus | N
     new = BatchStatus(
         samples=b.samples,
         base=b.base,
+        micro_batch=b.micro_batch,
         noise_scale=noise,
         efficiency=None if noise is None or b.efficiency is None else float(f"{b.efficiency:.2g}"),
         larger=_larger(b.larger),
@@ -71,7 +72,7 @@ def _larger(found: batch.LargerBatch | None) -> LargerBatch | None:
 
 def _differs(old: BatchStatus, new: BatchStatus) -> bool:
     """Whether more has changed than the noise of measurements."""
-    if (old.samples, old.base, _samples(old)) != (new.samples, new.base, _samples(new)):
+    if _sizes(old) != _sizes(new):
         return True
     if old.noise_scale is None or new.noise_scale is None:
         return old != new
@@ -80,8 +81,8 @@ def _differs(old: BatchStatus, new: BatchStatus) -> bool:
     return abs(old.noise_scale - new.noise_scale) > NOISE_CHANGED * new.noise_scale
 
 
-def _samples(batch: BatchStatus) -> int | None:
-    return batch.larger.samples if batch.larger else None
+def _sizes(batch: BatchStatus) -> tuple[int | None, ...]:
+    return (batch.samples, batch.base, batch.micro_batch, batch.larger.samples if batch.larger else None)
 
 
 def _is_settled(report: Progress) -> bool:

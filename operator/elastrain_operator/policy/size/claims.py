@@ -184,12 +184,14 @@ def _measured(spec: JobSpec, status: JobStatus) -> tuple[Measured, ...]:
 
 def _batches(spec: JobSpec, status: JobStatus) -> Batches | None:
     """The batches among which the ranks choose. Until they have reported the script's own, it counts as the smallest
-    that is permitted. No worker computes more at once than with the job's smallest size and the script's batch."""
+    that is permitted, and a rank computes as much at once as with the job's smallest size and that batch."""
     if spec.batch is None:
         return None
     known = status.batch
     base = known.base if known is not None and known.base is not None and known.base > 0 else spec.batch.min
     noise = known.noise_scale if known is not None else None
     usable = noise is not None and 0 < noise < math.inf
-    least = spec.min_replicas * spec.group_size
-    return Batches(base, max(spec.batch.max, base), noise if usable else None, _ranks(spec), -(-base // least))
+    nproc, least = _ranks(spec), spec.min_replicas * spec.group_size
+    micro = known.micro_batch if known is not None and known.micro_batch is not None and known.micro_batch > 0 else None
+    each = micro or -(-base // (least * nproc))
+    return Batches(base, max(spec.batch.max, base), noise if usable else None, nproc, each * nproc)
