@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from enum import Enum, auto
 
 from elastrain.agent.core import endings, stand_by
-from elastrain.agent.core.abort import report_broken_at
 from elastrain.agent.core.bounds import KILL_SECONDS, STAND_BY_SECONDS, Bounds, passed
 from elastrain.agent.core.checkup import Checkup, Situation, stragglers
 from elastrain.agent.core.events import (
@@ -24,7 +23,6 @@ from elastrain.agent.core.events import (
     KillRanks,
     Leave,
     PrintStacks,
-    Publish,
     PublishProgress,
     Pulse,
     RankExited,
@@ -39,7 +37,7 @@ from elastrain.agent.core.events import (
 )
 from elastrain.agent.core.outbox import RankContext, messages_for
 from elastrain.agent.core.places import Places
-from elastrain.agent.core.published import PublishedRecord
+from elastrain.agent.core.published import PublishedRecord, record_of
 from elastrain.agent.core.rank import Rank
 from elastrain.agent.core.restart import may_restart
 from elastrain.agent.settings import Settings
@@ -128,7 +126,7 @@ class Core:
     def _note_seen(self, seen: JobSnapshot) -> None:
         self.seen = seen
         if seen.generation is not None:
-            self.places.learn(seen.generation, oldest=min((r.adopted for r in self.ranks), default=0))
+            self.places.learn(seen.generation, oldest=self.adopted)
 
     def _note_message(self, rank: Rank, message: RankMessage) -> Iterator[Effect]:
         rank.received(message)
@@ -164,15 +162,14 @@ class Core:
             self.resigned, self.bounds.drain = why_resign, now + self.settings.drain_timeout
 
     def _situation(self, me: str, seen: JobSnapshot, current: bool) -> Situation:
-        adopted = min((r.adopted for r in self.ranks), default=0)
         unbroken = all(r.broken < r.adopted and r.adopted not in r.aborted for r in self.ranks)
         return Situation(
             me=me,
             members=seen.members or {},
             current=current and seen.members is not None,
             target=seen.target,
-            generation=self.places.generation(adopted),
-            trains=unbroken and self.places.mine(adopted) is not None,
+            generation=self.places.generation(self.adopted),
+            trains=unbroken and self.places.mine(self.adopted) is not None,
             idle=self.phase is Phase.READY and not seen.finished,
         )
 
@@ -283,7 +280,7 @@ class Core:
             yield from self._ended(endings.drained(self.step, self.resigned))
             return
         early = any(r.joined and r.ended is None and not r.told_exit for r in self.ranks)
-        if self._holds_rank_zero() and not finished:
+        if self.places.rank(self.adopted, 0) == 0 and not finished:
             yield PublishProgress(self._final_progress())
         yield from self._ended(endings.finished(self.step, "the script left its training loop early" if early else ""))
 
@@ -329,6 +326,11 @@ class Core:
         return max((r.step for r in self.ranks), default=0)
 
     @property
+    def adopted(self) -> int:
+        """The oldest generation that a rank is in; 0: one is in none."""
+        return min((r.adopted for r in self.ranks), default=0)
+
+    @property
     def leaving(self) -> bool:
         """Whether the worker leaves: by a signal, by the target, or by its own decision."""
         return self.why_leave is not None
@@ -356,34 +358,14 @@ class Core:
     def _publish(self, now: float) -> Iterator[Effect]:
         if self.member_id is None:
             return
-        self.published.note(max(r.broken for r in self.ranks), now)
-        record = Publish(
-            phase=self.phase,
-            generation=min(r.adopted for r in self.ranks),
-            step=self.step,
-            broken=max(r.broken for r in self.ranks),
-            learning=any(r.learning for r in self.ranks),
-            holds=stand_by.hold_all(self.ranks, self.settings.ranks.shards),
-            store_port=self.ranks[0].store_port,
-            health=self.checkup.health,
-            health_message=self.checkup.message,
-            health_rank=self.checkup.verdict.rank,
-        )
+        record = record_of(self.ranks, self.phase, self.checkup, self.settings.ranks.shards)
+        self.published.note(record.broken, now)
         if self.published.must_be_written(record, self.places.mine(record.generation), self._report_broken_at(), now):
             self.published.record = record
             yield record
 
     def _report_broken_at(self) -> float | None:
-        """When the record must report a broken generation; None: none is broken, or the leader has already ended it."""
-        number, me = self.published.broke, self.places.me
-        if self.seen is None or me is None or number <= self.published.record.broken:
-            return None
-        if number in self.seen.ended or number < min(r.adopted for r in self.ranks):
-            return None
-        return report_broken_at(self.places.generation(number), me, self.published.broke_at)
-
-    def _holds_rank_zero(self) -> bool:
-        return self.places.rank(min(r.adopted for r in self.ranks), 0) == 0
+        return self.published.report_broken_at(self.seen, self.places, self.adopted)
 
     def _final_progress(self) -> Progress:
         number = self.ranks[0].adopted

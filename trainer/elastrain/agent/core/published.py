@@ -1,11 +1,34 @@
-"""The member record as last written to etcd, and when it must be written again."""
+"""The member record: what it says, as last written to etcd, and when it must be written again. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from elastrain.agent.core.events import Publish
-from elastrain.api.records import GenerationMember
+from elastrain.agent.core import stand_by
+from elastrain.agent.core.abort import report_broken_at
+from elastrain.agent.core.checkup import Checkup
+from elastrain.agent.core.events import JobSnapshot, Publish
+from elastrain.agent.core.places import Places
+from elastrain.agent.core.rank import Rank
+from elastrain.api.records import GenerationMember, Phase
+from elastrain.api.settings import Shards
+
+
+def record_of(ranks: Sequence[Rank], phase: Phase, checkup: Checkup, shards: Shards) -> Publish:
+    """The record of a member with these ranks. ``shards``: as of the job's settings."""
+    return Publish(
+        phase=phase,
+        generation=min(r.adopted for r in ranks),
+        step=max(r.step for r in ranks),
+        broken=max(r.broken for r in ranks),
+        learning=any(r.learning for r in ranks),
+        holds=stand_by.hold_all(ranks, shards),
+        store_port=ranks[0].store_port,
+        health=checkup.health,
+        health_message=checkup.message,
+        health_rank=checkup.verdict.rank,
+    )
 
 
 @dataclass(slots=True)
@@ -23,6 +46,18 @@ class PublishedRecord:
         """Generation ``broken`` failed on a rank."""
         if broken > self.broke:
             self.broke, self.broke_at = broken, now
+
+    def report_broken_at(self, seen: JobSnapshot | None, places: Places, adopted: int) -> float | None:
+        """When the record must report a broken generation; None: none is broken, or the leader has already ended it.
+
+        ``adopted``: the oldest generation that a rank is in.
+        """
+        number, me = self.broke, places.me
+        if seen is None or me is None or number <= self.record.broken:
+            return None
+        if number in seen.ended or number < adopted:
+            return None
+        return report_broken_at(places.generation(number), me, self.broke_at)
 
     def must_be_written(
         self, record: Publish, place: GenerationMember | None, report_broken_at: float | None, now: float
