@@ -28,15 +28,8 @@ def drained(step: int, message: str = "") -> Termination:
 
 def script_failed(step: int, exited: RankExited, rank: int | None) -> Termination:
     """The training script of a rank ended with an error."""
-    return Termination(
-        outcome=Outcome.FAILED,
-        step=step,
-        exit_code=exited.code,
-        rank=rank,
-        reason="ScriptFailed",
-        message=error_line(exited.log_tail) or f"the training script exited with {exited.code}",
-        log_tail=exited.log_tail,
-    )
+    message = error_line(exited.log_tail) or f"the training script exited with {exited.code}"
+    return _failed(step, exited, rank, reason="ScriptFailed", message=message)
 
 
 def rank_killed(step: int, exited: RankExited, rank: int | None, leaving: bool) -> Termination:
@@ -45,28 +38,26 @@ def rank_killed(step: int, exited: RankExited, rank: int | None, leaving: bool) 
     if leaving:
         return drained(step, f"local rank {exited.local_rank} was killed by {name} while leaving")
     hint = " (the kernel does this when memory runs out)" if exited.signal == signal.SIGKILL else ""
-    return Termination(
-        outcome=Outcome.FAILED,
-        step=step,
-        exit_code=128 + exited.signal,
-        signal=exited.signal,
-        rank=rank,
-        reason="RankKilled",
-        message=f"local rank {exited.local_rank} was killed by {name} repeatedly{hint}; no restarts are left",
-        log_tail=exited.log_tail,
-    )
+    message = f"local rank {exited.local_rank} was killed by {name} repeatedly{hint}; no restarts are left"
+    return _failed(step, exited, rank, reason="RankKilled", message=message)
 
 
 def rank_stuck(step: int, exited: RankExited, rank: int | None, hung: str) -> Termination:
     """A rank hung repeatedly, was killed each time, and is not restarted."""
+    message = f"{hung} while others waited for it, repeatedly; no restarts are left (its stacks are in the log)"
+    return _failed(step, exited, rank, reason="RankStuck", message=message)
+
+
+def _failed(step: int, exited: RankExited, rank: int | None, *, reason: str, message: str) -> Termination:
+    """``rank``: the global one. The exit code is that of a shell: 128 + the signal that killed the rank."""
     return Termination(
         outcome=Outcome.FAILED,
         step=step,
-        exit_code=128 + exited.signal,
+        exit_code=128 + exited.signal if exited.signal else exited.code,
         signal=exited.signal,
         rank=rank,
-        reason="RankStuck",
-        message=f"{hung} while others waited for it, repeatedly; no restarts are left (its stacks are in the log)",
+        reason=reason,
+        message=message,
         log_tail=exited.log_tail,
     )
 
