@@ -14,7 +14,7 @@ from sim import faults
 from sim.bugs import BUGS, present
 from sim.run import Result, simulate
 
-SEEDS = 1000
+SEEDS = 300
 NIGHTLY_SEEDS = 10_000
 HERE = Path(__file__).parent
 FINDS = {
@@ -48,7 +48,7 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
     return subprocess.run(
         [sys.executable, "-m", "sim", *arguments],
-        env={**os.environ, "PYTHONPATH": path},
+        env={**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "0"},  # it would start itself again to set that
         capture_output=True,
         text=True,
         check=False,
@@ -64,11 +64,16 @@ def test_every_promise_holds_in_all_schedules(seeds):
     assert re.search(rf"schedules +{seeds}, 0 failed", ran.stdout)
 
 
+@pytest.fixture(scope="module")
+def known_seeds():
+    """What one process prints of seed 3, and of those that failed once."""
+    return command("--seed", "3", *map(str, FAILED_ONCE))
+
+
 @pytest.mark.timeout(300)
-def test_every_promise_holds_in_schedules_that_failed_once():
-    ran = command("--seed", *map(str, FAILED_ONCE))
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert ran.stdout.count("all holds") == len(FAILED_ONCE)
+def test_every_promise_holds_in_schedules_that_failed_once(known_seeds):
+    assert known_seeds.returncode == 0, known_seeds.stdout + known_seeds.stderr
+    assert known_seeds.stdout.count("all holds") == 1 + len(FAILED_ONCE)
 
 
 @pytest.mark.parametrize("seed", FAILED_ONCE_BESIDE_NEIGHBOURS)
@@ -78,10 +83,10 @@ def test_every_promise_holds_in_schedules_that_failed_once_beside_neighbours(see
 
 
 @pytest.mark.timeout(300)  # processes that import torch, where all cores are busy
-def test_a_seed_gives_the_same_run_each_time():
-    first, second = command("--seed", "3"), command("--seed", "3")
-    assert first.stdout == second.stdout
-    assert "trace" in first.stdout
+def test_a_seed_gives_the_same_run_in_each_process(known_seeds):
+    alone = command("--seed", "3").stdout
+    assert alone == known_seeds.stdout.splitlines(keepends=True)[0]
+    assert "trace" in alone
 
 
 def test_no_wall_clock_is_read():
