@@ -8,6 +8,7 @@ product's zygote does the same, and its code is used here.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import importlib
 import json
@@ -17,8 +18,9 @@ import select
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from elastrain.agent.process import forker, zygote
 from elastrain.tether import die_with_parent
@@ -34,8 +36,7 @@ class ForkedZygote:
             boot = list(words).index("-c")
             settle(["-c", *words[boot + 2 :]], env, keep=pass_fds)
             sys.path[0] = words[boot + 2]
-            zygote.main()
-            sys.exit(0)  # in a rank whose script has ended
+            end_after(zygote.main)  # it returns in a rank whose script has ended
 
     def kill(self) -> None:
         if self.returncode is None:
@@ -44,6 +45,24 @@ class ForkedZygote:
     def wait(self) -> None:
         if self.returncode is None:
             self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+def end_after(program: Callable[[], None]) -> NoReturn:
+    """Run ``program``, and end as the interpreter does, but without freeing what was imported: that touches all pages
+    that the fork shares, and so takes 0.3 s of CPU time."""
+    code = 0
+    try:
+        program()
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # a broken pipe, or a stream that the program has closed
+            stream.flush()
+    os._exit(code & 0xFF)
 
 
 def settle(argv: list[str], env: Mapping[str, str], keep: Sequence[int] = ()) -> None:
@@ -121,4 +140,4 @@ if __name__ == "__main__":
     link.send(zygote.READY)
     if (program := serve(link)) is not None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        program()
+        end_after(program)
