@@ -7,7 +7,8 @@ import dataclasses
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from elastrain.api.records import Health, Member, Progress, Rescale
+from elastrain.api.batch import LargerBatch
+from elastrain.api.records import BatchFigures, Health, Member, Progress, Rescale
 from elastrain_operator.metrics.table import OF_THE_PROCESS, metrics
 
 pytestmark = pytest.mark.apiserver
@@ -15,6 +16,11 @@ pytestmark = pytest.mark.apiserver
 GROWN = Rescale(
     generation=2, from_size=1, to_size=2, reason="Grow", step=50, pause_seconds=0.25, lost_steps=3,
     phases={"connect": 0.01, "transfer": 0.05, "first_step": 0.19},
+)  # fmt: skip
+BATCH = {"min": 32, "max": 128, "learningRate": "Linear"}
+CHOSEN = BatchFigures(
+    samples=64, base=32, noise_scale=900, efficiency=0.9, effective_samples=3500,
+    larger=LargerBatch(samples=128, gain=0.1),
 )  # fmt: skip
 SLOW = "local rank 0 computes 10.2 times as long per step as the others do on average"
 
@@ -39,7 +45,9 @@ class Scrape:
 
 def test_a_scrape_has_every_metric_and_a_deleted_job_none(cluster, play, client, operator_process, eventually):
     operator = operator_process()
-    keys = cluster.create_job("seen", maxReplicas=2, warmSpares=1)
+    keys = cluster.create_job(
+        "seen", maxReplicas=2, warmSpares=1, batch={"min": 32, "max": 128, "learningRate": "Linear"}
+    )
     job = {"namespace": cluster.namespace, "job": "seen"}
     player = play(keys)
     eventually(
@@ -48,7 +56,7 @@ def test_a_scrape_has_every_metric_and_a_deleted_job_none(cluster, play, client,
     with player.paused():
         report = Progress(
             generation=player.number, world_size=2, members=2, step=60, total_steps=600, samples=3840,
-            step_seconds=0.5,
+            step_seconds=0.5, batch=CHOSEN,
         )  # fmt: skip
         client.put(keys.progress, report.encode())
         eventually(lambda: cluster.status("seen").get("progress"), 30, "progress is in the status")

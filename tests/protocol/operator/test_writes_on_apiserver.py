@@ -90,6 +90,12 @@ def start(operator_process, operator_factory, secure_etcd, cluster, flags):
 STATUS = "patch elastictrainingjobs/status"
 
 
+def costs(found: dict[str, int], act: str, least: int, most: int, others: dict[str, int] | None = None) -> None:
+    """``most``: updates of the status, if the changes of an act (pods, and the generation) are not seen together."""
+    assert least <= found.pop(STATUS, 0) <= most, act
+    assert found == (others or {}), act
+
+
 def test_writes_of_each_act(cluster, start, root, eventually):
     pool = Pool(cluster)
     pool.join("one", 8)
@@ -100,31 +106,29 @@ def test_writes_of_each_act(cluster, start, root, eventually):
         player.may_start = pool.bound
         trains(cluster, eventually, 2)
         writes = Writes(operator)
-        started = writes.since(eventually)
-        assert started.pop(STATUS) in (2, 3), "one more if the two workers do not start at once"
-        assert started == {"create pods": 2, "create secrets": 1}, "a start"
+        costs(writes.since(eventually), "a start", 2, 3, {"create pods": 2, "create secrets": 1})
 
         cluster.patch_job("job", replicas=3)
         trains(cluster, eventually, 3)
-        assert writes.since(eventually) == {STATUS: 2, "create pods": 1}, "a larger spec"
+        costs(writes.since(eventually), "a larger spec", 2, 3, {"create pods": 1})
 
         cluster.patch_job("job", backoffLimit=7)
         eventually(lambda: cluster.status("job")["observedGeneration"] == 3, 30, "the changed spec is reported")
-        assert writes.since(eventually) == {STATUS: 1}, "a neutral change of the spec"
+        costs(writes.since(eventually), "a neutral change of the spec", 1, 1)
 
         cluster.patch_job("job", replicas=2)
         trains(cluster, eventually, 2)
-        assert writes.since(eventually) == {STATUS: 3, "delete pods": 1}, "a smaller spec"
+        costs(writes.since(eventually), "a smaller spec", 3, 4, {"delete pods": 1})
 
         operator.stop()
         operator = start()
         eventually(lambda: answers(operator) and operator.health()["state"]["jobs"] == 1, 60, "another operator")
         writes = Writes(operator)
-        assert writes.since(eventually) == {}, "a restart of the operator"
+        costs(writes.since(eventually), "a restart of the operator", 0, 0)
 
         player.finish(step=100)
         eventually(lambda: cluster.status("job").get("phase") == "Succeeded", 30, "the job has succeeded")
-        assert writes.since(eventually) == {STATUS: 1}, "the end"
+        costs(writes.since(eventually), "the end", 1, 1)
 
 
 def trains(cluster, eventually, workers: int) -> None:
