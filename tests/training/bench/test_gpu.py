@@ -8,6 +8,7 @@ from bench_gpu.checks import CHECKS, Site
 from bench_gpu.report import Report
 
 
+@pytest.mark.nightly  # as the other benchmarks
 @pytest.mark.timeout(240)
 def test_every_check_that_needs_no_gpu_passes_on_the_cpu(tmp_path, warm) -> None:
     site = Site(tmp_path, warm, dry=True)
