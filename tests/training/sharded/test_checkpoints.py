@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -68,7 +68,7 @@ def train_to_a_checkpoint(job, volume: Path, spec: CheckpointSpec, *workers: str
 @pytest.mark.parametrize(
     ("workers", "shards"),
     [
-        pytest.param("x", 2, id="fewer groups"),
+        pytest.param("x", 2, id="fewer groups", marks=pytest.mark.nightly),
         pytest.param("xyz", 2, id="more groups", marks=pytest.mark.nightly),
         pytest.param("x", 3, id="three shards", marks=pytest.mark.nightly),
         pytest.param("x", 1, id="whole models"),
@@ -104,7 +104,9 @@ def test_job_of_a_sharded_model_resumes_from_a_checkpoint_of_whole_models(job, v
     assert resumed(job, "x", "y")
 
 
-def test_each_byte_is_written_once_by_ranks_of_all_groups_and_plain_torch_reads_it(job, volume, spec, tmp_path) -> None:
+def test_each_byte_is_written_once_by_ranks_of_all_groups_and_plain_torch_reads_it(
+    job, warm, volume, spec, tmp_path
+) -> None:
     train_to_a_checkpoint(job, volume, spec, "a", "b")
     ends = job.finish("a", "b")
     path = volume / f"step-{STEPS:09d}"
@@ -117,8 +119,11 @@ def test_each_byte_is_written_once_by_ranks_of_all_groups_and_plain_torch_reads_
     of_moments = 2 * sum(p.nbytes for p in expected.values())
     assert sum(v.nbytes for k, v in whole.items() if "exp_avg" in k) == of_moments
     store = tmp_path / "store"
-    ranks = [subprocess.Popen([sys.executable, "-c", IN_TWO_PROCESSES, path, store, str(rank)]) for rank in range(2)]
-    assert [rank.wait(60) for rank in ranks] == [0, 0]
+    script, out = tmp_path / "read.py", tmp_path / "read.out"
+    script.write_text(IN_TWO_PROCESSES)
+    commands = [[sys.executable, str(script), str(path), str(store), str(rank)] for rank in range(2)]
+    ranks = [warm.start(command, os.environ, out.open("ab")) for command in commands]
+    assert [rank.wait(60) for rank in ranks] == [0, 0], out.read_text()
     read = torch.cat([torch.load(f"{store}.{rank}") for rank in range(2)])
     assert torch.equal(read, torch.cat([end["state"]["0.weight"] for end in ends["a"]]))
 
@@ -172,7 +177,9 @@ def test_status_tells_of_a_full_disk_on_any_rank_and_the_next_save_is_complete(j
     assert_same_model(job.finish("a", "b"))
 
 
-@pytest.mark.parametrize("shards", [1, 2], ids=["whole models", "two shards"])
+@pytest.mark.parametrize(
+    "shards", [pytest.param(1, id="whole models", marks=pytest.mark.nightly), pytest.param(2, id="two shards")]
+)
 @pytest.mark.parametrize(
     "lost", [pytest.param(False, id="all left", marks=pytest.mark.nightly), pytest.param(True, id="one lost")]
 )
@@ -198,7 +205,7 @@ def test_job_resumes_from_any_nodes_memory_if_all_processes_are_killed(job, volu
 
 
 # -- one copy of the model over all ranks ------------------------------------------------------------------------------
-@pytest.mark.parametrize("workers", ["x", "xy", "xyz"])
+@pytest.mark.parametrize("workers", ["x", pytest.param("xy", marks=pytest.mark.nightly), "xyz"])
 def test_job_of_one_copy_resumes_with_any_number_of_ranks_if_all_processes_are_killed(
     one_copy, volume, spec, workers
 ) -> None:

@@ -23,7 +23,7 @@ def test_the_model_and_its_norms_equal_those_of_one_process_if_two_groups_train_
     job.verdict()
 
 
-@pytest.mark.parametrize("where", ["forward", "backward"])
+@pytest.mark.parametrize("where", [pytest.param("forward", marks=pytest.mark.nightly), "backward"])
 def test_a_group_that_lost_a_rank_returns_and_the_other_trains_on_in_its_processes(job, where) -> None:
     job.want(2)
     job.start("a", "b")
@@ -56,7 +56,13 @@ def test_the_job_grows_and_shrinks_by_groups(job) -> None:
     job.verdict()
 
 
-@pytest.mark.parametrize("ranks", [[("b", 0), ("b", 1)], [("b", 0), ("c", 1)]], ids=["one group", "two groups"])
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        pytest.param([("b", 0), ("b", 1)], id="one group"),
+        pytest.param([("b", 0), ("c", 1)], id="two groups", marks=pytest.mark.nightly),
+    ],
+)
 def test_the_remaining_groups_train_on_if_two_ranks_die_in_one_step(job, ranks) -> None:
     job.want(3)
     job.start("a", "b", "c")
@@ -70,7 +76,9 @@ def test_the_remaining_groups_train_on_if_two_ranks_die_in_one_step(job, ranks) 
     job.verdict()
 
 
-@pytest.mark.parametrize("workers", ["a", "ab"], ids=["one group", "two groups"])
+@pytest.mark.parametrize(
+    "workers", [pytest.param("a", id="one group"), pytest.param("ab", id="two groups", marks=pytest.mark.nightly)]
+)
 def test_ranks_commit_late_with_the_gradients_that_they_kept_if_they_missed_the_result_of_their_vote(
     job, workers
 ) -> None:
@@ -120,12 +128,12 @@ def test_a_joining_group_gets_each_shard_from_another_holder_if_its_source_dies(
     job.verdict()
 
 
-@pytest.mark.parametrize(
-    "events", [3, pytest.param(30, marks=[pytest.mark.nightly, pytest.mark.timeout(900)])], ids=str
-)
+@pytest.mark.nightly
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("events", [30])
 def test_the_model_is_that_of_one_process_after_a_storm(job, events) -> None:
     chance = random.Random(7)
-    steps = 40 if events == 3 else 300
+    steps = 10 * events
     job.want(2)
     job.start("a", "b", steps=steps)
     generation = job.together("a", "b")

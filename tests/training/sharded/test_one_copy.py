@@ -33,7 +33,7 @@ def test_the_number_of_shards_grows_and_shrinks_in_the_running_processes(one_cop
     job.verdict()
 
 
-@pytest.mark.parametrize("where", ["forward", "backward"])
+@pytest.mark.parametrize("where", ["forward", pytest.param("backward", marks=pytest.mark.nightly)])
 def test_a_few_steps_are_repeated_from_a_partners_memory_if_a_rank_is_lost(one_copy, where) -> None:
     job = one_copy
     job.want(3)
@@ -96,12 +96,12 @@ def test_a_rank_commits_late_with_the_gradients_that_it_kept_if_it_missed_the_re
     assert job.redone() == 0
 
 
-@pytest.mark.parametrize(
-    "events", [3, pytest.param(30, marks=[pytest.mark.nightly, pytest.mark.timeout(1200)])], ids=str
-)
+@pytest.mark.nightly
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("events", [30])
 def test_the_model_is_that_of_one_process_after_a_storm(one_copy, events) -> None:
     job, chance = one_copy, random.Random(11)
-    steps = 40 if events == 3 else 300
+    steps = 10 * events
     job.want(2)
     job.start("a", "b", steps=steps)
     generation, running = job.together("a", "b"), ["a", "b"]
