@@ -14,14 +14,14 @@ TTL = 2
 class Player:
     """A member whose ranks execute everything at once."""
 
-    def __init__(self, client, keys, worker: str) -> None:
+    def __init__(self, client, keys, worker: str, ttl: int = TTL) -> None:
         self.entered = 0
         self.member = Membership(
             client,
             keys,
             worker=worker,
             address="127.0.0.1",
-            lease_ttl=TTL,
+            lease_ttl=ttl,
             timing=Timing(settle=0.3),
         )
         self.probes = ProbeServer(lambda: self.member.id, "127.0.0.1")

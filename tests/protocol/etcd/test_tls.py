@@ -127,7 +127,7 @@ def test_calls_work_again_if_the_ca_is_replaced_after_the_certificate(secure_etc
         secure_etcd.ca_file.write_text("half of a ro")
         assert not answers(), "an unreadable file is not used"
         secure_etcd.trust(other)
-        eventually(answers, within=5.0, what="an answer with the new CA")
+        eventually(answers, within=30.0, what="an answer with the new CA")
 
 
 def test_certificate_is_renewed_before_it_expires_without_an_interruption(secure_etcd, eventually):

@@ -69,7 +69,7 @@ def test_nothing_is_missed_or_repeated_if_etcd_restarts(etcd_factory, heard, eve
         with EtcdClient(EtcdConfig.of(server.endpoint)) as other:
             other.put("/x/b", b"2")
             other.delete("/x/a")
-        eventually(lambda: heard.keys == {"/x/b": b"2"}, within=5.0, what="the changes after the restart")
+        eventually(lambda: heard.keys == {"/x/b": b"2"}, within=30.0, what="the changes after the restart")
         assert heard.states == [True, False, True]
         assert heard.revisions == sorted(set(heard.revisions)), "changes come once, in order"
         watch.close()
@@ -114,10 +114,10 @@ def test_the_difference_is_reported_if_etcd_lost_its_data(etcd_factory, heard, e
         server.kill()
         shutil.rmtree(server.data_dir / "data")
         server.start()
-        eventually(lambda: heard.keys == {}, within=5.0, what="20 deletions")
+        eventually(lambda: heard.keys == {}, within=30.0, what="20 deletions")
         with EtcdClient(EtcdConfig.of(server.endpoint)) as other:
             other.put("/x/3", b"2")
-        eventually(lambda: heard.keys == {"/x/3": b"2"}, within=5.0, what="changes in the new history")
+        eventually(lambda: heard.keys == {"/x/3": b"2"}, within=30.0, what="changes in the new history")
         watch.close()
 
 
@@ -163,10 +163,10 @@ def test_a_watch_is_renewed_if_etcd_falls_silent(etcd_factory, heard, eventually
         watch.start()
         eventually(lambda: heard.states == [True])
         server.pause()
-        eventually(lambda: heard.states == [True, False], within=5.0, what="the silence to be noticed")
+        eventually(lambda: heard.states == [True, False], within=30.0, what="the silence to be noticed")
         server.resume()
         client.put("/x/a", b"1")
-        eventually(lambda: heard.keys == {"/x/a": b"1"}, within=5.0, what="changes after the silence")
+        eventually(lambda: heard.keys == {"/x/a": b"1"}, within=30.0, what="changes after the silence")
         watch.close()
 
 
@@ -177,12 +177,12 @@ def test_a_quiet_watch_stays_if_etcd_lives(etcd, client, job_keys, heard, eventu
         heard.on_events,
         heard.on_state,
         progress_seconds=0.1,
-        silence_seconds=0.6,
+        silence_seconds=1.5,
     )
     watch.start()
     eventually(lambda: heard.states == [True])
     done = threading.Event()
-    done.wait(1.5)  # more than twice the tolerated silence
+    done.wait(3.5)  # more than twice the tolerated silence
     assert heard.states == [True], "etcd's signs of life must count"
     watch.close()
 
@@ -207,7 +207,7 @@ def test_a_watch_starts_if_etcd_starts_later(etcd_factory, heard, eventually):
         watch = client.watch_prefix("/x/", heard.on_events, heard.on_state)
         eventually(lambda: heard.states == [False])
         server.start()
-        eventually(lambda: heard.states == [False, True] and heard.batches, within=5.0)
+        eventually(lambda: heard.states == [False, True] and heard.batches, within=30.0)
         watch.close()
 
 

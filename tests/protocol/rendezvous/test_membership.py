@@ -14,6 +14,9 @@ from elastrain.rendezvous.membership import Membership
 from elastrain.rendezvous.probe import Evidence, ProbeServer, probe
 from players import TTL, Player, leader, workers
 
+LONG = 20
+"""Seconds of a lease that no delay of a busy machine reaches."""
+
 
 def test_members_form_a_generation_in_order_of_registration(play):
     a, b, c = play("a", "b", "c")
@@ -22,18 +25,18 @@ def test_members_form_a_generation_in_order_of_registration(play):
 
 
 def test_survivors_form_the_next_one_if_a_member_leaves(play):
-    a, b, c = play("a", "b", "c")
+    a, b, c = play("a", "b", "c", ttl=LONG)
     for p in (a, b, c):
         p.enter()
     began = time.monotonic()
     a.member.leave()
     assert workers(b.enter()) == ["b", "c"]
-    assert time.monotonic() - began < TTL / 2, "a leave is known at once, not at the TTL"
+    assert time.monotonic() - began < LONG / 2, "a leave is known at once, not at the TTL"
     assert c.ended(1) == "worker a is gone"
 
 
 def test_survivors_do_not_wait_for_the_lease_if_a_generation_breaks(play):
-    a, b, c = play("a", "b", "c")
+    a, b, c = play("a", "b", "c", ttl=LONG)
     for p in (a, b, c):
         p.enter()
     began = time.monotonic()
@@ -41,7 +44,7 @@ def test_survivors_do_not_wait_for_the_lease_if_a_generation_breaks(play):
     for p in (b, c):
         p.member.update(broken=1)
     assert workers(b.enter()) == ["b", "c"]
-    assert time.monotonic() - began < TTL, "a closed port is sufficient evidence"
+    assert time.monotonic() - began < LONG, "a closed port is sufficient evidence"
 
 
 def test_a_silent_member_is_lost_if_its_lease_expires(play):
