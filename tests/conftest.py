@@ -97,7 +97,7 @@ def job_keys() -> JobKeys:
 
 @pytest.fixture
 def eventually() -> Callable[..., None]:
-    """``eventually(condition, within=10.0, what="...")``: wait, or fail with ``what``."""
+    """``eventually(condition, within=30.0, what="...")``: wait, or fail with ``what``."""
     return conditions.eventually
 
 

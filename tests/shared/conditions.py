@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 def eventually(
     condition: Callable[[], object],
-    within: float = 10.0,
+    within: float = 30.0,
     what: str | Callable[[], str] = "the condition",
     pause: float = 0.01,
 ) -> None:
@@ -21,7 +21,7 @@ def eventually(
         time.sleep(pause)
 
 
-async def until(condition: Callable[[], object], what: str = "the condition", within: float = 10.0) -> None:
+async def until(condition: Callable[[], object], what: str = "the condition", within: float = 30.0) -> None:
     """The same in an event loop."""
     deadline = time.monotonic() + within
     while not condition():

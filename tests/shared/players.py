@@ -31,12 +31,12 @@ class Player:
     def ready(self) -> None:
         self.member.update(phase=Phase.READY, store_port=1)
 
-    def sees(self, condition, within: float = 8.0) -> View:
+    def sees(self, condition, within: float = 30.0) -> View:
         """The first view that meets ``condition``."""
         assert self.member.wait_for(condition, within), self.member.view
         return self.member.view
 
-    def enter(self, within: float = 8.0) -> Generation:
+    def enter(self, within: float = 30.0) -> Generation:
         """Adopt the next generation."""
         generation = self.sees(lambda v: v.generation and v.generation.number > self.entered, within).generation
         self.entered = generation.number
