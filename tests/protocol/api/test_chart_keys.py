@@ -83,7 +83,8 @@ class Release:
         """Wait until the pod has filled all Secrets, and stop it."""
         self.keep()
         what = "the Secrets to be filled: " + str(self._home / "keys.log")
-        eventually(lambda: self.secret("server") and self.secret("root"), within=30, what=what)
+        # kubectl takes 0.1 s of CPU.
+        eventually(lambda: self.secret("server") and self.secret("root"), within=30, what=what, pause=0.3)
         assert self.stop() == 0, (self._home / "keys.log").read_text()
 
     def stop(self) -> int | None:

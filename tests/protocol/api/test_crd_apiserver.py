@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import urllib.error
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +15,7 @@ import yaml
 from pydantic import ValidationError
 
 from elastrain.api.job import JobSpec
+from raw_cluster import Cluster
 
 if TYPE_CHECKING:
     from control_plane import ApiServer
@@ -35,24 +38,27 @@ def job(name: str, **spec: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def created(apiserver: ApiServer, request: pytest.FixtureRequest) -> str:
+def created(apiserver: ApiServer, request: pytest.FixtureRequest) -> Iterator[str]:
     """A job on the server, with a unique name; deleted afterwards."""
     name = re.sub(r"[^a-z]+", "-", request.node.name)[-40:].strip("-")
-    result = apiserver.kubectl("create", "-f", "-", document=job(name))
-    assert result.returncode == 0, result.stderr
-    request.addfinalizer(lambda: apiserver.kubectl("delete", "etj", name, "--wait=false"))
-    return name
+    cluster = Cluster(apiserver.kubeconfig, "default")
+    cluster.call("POST", cluster.job_path(), job(name))
+    yield name
+    cluster.call("DELETE", cluster.job_path(name))
 
 
 def get(apiserver: ApiServer, name: str) -> dict[str, Any]:
-    result = apiserver.kubectl("get", "etj", name, "-o", "json")
-    assert result.returncode == 0, result.stderr
-    loaded: dict[str, Any] = json.loads(result.stdout)
-    return loaded
+    return Cluster(apiserver.kubeconfig, "default").job(name)
 
 
-def patch(apiserver: ApiServer, name: str, change: dict[str, Any], *options: str) -> Any:
-    return apiserver.kubectl("patch", "etj", name, "--type=merge", "-p", json.dumps(change), *options)
+def patch(apiserver: ApiServer, name: str, change: dict[str, Any], subresource: str = "") -> str:
+    """The server's refusal; empty: it has accepted. (kubectl would take 0.1 s of CPU for each.)"""
+    cluster = Cluster(apiserver.kubeconfig, "default")
+    try:
+        cluster.merge(cluster.job_path(name) + subresource, change)
+    except urllib.error.HTTPError as error:
+        return str(json.load(error)["message"])
+    return ""
 
 
 # ---- accepted --------------------------------------------------------------------------------------------------------
@@ -264,17 +270,17 @@ def test_server_and_pydantic_agree_on_every_combination_of_small_sizes(apiserver
 def test_change_is_refused_if_running_workers_would_not_follow(
     apiserver: ApiServer, created: str, change: dict[str, Any], words: str
 ) -> None:
-    assert words in patch(apiserver, created, {"spec": change}).stderr
-    assert patch(apiserver, created, {"spec": {"suspend": True}}).returncode == 0
-    assert patch(apiserver, created, {"spec": change}).returncode == 0
-    assert patch(apiserver, created, {"spec": {"suspend": False}}).returncode == 0
+    assert words in patch(apiserver, created, {"spec": change})
+    assert patch(apiserver, created, {"spec": {"suspend": True}}) == ""
+    assert patch(apiserver, created, {"spec": change}) == ""
+    assert patch(apiserver, created, {"spec": {"suspend": False}}) == ""
 
 
 def test_checkpoint_interval_may_change_while_the_job_runs(apiserver: ApiServer) -> None:
     name = "interval"
     assert apiserver.kubectl("create", "-f", "-", document=job(name, checkpoint={"path": "/c"})).returncode == 0
-    assert patch(apiserver, name, {"spec": {"checkpoint": {"everySteps": 5}}}).returncode == 0
-    assert "(absent) may only change" in patch(apiserver, name, {"spec": {"checkpoint": None}}).stderr
+    assert patch(apiserver, name, {"spec": {"checkpoint": {"everySteps": 5}}}) == ""
+    assert "(absent) may only change" in patch(apiserver, name, {"spec": {"checkpoint": None}})
 
 
 def test_manager_never_changes(apiserver: ApiServer) -> None:
@@ -282,40 +288,40 @@ def test_manager_never_changes(apiserver: ApiServer) -> None:
     manifest = job(name, managedBy="kueue.x-k8s.io/multikueue", suspend=True)
     assert apiserver.kubectl("create", "-f", "-", document=manifest).returncode == 0
     for manager, shown in (("elastrain.dev/operator", "elastrain.dev/operator"), (None, "absent")):
-        assert f"managedBy ({shown}) {words}" in patch(apiserver, name, {"spec": {"managedBy": manager}}).stderr
+        assert f"managedBy ({shown}) {words}" in patch(apiserver, name, {"spec": {"managedBy": manager}})
     assert apiserver.kubectl("delete", "etj", name, "--wait=false").returncode == 0
 
 
 def test_suspend_is_refused_if_it_discards_committed_steps(apiserver: ApiServer, created: str) -> None:
     suspend = {"spec": {"suspend": True}}
-    assert patch(apiserver, created, {"status": {"step": 1200}}, "--subresource=status").returncode == 0
+    assert patch(apiserver, created, {"status": {"step": 1200}}, "/status") == ""
     words = "spec.suspend (true) must not become true: the committed steps (status.step) would be lost"
-    assert words in patch(apiserver, created, suspend).stderr
+    assert words in patch(apiserver, created, suspend)
     late = {"spec": {"suspend": True, "checkpoint": {"path": "/c"}}}
-    assert words in patch(apiserver, created, late).stderr, "the running workers would not save"
+    assert words in patch(apiserver, created, late), "the running workers would not save"
     accepted = patch(apiserver, created, {"spec": {"suspend": True, "protectState": False}})
-    assert accepted.returncode == 0, accepted.stderr
+    assert accepted == ""
 
 
 def test_suspend_is_accepted_if_nothing_is_lost(apiserver: ApiServer, created: str) -> None:
     suspend, resume = {"spec": {"suspend": True}}, {"spec": {"suspend": False}}
-    assert patch(apiserver, created, suspend).returncode == 0, "no step is committed yet"
-    assert patch(apiserver, created, {"spec": {"checkpoint": {"path": "/c"}}}).returncode == 0
-    assert patch(apiserver, created, resume).returncode == 0
+    assert patch(apiserver, created, suspend) == "", "no step is committed yet"
+    assert patch(apiserver, created, {"spec": {"checkpoint": {"path": "/c"}}}) == ""
+    assert patch(apiserver, created, resume) == ""
 
     def condition(status: str) -> dict[str, Any]:
         saves = {"type": "CheckpointHealthy", "status": status, "reason": "X", "message": "", "lastTransitionTime": "t"}
         return {"status": {"step": 1200, "conditions": [saves]}}
 
-    assert patch(apiserver, created, condition("False"), "--subresource=status").returncode == 0
-    assert "would be lost" in patch(apiserver, created, suspend).stderr, "the last save failed"
-    assert patch(apiserver, created, condition("True"), "--subresource=status").returncode == 0
-    assert patch(apiserver, created, suspend).returncode == 0
-    assert patch(apiserver, created, resume).returncode == 0
+    assert patch(apiserver, created, condition("False"), "/status") == ""
+    assert "would be lost" in patch(apiserver, created, suspend), "the last save failed"
+    assert patch(apiserver, created, condition("True"), "/status") == ""
+    assert patch(apiserver, created, suspend) == ""
+    assert patch(apiserver, created, resume) == ""
     ended = {"status": {"completionTime": "2030-01-01T00:00:00Z", "conditions": None}}
-    assert patch(apiserver, created, {**ended, "spec": {"checkpoint": None}}).returncode != 0
-    assert patch(apiserver, created, ended, "--subresource=status").returncode == 0
-    assert patch(apiserver, created, suspend).returncode == 0, "the job has ended"
+    assert patch(apiserver, created, {**ended, "spec": {"checkpoint": None}})
+    assert patch(apiserver, created, ended, "/status") == ""
+    assert patch(apiserver, created, suspend) == "", "the job has ended"
 
 
 # ---- subresources ----------------------------------------------------------------------------------------------------
@@ -332,7 +338,7 @@ def test_scale_sets_replicas_within_bounds_and_is_refused_outside(apiserver: Api
 def test_scale_has_the_fields_that_an_autoscaler_reads(apiserver: ApiServer, created: str) -> None:
     apiserver.kubectl("scale", f"etj/{created}", "--replicas=3")
     status = {"replicas": 2, "selector": "elastrain.dev/job=x"}
-    assert patch(apiserver, created, {"status": status}, "--subresource=status").returncode == 0
+    assert patch(apiserver, created, {"status": status}, "/status") == ""
     scale = json.loads(apiserver.kubectl("get", "etj", created, "--subresource=scale", "-o", "json").stdout)
     assert (scale["spec"], scale["status"]) == ({"replicas": 3}, {"replicas": 2, "selector": "elastrain.dev/job=x"})
 
@@ -346,21 +352,21 @@ def test_scale_cannot_be_read_if_replicas_is_absent(apiserver: ApiServer, create
 def test_status_and_spec_are_written_separately(apiserver: ApiServer, created: str) -> None:
     patch(apiserver, created, {"status": {"phase": "Running"}, "spec": {"replicas": 2}})
     assert "status" not in get(apiserver, created)
-    patch(apiserver, created, {"status": {"phase": "Running"}, "spec": {"replicas": 4}}, "--subresource=status")
+    patch(apiserver, created, {"status": {"phase": "Running"}, "spec": {"replicas": 4}}, "/status")
     now = get(apiserver, created)
     assert (now["status"], now["spec"]["replicas"]) == ({"phase": "Running"}, 2)
 
 
 def test_status_of_a_newer_operator_is_kept_whole(apiserver: ApiServer, created: str) -> None:
     status = {"step": 7, "ofTheFuture": {"a": 1}, "lastRescale": {"to": 3, "new": True}}
-    assert patch(apiserver, created, {"status": status}, "--subresource=status").returncode == 0
+    assert patch(apiserver, created, {"status": status}, "/status") == ""
     assert get(apiserver, created)["status"] == status
 
 
 def test_field_ownership_tracks_the_status_as_a_whole(apiserver: ApiServer, created: str) -> None:
     condition = {"type": "Running", "status": "True", "reason": "Training", "message": "all is well"}
     status = {"step": 7, "conditions": [condition], "lastRescale": {"to": 3}}
-    assert patch(apiserver, created, {"status": status}, "--subresource=status").returncode == 0
+    assert patch(apiserver, created, {"status": status}, "/status") == ""
     shown = apiserver.kubectl("get", "etj", created, "-o", "json", "--show-managed-fields").stdout
     accounts = json.loads(shown)["metadata"]["managedFields"]
     (written,) = [account["fieldsV1"] for account in accounts if account.get("subresource") == "status"]
@@ -375,7 +381,7 @@ def test_columns_show_the_jobs_state(apiserver: ApiServer, created: str) -> None
         "lastRescale": {"pauseSeconds": 0.29},
         "progress": {"step": 120, "of": 500, "samplesPerSecond": 512.5, "eta": "2030-01-01T00:00:00+00:00"},
     }  # fmt: skip
-    patch(apiserver, created, {"status": status}, "--subresource=status")
+    patch(apiserver, created, {"status": status}, "/status")
     head, row = apiserver.kubectl("get", "etj", created).stdout.splitlines()
     assert head.split() == ["NAME", "PHASE", "WORKERS", "DESIRED", "GENERATION", "STEP", "AGE"]
     assert row.split()[:-1] == [created, "Running", "2", "4", "3", "120"]
