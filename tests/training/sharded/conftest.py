@@ -6,7 +6,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -143,37 +143,31 @@ class OneCopyJob(ShardedJob):
 
 
 @pytest.fixture
-def job(warm: Warm, tmp_path: Path, etcd_factory: Callable[[], EtcdServer], job_keys: JobKeys) -> Iterator[ShardedJob]:
-    job = ShardedJob(warm, tmp_path, etcd_factory(), job_keys)
+def job(warm: Warm, tmp_path: Path, etcd: EtcdServer, job_keys: JobKeys) -> Iterator[ShardedJob]:
+    job = ShardedJob(warm, tmp_path, etcd, job_keys)
     yield job
     job.close()
     shutil.rmtree(names.node_memory(job_keys.uid), ignore_errors=True)
 
 
 @pytest.fixture
-def one_copy(
-    warm: Warm, tmp_path: Path, etcd_factory: Callable[[], EtcdServer], job_keys: JobKeys
-) -> Iterator[OneCopyJob]:
-    job = OneCopyJob(warm, tmp_path, etcd_factory(), job_keys)
+def one_copy(warm: Warm, tmp_path: Path, etcd: EtcdServer, job_keys: JobKeys) -> Iterator[OneCopyJob]:
+    job = OneCopyJob(warm, tmp_path, etcd, job_keys)
     yield job
     job.close()
 
 
 @pytest.fixture
-def tensor_job(
-    warm: Warm, tmp_path: Path, etcd_factory: Callable[[], EtcdServer], job_keys: JobKeys
-) -> Iterator[TensorJob]:
-    job = TensorJob(warm, tmp_path, etcd_factory(), job_keys)
+def tensor_job(warm: Warm, tmp_path: Path, etcd: EtcdServer, job_keys: JobKeys) -> Iterator[TensorJob]:
+    job = TensorJob(warm, tmp_path, etcd, job_keys)
     yield job
     job.close()
     shutil.rmtree(names.node_memory(job_keys.uid), ignore_errors=True)
 
 
 @pytest.fixture
-def groups(
-    warm: Warm, tmp_path: Path, etcd_factory: Callable[[], EtcdServer], job_keys: JobKeys
-) -> Iterator[GroupsOfWorkersJob]:
-    job = GroupsOfWorkersJob(warm, tmp_path, etcd_factory(), job_keys)
+def groups(warm: Warm, tmp_path: Path, etcd: EtcdServer, job_keys: JobKeys) -> Iterator[GroupsOfWorkersJob]:
+    job = GroupsOfWorkersJob(warm, tmp_path, etcd, job_keys)
     yield job
     job.close()
     shutil.rmtree(names.node_memory(job_keys.uid), ignore_errors=True)
