@@ -124,10 +124,15 @@ def test_a_job_shows_its_rescales_and_users_text_is_never_markup(filled, stage) 
                 await page.until(f"document.querySelector('.facts').innerText.includes('{progress['step']:,} /')")
             s.clock.clear()
             last = {"from": 12, "to": 16, "reason": "Grow", "pauseSeconds": 0.37, "lostSteps": 0, "time": datetime.now(UTC).isoformat(), "phases": {"connect": 0.2, "transfer": 0.1, "first_step": 0.27}}  # fmt: skip
-            changed(filled, lastRescale=last, readyReplicas=4)
+            progress |= {"samples": 2_860_000, "effectiveSamples": 2_710_000}
+            batch = {"samples": 128, "base": 64, "noiseScale": 1100, "efficiency": 0.95}
+            changed(filled, lastRescale=last, readyReplicas=4, batch=batch, progress=progress)
             await page.until("document.querySelectorAll('#rescales tbody tr').length === 5")
             first = await page.text("#rescales tbody tr")
             assert "12 → 16" in first
+            figures = await page.text(".facts")
+            assert "128 samples, noise scale 1,100, efficiency 0.95" in figures
+            assert "2,710,000 of 2,860,000" in figures
             assert "first step 270 ms" in first
             assert "12 to 16 ranks (Grow)" in await page.ask("document.getElementById('announce').textContent")
             assert "<script>" in await page.text("#conditions")

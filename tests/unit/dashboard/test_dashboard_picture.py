@@ -65,6 +65,13 @@ def test_details_have_phases_in_their_order_and_the_newest_first(job, body, runn
     json.dumps(shown, allow_nan=False)
 
 
+def test_details_have_the_batch_of_a_job_that_chooses_it(body, running) -> None:
+    progress = running["progress"] | {"samples": 7_680, "effectiveSamples": 7_300}
+    status = running | {"progress": progress, "batch": {"samples": 128, "base": 64, "noiseScale": 1100}}
+    shown = picture.detail(job_of(facts.job(body("job", status=status)).body), [], [], ())
+    assert (shown["batch"]["samples"], shown["batch"]["noiseScale"], shown["effectiveSamples"]) == (128, 1100, 7_300)
+
+
 def test_workers_that_do_not_run_come_first_if_there_are_many(job, body) -> None:
     pods = [
         facts.pod(body("pod", "digits", n, phase="Running" if n else "Pending")).worker
