@@ -17,7 +17,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 
 .DEFAULT_GOAL := help
-.PHONY: help demo storm test nightly nightly-e2e simulate lint e2e cluster lock sbom bench bench-steady bench-rendezvous bench-scheduling bench-operator bench-numerics bench-sharded bench-checkpoint gpu seeded clean-cluster docs docs-serve reference
+.PHONY: help demo storm test nightly nightly-e2e simulate lint e2e cluster lock sbom bench bench-steady bench-rendezvous bench-scheduling bench-operator bench-numerics bench-convergence bench-sharded bench-checkpoint gpu seeded clean-cluster docs docs-serve reference
 
 help: ## what there is to make (this list)
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -125,6 +125,10 @@ bench-checkpoint: ## what a checkpoint costs, takes and saves, beside torch's as
 bench-numerics: ## the cost of bitwise numerics: ten minutes (docs/numerics.md)
 	@scripts/dev-env
 	@etcd=$$(scripts/get-etcd); ELASTRAIN_ETCD=$$etcd $(PY) bench/numerics.py
+
+bench-convergence: ## held-out losses at equal progress, with chosen batches: half an hour (docs/training-scripts.md)
+	@scripts/dev-env
+	@etcd=$$(scripts/get-etcd); ELASTRAIN_ETCD=$$etcd $(PY) bench/convergence.py
 
 gpu: ## what one GPU can show, in nine minutes (docs/gpu.md); without one, the same programs with gloo in NCCL's place
 	@scripts/dev-env
