@@ -17,7 +17,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 
 .DEFAULT_GOAL := help
-.PHONY: help demo storm test nightly nightly-e2e simulate lint e2e cluster lock sbom bench bench-steady bench-rendezvous bench-scheduling bench-operator bench-numerics bench-convergence bench-sharded bench-checkpoint gpu seeded clean-cluster docs docs-serve reference
+.PHONY: help demo storm test nightly nightly-e2e simulate lint e2e cluster lock sbom bench bench-steady bench-rendezvous bench-scheduling bench-sizes bench-operator bench-numerics bench-convergence bench-sharded bench-checkpoint gpu seeded clean-cluster docs docs-serve reference
 
 help: ## what there is to make (this list)
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -141,6 +141,11 @@ bench-rendezvous: ## thousands of simulated members through a real etcd, beside 
 bench-scheduling: ## sizes of many jobs on published workloads, in simulation: half an hour (docs/sharing.md; needs --kit)
 	@scripts/dev-env
 	@$(PY) bench/scheduling.py
+
+bench-sizes: ## sizes of 60 jobs by the real operator, beside the simulator's: 20 minutes (docs/sharing.md; needs --kit)
+	@scripts/dev-env
+	@e2e/cluster/build.sh kubernetes helm && scripts/get-kwok
+	@etcd=$$(scripts/get-etcd); ELASTRAIN_ETCD=$$etcd $(PY) bench/sizes_on_cluster.py
 
 bench-operator: ## thousands of jobs on a control plane with simulated nodes, beside batch Jobs: half an hour
 	@scripts/dev-env
