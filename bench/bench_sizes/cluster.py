@@ -75,7 +75,7 @@ def run(
         system.sharing = sharing
         try:
             system.start()
-            players = Players(plane, system.etcd(), pause, startup)
+            players = Players(plane, system.etcd(), cluster.nodes * cluster.gpus, pause, startup)
             try:
                 return _play(tasks, system, players, limit, say)
             finally:
@@ -131,7 +131,7 @@ def _outcome(job: PlayedJob, began: float) -> Outcome:
 
 
 def _delays(jobs: Sequence[PlayedJob], decisions: Sequence[float]) -> Delays:
-    """The start and growths of a job are starts."""
-    admissions = [j.targeted - j.created for j in jobs if j.targeted is not None]
+    """Admissions of jobs that found room; the start and growths of a job are starts."""
+    admissions = [j.targeted - j.created for j in jobs if j.targeted is not None and j.room]
     starts = [s for j in jobs for s in j.starts]
     return Delays(*(statistics.median(seconds) if seconds else 0.0 for seconds in (admissions, decisions, starts)))

@@ -50,6 +50,8 @@ class PlayedJob:
     training: Training
     keys: JobKeys
     created: float
+    room: bool
+    """An accelerator was free at its creation."""
     target: Target | None = None
     running: dict[str, tuple[str, float]] = field(default_factory=dict)
     """Name of a pod that runs → its node, and when its ranks are ready."""
@@ -81,8 +83,9 @@ class PlayedJob:
 class Players:
     """All jobs' agents, in the calling thread; two watches in threads of their own."""
 
-    def __init__(self, plane: ControlPlane, client: EtcdClient, pause: float, startup: float) -> None:
-        """``pause``: seconds of a rescale; ``startup``: from a pod's container until its ranks are ready."""
+    def __init__(self, plane: ControlPlane, client: EtcdClient, gpus: int, pause: float, startup: float) -> None:
+        """``gpus``: of all nodes; ``pause``: seconds of a rescale; ``startup``: from a pod's container until its ranks
+        are ready."""
         self.jobs: dict[str, PlayedJob] = {}
         """By UID."""
         self.decisions: list[float] = []
@@ -90,7 +93,7 @@ class Players:
         self._freed: float | None = None
         self._api: Api = plane.api()
         self._watched: Api = plane.api()
-        self._client, self._pause, self._startup = client, pause, startup
+        self._client, self._gpus, self._pause, self._startup = client, gpus, pause, startup
         self._news: queue.SimpleQueue[Callable[[float], None]] = queue.SimpleQueue()
         self._timers: list[tuple[float, int, PlayedJob]] = []
         self._tie = itertools.count()
@@ -110,8 +113,10 @@ class Players:
 
     def create(self, task: Task, manifest: dict[str, Any]) -> PlayedJob:
         created = time.monotonic()
+        alive = [j for j in self.jobs.values() if j.ended is None]
+        room = sum(max(len(j.running), j.target.desired if j.target else 0) for j in alive) < self._gpus
         uid = self._api.call("POST", _JOBS, manifest)["metadata"]["uid"]
-        job = self.jobs[uid] = PlayedJob(Training(task), JobKeys(NAMESPACE, task.name, uid), created)
+        job = self.jobs[uid] = PlayedJob(Training(task), JobKeys(NAMESPACE, task.name, uid), created, room)
         for news in self._early.pop(uid, ()):
             news(created)
         return job

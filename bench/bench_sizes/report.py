@@ -235,7 +235,7 @@ def _costs(report: Report) -> Table:
     if (c := report.cluster) is None:
         return Table("", (), ())
     rows = [
-        ("a job's creation → its first target, s", f"{c.admission:.2f}"),
+        ("a job's creation → its first target, if a GPU is free, s", f"{c.admission:.2f}"),
         ("a worker's end → a larger target of another job, s", f"{c.decision:.2f}"),
         ("target → generation of that size, s", f"{c.start:.2f}"),
         ("operator, % of a core", f"{100 * c.cpu['operator'] / c.seconds:.1f}"),
