@@ -28,7 +28,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
 
-from elastrain_operator.allocation import explanations, worth
+from elastrain_operator.allocation import explanations, trials, worth
 from elastrain_operator.allocation.fair import Tier
 from elastrain_operator.allocation.goals import Budget, Goals, review
 from elastrain_operator.allocation.grant import Grant, Stop
@@ -84,9 +84,11 @@ class _Sharing:
         grant = Grant.of(job, totals)
         if job.elastic and job.trains and job.size:
             recent = worth.thaws(job, self._policy, self._now) is not None
-            if job.uid in self._vain or recent:
+            tries = self._by_goals and trials.lasts(job, self._now)
+            if job.uid in self._vain or recent or tries:
                 grant.limit = min(job.cap, max(job.size, job.min))
-                grant.hold = Stop.VAIN if job.uid in self._vain else Stop.RECENT
+                grant.hold = Stop.VAIN if job.uid in self._vain else Stop.UNTRIED if tries else Stop.RECENT
+                grant.why = explanations.trial_lasts(job) if tries else ""
         if job.usable is not None and job.usable < grant.limit:
             grant.limit, grant.hold = job.usable, Stop.UNUSED
         return grant
@@ -165,7 +167,9 @@ class _Sharing:
         budget = Budget(elastic, self.room, {})
         for grant in elastic:
             share = budget.equal_share(grant.job.kind)
-            if grant.hold is Stop.RECENT or not (self._by_goals or worth.may_give(grant.job, self._policy, share)):
+            if grant.hold in (Stop.RECENT, Stop.UNTRIED) or not (
+                self._by_goals or worth.may_give(grant.job, self._policy, share)
+            ):
                 self._keep_all(grant)
         if self._by_goals:
             self._goals.limit(elastic, self._quotas.left())

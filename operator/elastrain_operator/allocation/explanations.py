@@ -97,6 +97,17 @@ def others_gain(here: Gain, there: Gain) -> str:
     return f"not grown: {more} would add {here} here; {other} of {name} gained more: {there}"
 
 
+def trial(job: Job, size: int, there: Gain) -> str:
+    """The job tries fewer workers, so that another one has more."""
+    name, more = f"{there.job.namespace}/{there.job.name}", replicas(there.job, there.workers)
+    return f"not grown: it tries {replicas(job, size)}, to learn whether it needs more; {more} of {name} gain {there}"
+
+
+def trial_lasts(job: Job) -> str:
+    """The job has fewer workers than it has measured."""
+    return f"not grown: it keeps {replicas(job, job.size)} until its steps with them are measured"
+
+
 def untried(job: Job, most: int, tried: int) -> str:
     """The job may not have more until it has trained with what it has."""
     known = f"its steps with more than {replicas(job, tried)}" if tried else "its steps"

@@ -1,17 +1,13 @@
 """Sizes by marginal speed-up: the next accelerators go to the elastic job for which they add most. Pure.
 
 Each job has a curve of speeds, learned from its own steps (``speedup.py``), here as parts of its speed with an equal
-share of the accelerators. Its utility is a concave function of that part (alpha fairness: Mo & Walrand, IEEE/ACM ToN
-2000): the lower the exponent, the closer to max-min fairness. Accelerators go, stride by stride, to the job that gains
-most utility for each of them. A stride is an edge of the upper hull of a job's utilities, so a size that is slower than
-the one below, such as the first on two nodes, stops no job.
-
-A size other than the present one counts for less, by the cost of the change over the job's age: how long the job still
-trains is unknown, and its age is the best guess (Pollux, OSDI 2021, 4.2). The more often a job was resized, the more a
-change has to gain, and a difference within the noise of step times changes nothing.
+share of the accelerators, which have a utility (``utility.py``). Accelerators go, stride by stride, to the job that
+gains most utility for each of them. A stride is an edge of the upper hull of a job's utilities, so a size that is
+slower than the one below, such as the first on two nodes, stops no job.
 
 A job that has not trained yet gets at most the workers of one node, and no job more than ``REACH`` times the largest
-size that was measured: what is unknown is tried in steps.
+size that was measured: what is unknown is tried in steps. Fewer workers than were measured are tried, too, if others
+gain by that (``trials.py``).
 """
 
 from __future__ import annotations
@@ -20,29 +16,26 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import NamedTuple
 
 from elastrain.sizing import speedup
 from elastrain_operator.allocation import explanations
 from elastrain_operator.allocation.grant import Grant, Stop
-from elastrain_operator.allocation.model import Amounts, Job, Kind, Policy, Sharing
+from elastrain_operator.allocation.model import Amounts, Job, Kind, Policy
 from elastrain_operator.allocation.room import Room, main_resource
+from elastrain_operator.allocation.trials import Trial, trial
+from elastrain_operator.allocation.utility import stays, utility
 
 REACH = 4
 """A job gets at most this multiple of the largest size at which its speed was measured."""
-NOISE = 0.07
-"""A change must gain more than this part of the job's speed."""
-FREE_RESCALES, RESCALE_SECONDS = 6, 300.0
-"""A job is resized for a mere improvement only if it was rescaled fewer times than six and once for each 300 s of its
-age: at most 12 times an hour in the long run."""
 SILENT_SECONDS = 300.0
 """A job of this age without a measured speed reports none: it gets an equal share."""
 REVIEW_SECONDS, SOON_SECONDS = 60.0, 5.0
 """Sizes are decided anew after this time even without a change: a job that ages may be resized at a smaller gain. While
 a job is young, what it may cost to resize it changes quickly: whenever its age has doubled, but not before 5 s."""
-EXPONENTS = {Sharing.BALANCED: -4.0, Sharing.EFFICIENT: -1.0}
-"""Of the utility: (speed / speed with an equal share) ** exponent / exponent."""
+WINDOW = 16
+"""Refused strides, of the greatest gain, for which a job may try fewer workers."""
 
 Quotas = Mapping[str, Mapping[str, int]]
 """Namespace → resource → amount that its quota still permits."""
@@ -71,6 +64,8 @@ class Decided(NamedTuple):
     """UID → a job's next stride, for which no accelerators are left."""
     untried: dict[str, int]
     """UID → most workers that the job may try now; only jobs that could have more."""
+    trials: dict[str, Stride]
+    """UID of a job that tries fewer workers → the stride that another job gets by it."""
 
 
 class Goals:
@@ -96,7 +91,7 @@ class Goals:
         elastic = [grant for grant in grants if grant.job.elastic]
         budget = Budget(elastic, self._room, quotas)
         strides: list[Stride] = []
-        made = Decided([], {}, {})
+        made = Decided([], {}, {}, {})
         for grant in elastic:
             missing = grant.job.min - grant.granted
             grant.goal = grant.granted if missing <= 0 or not budget.take(grant.job, missing) else grant.job.min
@@ -115,7 +110,30 @@ class Goals:
                 made.taken.append(stride)
             else:
                 made.refused[stride.grant.job.uid] = stride
+        if made.refused:
+            self._try_fewer(elastic, budget, made)
         return made
+
+    def _try_fewer(self, elastic: Sequence[Grant], budget: Budget, made: Decided) -> None:
+        """Jobs try fewer workers where the stride of another job gains more than that costs at best."""
+        policy, now, found = self._policy, self._now, list[Trial]()
+        for grant in elastic:
+            kind = grant.job.kind
+            tried = trial(grant, budget.equal_share(kind), self._room.per_node(kind), policy, now)
+            if tried is not None:
+                found.append(tried)
+        waiting = {uid: stride for uid, stride in made.refused.items() if stride.grant.job.trains}
+        for tried in sorted(found, key=lambda t: (t.loss, t.grant.job.created, t.grant.job.uid)):
+            giver = tried.grant
+            if giver.goal != giver.job.size:
+                continue  # it has got more
+            wanted = [s for s in islice(waiting.values(), WINDOW) if _may_take(s, tried)]
+            stride = next((s for s in wanted if budget.swap(giver.job, tried.size, s)), None)
+            if stride is not None:
+                giver.goal, stride.grant.goal = tried.size, stride.high
+                made.trials[giver.job.uid] = stride
+                waiting.pop(stride.grant.job.uid)
+                waiting.pop(giver.job.uid, None)
 
     def _strides(self, grant: Grant, start: int, most: int, equal: int) -> list[Stride]:
         """The strides of one job from ``start`` to ``most`` workers. ``equal``: its equal share."""
@@ -126,10 +144,9 @@ class Goals:
         found: list[Stride] = []
         if most > start:
             speeds = speedup.curve(job.measured, self._room.per_node(job.kind), max(most, equal), job.batches)
-            stays, power = _stays(job, policy, self._now), EXPONENTS[policy.sharing]
-            weight = policy.weights.get(job.namespace, 1)
-            parts = [s / speeds[equal] * (1.0 if w == job.size else stays) for w, s in enumerate(speeds[: most + 1])]
-            values = [weight * max(part, 1e-3) ** power / power for part in parts]
+            counts = stays(job, policy, self._now)
+            parts = [s / speeds[equal] * (1.0 if w == job.size else counts) for w, s in enumerate(speeds[: most + 1])]
+            values = [utility(job, part, policy) for part in parts]
             for low, high in _hull(values, range(start, most + 1, job.group_size)):
                 faster = speeds[high] - speeds[low]
                 gain = _slope(values, low, high) / grant.step
@@ -138,8 +155,18 @@ class Goals:
         return found
 
 
+def _may_take(stride: Stride, tried: Trial) -> bool:
+    """Whether a stride that was refused may have accelerators of a job that tries fewer."""
+    taker, giver = stride.grant, tried.grant.job
+    other = taker.job.uid != giver.uid and taker.job.priority >= giver.priority
+    return other and stride.gain * taker.step * (stride.high - stride.low) > tried.loss
+
+
 def _reason(grant: Grant, made: Decided) -> tuple[Stop | None, str]:
     """Why the goal is not more; None: no accelerator is left, and no other job has taken one above its minimum."""
+    gets = made.trials.get(grant.job.uid)
+    if gets is not None:
+        return Stop.UNTRIED, explanations.trial(grant.job, grant.goal or 0, _worth(gets))
     refused = made.refused.get(grant.job.uid)
     if refused is not None:
         others = (s for s in reversed(made.taken) if s.grant is not grant and s.gain >= refused.gain)
@@ -221,6 +248,15 @@ class Budget:
             quota[resource] -= workers * amount
         return True
 
+    def swap(self, giver: Job, size: int, stride: Stride) -> bool:
+        """Shrink a job to ``size`` and take the accelerators of a stride; False: that is not enough for it."""
+        freed = giver.size - size
+        self.take(giver, -freed)
+        if self.take(stride.grant.job, stride.high - stride.low):
+            return True
+        self.take(giver, freed)
+        return False
+
 
 def _bounded(demand: Amounts, quota: Mapping[str, int]) -> list[tuple[str, int]]:
     return [(resource, amount) for resource, amount in demand if resource in quota]
@@ -233,19 +269,6 @@ def _reach(job: Job, equal: int, node: int, now: datetime) -> int:
         return max(REACH * tried, job.size)
     silent = job.trains and now.timestamp() - job.created > SILENT_SECONDS
     return max(equal if silent else node, job.min, job.size)
-
-
-def _stays(job: Job, policy: Policy, now: datetime) -> float:
-    """What part of another size's speed counts, since changing to it costs a pause; 1: the job does not train yet."""
-    if not job.trains:
-        return 1.0
-    age, pause = max(now.timestamp() - job.created, 0.0), policy.pause if job.pause is None else job.pause
-    if job.rescales >= FREE_RESCALES + age / RESCALE_SECONDS:
-        return 0.0
-    part = (age - job.rescales * pause) / (age + pause) if age + pause else 1.0
-    if job.remaining is not None:
-        part = min(part, 1 - pause / job.remaining if job.remaining > pause else 0.0)
-    return min(max(part, 0.0), 1 - NOISE)
 
 
 def _hull(values: Sequence[float], sizes: Iterable[int]) -> list[tuple[int, int]]:

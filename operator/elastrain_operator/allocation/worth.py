@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 
 from elastrain.sizing import speedup
 from elastrain_operator.allocation.model import Job, Policy, Sharing
+from elastrain_operator.allocation.utility import pause_of
 
 REST = 10
 """Pauses that pass between two resizes of a job for a mere improvement, if sizes follow measured speeds."""
@@ -39,13 +40,13 @@ def growth(job: Job, before: int, after: int, policy: Policy, node: int) -> Wort
     useful = max(seconds - policy.startup, 0.0)
     speeds = speedup.curve(job.measured, node, after, job.batches)
     faster = (speeds[after] / speeds[before] - 1) * before
-    return Worth(useful * faster, _pause(job, policy) * before, seconds)
+    return Worth(useful * faster, pause_of(job, policy) * before, seconds)
 
 
 def may_give(job: Job, policy: Policy, share: int) -> bool:
     """Whether the workers above an equal ``share`` gain more in jobs of equal priority, over the horizon, than the
     pause costs here."""
-    return policy.horizon * max(job.size - share, 1) > _pause(job, policy) * max(job.size, 1)
+    return policy.horizon * max(job.size - share, 1) > pause_of(job, policy) * max(job.size, 1)
 
 
 def thaws(job: Job, policy: Policy, now: datetime) -> datetime | None:
@@ -61,8 +62,4 @@ def rest(job: Job, policy: Policy) -> float:
     ``REST`` of its own pauses: a job whose rescales are short reaches its best size sooner."""
     if policy.sharing is Sharing.EQUAL:
         return policy.hysteresis
-    return min(policy.hysteresis, REST * _pause(job, policy))
-
-
-def _pause(job: Job, policy: Policy) -> float:
-    return policy.pause if job.pause is None else job.pause
+    return min(policy.hysteresis, REST * pause_of(job, policy))

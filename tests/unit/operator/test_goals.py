@@ -143,7 +143,7 @@ def test_the_explanation_names_the_gain_here_and_in_the_job_that_got_the_acceler
     share = shares(well, job("badly", 5, measured=BADLY, samples=32.0))["badly"]
     assert (share.size, share.reason) == (5, "OthersGainMore")
     assert share.message == (
-        "not grown: 9 workers would add 6.3 samples/s (12 %) here; "
+        "not grown: 9 workers would add 6.4 samples/s (12 %) here; "
         "2 workers of ns/well gained more: 510 samples/s (22 %)"
     )
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from budgets import examples
 from elastrain.sizing.speedup import Batches, Measured, learned
 from elastrain_operator.allocation.allocate import allocate
-from elastrain_operator.allocation.goals import FREE_RESCALES, RESCALE_SECONDS
 from elastrain_operator.allocation.model import Job, Kind, Node, Policy, Sharing, Snapshot, Worker
+from elastrain_operator.allocation.utility import FREE_RESCALES, RESCALE_SECONDS
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
 GPU = "nvidia.com/gpu"

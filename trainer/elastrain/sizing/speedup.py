@@ -33,6 +33,8 @@ NETWORK = 0.1
 """Assumed increase of a step's time if workers are on several nodes."""
 TRUST = 0.002
 """Weight of these assumptions against one measurement."""
+FIRM_NETWORK = 10
+"""How many times that weight the third one has: sizes on several nodes do not tell the network from a fixed part."""
 FIRM = 50
 """How many times that weight the fourth one has: that workers cost each other nothing. Otherwise a job that is as fast
 with 4 workers as with 8 would count as one that gets faster up to 6, and slower after them."""
@@ -169,21 +171,22 @@ def largest(measured: Iterable[Measured]) -> int:
 
 
 @lru_cache(maxsize=1 << 15)
-def learned(measured: tuple[Measured, ...], micro: int | None = None) -> Speedup:
-    """The model of a job with these measurements, in any order."""
+def learned(measured: tuple[Measured, ...], micro: int | None = None, *, sceptical: bool = False) -> Speedup:
+    """The model of a job with these measurements, in any order. ``sceptical``: workers make it as little faster as the
+    measurements permit."""
     known = tuple(sorted({(m.workers, m.nodes > 1, m.batch or 1): m.seconds for m in measured}.items()))
     points = tuple((*key, seconds) for key, seconds in known)
-    return Speedup(_fit(points, micro), points, micro) if points else Speedup(())
+    return Speedup(_fit(points, micro, sceptical), points, micro) if points else Speedup(())
 
 
-def _fit(points: Sequence[tuple[int, bool, int, float]], micro: int | None) -> tuple[float, ...]:
+def _fit(points: Sequence[tuple[int, bool, int, float]], micro: int | None, sceptical: bool) -> tuple[float, ...]:
     workers, _, batch, first = points[0]
     parts, share, _, _ = _features(workers, False, batch, micro)
     scale = (first / parts, first / share, first, first / workers)
     fixed = FIXED if batch == 1 else FIXED_OF_BATCH
-    prior = (fixed, 1 - fixed, NETWORK, 0.0)
+    prior = (1.0, 0.0, NETWORK, 0.0) if sceptical else (fixed, 1 - fixed, NETWORK, 0.0)
     rows = [[f * s / t for f, s in zip(_features(w, n, b, micro), scale, strict=True)] for w, n, b, t in points]
-    trust = (TRUST, TRUST, TRUST, FIRM * TRUST)
+    trust = (TRUST, TRUST, FIRM_NETWORK * TRUST, FIRM * TRUST)
     square = [
         [sum(r[i] * r[j] for r in rows) + (trust[i] if i == j else 0.0) for j in range(_TERMS)] for i in range(_TERMS)
     ]
