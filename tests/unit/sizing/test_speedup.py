@@ -54,6 +54,16 @@ def test_several_nodes_cost_more_than_one_if_they_were_never_tried():
     assert speeds[5] < speeds[4] * 1.05
 
 
+def test_a_size_that_has_run_on_several_nodes_only_has_that_speed_although_one_node_would_take_it():
+    assert curve((amdahl(2, nodes=2),), 4, 4)[2] == 1 / amdahl(2, nodes=2).seconds
+    assert curve((amdahl(2, nodes=2), amdahl(2)), 4, 4)[2] == 1 / amdahl(2).seconds
+
+
+def test_sizes_on_several_nodes_alone_do_not_make_a_fixed_part_the_networks():
+    flat = tuple(Measured(w, 2, 0.9 + 0.1 / w) for w in (4, 2))
+    assert 1 / curve(flat, 4, 4)[1] > 0.8
+
+
 SIZES = st.lists(
     st.builds(Measured, st.integers(1, 64), st.integers(1, 8), st.floats(1e-3, 1e3)), min_size=1, max_size=12
 )

@@ -236,6 +236,8 @@ def _solve(square: list[list[float]], right: list[float]) -> list[float]:
 
 @lru_cache(maxsize=1 << 15)
 def curve(measured: tuple[Measured, ...], node: int, most: int, batches: Batches | None = None) -> tuple[float, ...]:
-    """Speeds of a job with these measurements at 0, 1, …, ``most`` workers, of which ``node`` fit on one node."""
+    """Speeds of a job with these measurements at 0, 1, …, ``most`` workers, of which ``node`` fit on one node. A size
+    that has run on several nodes only counts as on several: the scheduler may spread it again."""
     model = learned(measured, batches.micro if batches else None)
-    return tuple(model.speed(w, spans=w > node, batches=batches) for w in range(most + 1))
+    spread = {m.workers for m in measured if m.nodes > 1} - {m.workers for m in measured if m.nodes == 1}
+    return tuple(model.speed(w, spans=w > node or w in spread, batches=batches) for w in range(most + 1))
