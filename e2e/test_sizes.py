@@ -1,4 +1,4 @@
-"""Sizes by measured speed: three real jobs share eight GPUs, and those that more workers make faster have more."""
+"""Sizes by measured speed: three real jobs share two nodes, and those that more workers make faster have more GPUs."""
 
 from __future__ import annotations
 
@@ -12,14 +12,18 @@ from harness.commands import eventually, kubectl, run
 from harness.example import digits
 from harness.jobs import START, Audit, Job, make_folders
 
-pytestmark = [pytest.mark.alone, pytest.mark.nightly, pytest.mark.timeout(600, func_only=True)]
+pytestmark = [pytest.mark.alone, pytest.mark.nightly, pytest.mark.timeout(1200, func_only=True)]
 Submit = Callable[[dict[str, Any]], Job]
-GPUS = 8
-"""Of one node; the other has none. A size on several nodes also costs the network, and few sizes on few nodes do not
-tell a fixed part from it."""
+PER_NODE = 4
+GPUS = PER_NODE * len(release.WORKER_NODES)
 FIXED = {"flat": 0.9, "half": 0.5, "well": 0.0}
-"""Seconds of a step that more workers do not shorten, of one second with one worker. In the order of arrival: a job
-learns from the sizes that it has had, and the first ones had more before the next one came."""
+"""Seconds of a step that more workers do not shorten, of one second with one worker. In the order of arrival. The sizes
+that they have had on one node and on several do not tell a fixed part from the network: they try smaller ones."""
+TRIALS = 400
+"""Seconds until sizes have settled. A trial waits until its job is as old as 150 of its pauses, and lasts until some
+steps are measured."""
+AT_REST = {"OthersGainMore", "NotFaster", "NoRoom"}
+"""Reasons of ``Grown`` that no time or measurement alone will change."""
 TRAIN = """
 import os, time
 import torch, elastrain
@@ -45,8 +49,8 @@ with elastrain.join() as job:
 def efficient(installed: None, namespace: str) -> Iterator[None]:
     """More GPUs, and sizes by measured speed; afterwards nodes and release as others want them."""
     try:
-        for node, gpus in zip(release.WORKER_NODES, (GPUS, 0), strict=True):
-            release.advertise_gpus(node, gpus)
+        for node in release.WORKER_NODES:
+            release.advertise_gpus(node, PER_NODE)
         release.install(capacity={"sharing": "efficient", "hysteresisSeconds": 5})
         yield
     finally:
@@ -73,19 +77,19 @@ def test_sizes_settle_by_the_speeds_that_the_jobs_have_measured(
     def settled() -> bool:
         sizes = trains(jobs)
         used = sum(sizes.values())  # one may be left if the next growth that pays takes two
-        return used >= GPUS - 1 and sizes["flat"] <= 2 <= sizes["half"] <= sizes["well"]
+        at_rest = all(job.condition("Grown").get("reason") in AT_REST for job in jobs.values())
+        return at_rest and used >= GPUS - 1 and sizes["flat"] <= 2 <= sizes["half"] <= sizes["well"]
 
-    eventually("GPUs train, most of them where they help most", settled, 180, lambda: told(jobs))
-    sizes = trains(jobs)
-    assert sizes["well"] > sizes["flat"]
+    eventually("GPUs train, most of them where they help most", settled, TRIALS, lambda: told(jobs))
     for job in jobs.values():
         job.wait_steps(20, timeout=90)
-    assert settled(), f"sizes that had settled have changed: {told(jobs)}"
+    eventually("they still do", settled, TRIALS, lambda: told(jobs))
+    sizes = trains(jobs)
+    assert sizes["well"] > sizes["flat"]
     for name, job in jobs.items():
         eventually("its size is measured", lambda j=job: trains({"": j})[""] in measured(j), 60, job.summary)
         assert all(seconds >= FIXED[name] for seconds in measured(job).values()), "a step is faster than its fixed part"
-        grown = job.condition("Grown")
-        assert (grown["status"], grown["reason"] in {"OthersGainMore", "NotFaster", "NoRoom"}) == ("False", True), grown
+        assert job.condition("Grown")["status"] == "False"
         assert "not grown" in run("elastrain", "explain", name, "-n", namespace).stdout
         assert job.status["generation"]["number"] <= 12, f"{name} was resized too often"
     audits = {name: audit(job) for name, job in jobs.items()}

@@ -18,7 +18,7 @@ from elastrain_operator.allocation.utility import age_of, pause_of, stays, utili
 
 MOST = 2
 """Trials of a job: one that has measured more sizes and placements makes none."""
-PAUSES = 40
+PAUSES = 150
 """A job makes a trial when it is as old as so many of its pauses: it costs up to four, two of each job."""
 PATIENCE_SECONDS = 300.0
 """A trial without a measured step ends after this time."""

@@ -17,9 +17,9 @@ from elastrain_operator.allocation.model import Job, Kind, Node, Policy, Sharing
 START = datetime(2030, 1, 1, tzinfo=UTC)
 GPU = "nvidia.com/gpu"
 ONE = Kind(((GPU, 1), ("pods", 1)))
-EFFICIENT = Policy(sharing=Sharing.EFFICIENT, hysteresis=5.0)
 TICK, PAUSE, BEGINS, MEASURES = 5.0, 1.5, 5.0, 5.0
 """Seconds: between two decisions, of a rescale, until a new worker trains, until the steps of a size are measured."""
+EFFICIENT = Policy(sharing=Sharing.EFFICIENT, hysteresis=5.0, pause=PAUSE)
 DECISIONS = 100
 FIXED = {"flat": 0.9, "half": 0.5, "well": 0.0}
 """Seconds of a step that more workers do not shorten, of one second with one worker."""
