@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
+import io
 import json
 import ssl
+import threading
 import urllib.error
-import urllib.request
+import urllib.parse
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -35,14 +38,37 @@ class Cluster:
         self._token = config["users"][0]["user"]["token"]
         self._tls = ssl.create_default_context()
         self._tls.check_hostname, self._tls.verify_mode = False, ssl.CERT_NONE
+        self._of_thread = threading.local()
 
     def call(self, method: str, path: str, body: object = None, content: str = "application/json") -> dict[str, Any]:
-        """Raises ``urllib.error.HTTPError``."""
+        """Raises ``urllib.error.HTTPError``, and ``URLError`` without a server."""
         headers = {"Authorization": f"Bearer {self._token}", "Content-Type": content}
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self._server + path, data, headers, method=method)
-        with urllib.request.urlopen(request, context=self._tls, timeout=10) as answer:
-            return dict(json.load(answer))
+        try:
+            answer = self._send(method, path, data, headers)
+            found = answer.read()
+        except (http.client.HTTPException, OSError) as error:
+            self._of_thread.connection = None
+            raise urllib.error.URLError(error) from error
+        if answer.status >= 400:
+            url = self._server + path
+            raise urllib.error.HTTPError(url, answer.status, answer.reason, answer.headers, io.BytesIO(found))
+        return dict(json.loads(found))
+
+    def _send(self, method: str, path: str, data: bytes | None, headers: dict[str, str]) -> http.client.HTTPResponse:
+        """On the thread's connection, as a handshake costs more than most requests; on a new one if the server has
+        closed that."""
+        connection = getattr(self._of_thread, "connection", None)
+        if connection is not None:
+            with contextlib.suppress(http.client.RemoteDisconnected, ConnectionError):
+                connection.request(method, path, data, headers)
+                return connection.getresponse()
+            connection.close()
+        place = urllib.parse.urlsplit(self._server).netloc
+        connection = http.client.HTTPSConnection(place, timeout=10, context=self._tls)
+        self._of_thread.connection = connection
+        connection.request(method, path, data, headers)
+        return connection.getresponse()
 
     def merge(self, path: str, body: object) -> dict[str, Any]:
         return self.call("PATCH", path, body, "application/merge-patch+json")

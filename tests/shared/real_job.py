@@ -141,7 +141,7 @@ class Job:
         return None if kv is None else Progress.decode(kv.value)
 
     # -- what a test waits for -----------------------------------------------------------------------------------------
-    def wait(self, what: str, condition: Callable[[], object], pause: float = 0.02) -> None:
+    def wait(self, what: str, condition: Callable[[], object], pause: float | None = None) -> None:
         """Return when ``condition`` holds; fail with ``what`` and the logs if it does not in time."""
         eventually(condition, PATIENCE, lambda: f"{what}\n{self.story()}", pause)
 
