@@ -60,7 +60,7 @@ class Cluster:
         closed that."""
         connection = getattr(self._of_thread, "connection", None)
         if connection is not None:
-            with contextlib.suppress(http.client.RemoteDisconnected, ConnectionError):
+            with contextlib.suppress(http.client.RemoteDisconnected, ConnectionError, ssl.SSLError):
                 connection.request(method, path, data, headers)
                 return connection.getresponse()
             connection.close()
