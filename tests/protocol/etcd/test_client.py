@@ -127,7 +127,7 @@ def test_wrong_credentials_are_named_at_once(guarded):
 def test_a_token_is_renewed_if_etcd_forgot_it(guarded, eventually, job_keys):
     """Simple tokens are in etcd's memory: a restart invalidates them, as does their expiry."""
     server, config = guarded
-    with EtcdClient(config("trainer"), timeout=2.0) as client:
+    with EtcdClient(config("trainer")) as client:
         seen: list[bytes] = []
         client.put(job_keys.target, b"1")
         watch = client.watch_prefix(job_keys.prefix, lambda b: seen.extend(e.kv.value for e in b.events))

@@ -70,7 +70,8 @@ def test_suspended_job_drains_and_resumes(cluster, play, eventually):
 
     cluster.patch_job("pause", suspend=False)
     eventually(lambda: cluster.status("pause").get("readyReplicas") == 2, 30, "new workers train")
-    assert set(cluster.pods()) == {"pause-2", "pause-3"}
+    # On a busy machine a worker may be replaced meanwhile.
+    assert not cluster.pods().keys() & {"pause-0", "pause-1"}, "ordinals are used once"
     assert player.number > 1
 
 
