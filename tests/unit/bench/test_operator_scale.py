@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import http.client
 import json
+import ssl
 from collections.abc import Callable
 from types import SimpleNamespace
 
@@ -14,6 +16,7 @@ from bench_harness.machine import machine
 from bench_harness.program import Failed
 from bench_harness.tables import markdown
 from bench_operator.audit import Audit
+from bench_operator.net import Api
 from bench_operator.report import goals, notes, tables
 from bench_operator.results import Cost, Idle, Report, Rescale, Restart, Run
 from bench_operator.scenario import Settings
@@ -143,3 +146,18 @@ def test_a_phase_ends_at_once_with_the_log_if_the_operator_has_ended(tmp_path):
         system.until(lambda: False, 1200.0, "all pods run")
     ended.processes.runs = lambda name: True
     system.until(lambda: True, 1200.0, "all pods run")
+
+
+@pytest.mark.parametrize("closed", [http.client.RemoteDisconnected(), ssl.SSLEOFError(), BrokenPipeError()])
+def test_a_call_is_repeated_on_a_new_connection_if_the_api_server_has_closed_the_idle_one(closed, monkeypatch):
+    api, sent = Api(1, "token"), []
+
+    def send(_self, method: str, *_: object) -> tuple[SimpleNamespace, bytes]:
+        sent.append(method)
+        if len(sent) == 1:
+            raise closed
+        return SimpleNamespace(status=200), b"{}"
+
+    monkeypatch.setattr(Api, "_send", send)
+    assert api.merge("/api/v1/pods/a", {}) == {}
+    assert sent == ["PATCH", "PATCH"]
