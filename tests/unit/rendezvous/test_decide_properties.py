@@ -158,12 +158,17 @@ class AnyHistory(RuleBasedStateMachine):
         assert not any(r.worker in leaving for r in others), "a leaving worker is in no proposal, unless it gives state"
         inside = {m.id for m in view.base_alive if not view.is_leaving(m)}
         trained = [base.members[i : i + n] for i in range(0, len(base.members), n)] if base else []
-        trains = n * sum(any(m.id in inside for m in group) for group in trained)  # a group gets mates for lost workers
+        # A group gets mates for lost workers, and one that is mixed may become those of its workers again.
+        own = {records[i].group for i in inside} if n > 1 else set()
+        trains = n * max(sum(any(m.id in inside for m in group) for group in trained), len(own))
         assert not ids or len(others) <= max(view.target.desired, trains), "no group joins beyond desired"
         outstanding = proposed.number - view.in_force if view.in_force is not None else 0
         assert outstanding <= MAX_OUTSTANDING, "proposals fit into the readiness slots"
         if ids and outstanding < MAX_OUTSTANDING:
-            assert {m.id for m in view.stayers} <= set(ids), "ready members of the base stay"
+            pause = self.job.memory.breaks >= 2  # then new workers wait, and with them their mates
+            assert {m.id for m in (view.whole(view.stayers) if pause else view.stayers)} <= set(ids), (
+                "all that can stay"
+            )
             # Leavers that give the state are ahead: no stayer has it, so there is no order of trained ranks to keep.
             given = [i for i in ids if i in gives and view.is_leaving(view.alive[i])]
             assert n > 1 or ids[: len(given)] == given, "leavers that give the state come first"
