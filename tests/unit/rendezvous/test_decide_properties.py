@@ -166,9 +166,8 @@ class AnyHistory(RuleBasedStateMachine):
         assert outstanding <= MAX_OUTSTANDING, "proposals fit into the readiness slots"
         if ids and outstanding < MAX_OUTSTANDING:
             pause = self.job.memory.breaks >= 2  # then new workers wait, and with them their mates
-            assert {m.id for m in (view.whole(view.stayers) if pause else view.stayers)} <= set(ids), (
-                "all that can stay"
-            )
+            staying = view.whole(view.stayers) if pause else view.stayers
+            assert {m.id for m in staying} <= set(ids), "ready members of the base stay"
             # Leavers that give the state are ahead: no stayer has it, so there is no order of trained ranks to keep.
             given = [i for i in ids if i in gives and view.is_leaving(view.alive[i])]
             assert n > 1 or ids[: len(given)] == given, "leavers that give the state come first"

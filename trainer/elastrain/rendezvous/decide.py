@@ -204,7 +204,7 @@ def _planned(  # noqa: PLR0911 - one return per rule
     if view.unready:
         # They train, and become ready when they can enter another generation; until then this one stays.
         return Nothing(f"{_names(view.unready)} must stop training first")
-    if view.keepers and (learners := tuple(m for m in stayers if m not in view.keepers)):
+    if view.keepers and (learners := tuple(m for m in view.stayers if m not in view.keepers)):
         return Nothing(f"{_names(learners)} must receive the state that only {_names(view.keepers)} holds")
     if view.leavers:
         return _propose_or_stop(view, stayers, joiners)
