@@ -11,11 +11,13 @@ from typing import Any
 
 from bench_harness.program import Failed
 from bench_operator.cluster import NAMESPACE, ControlPlane
+from bench_operator.net import Refused
 from bench_operator.systems import Slim
 from bench_sizes.members import PlayedJob, Players
 from bench_sizes.simulated import GPU, Cluster, Delays, Outcome
 from bench_sizes.task import Task
 from elastrain.api import names
+from elastrain.etcd import EtcdError
 
 SAY_SECONDS = 15.0
 """Between two lines of progress."""
@@ -69,7 +71,7 @@ def run(
     directory: Path,
     say: Callable[[str], None],
 ) -> Ran:
-    """``limit``: seconds. Raises ``Failed`` if jobs have not ended by then, or the operator ends."""
+    """``limit``: seconds. Raises ``Failed`` if jobs have not ended by then, or a process of the run ends."""
     with ControlPlane(directory, cluster.nodes, cluster.gpus, packs=True) as plane:
         system = Sizing(plane)
         system.sharing = sharing
@@ -78,6 +80,8 @@ def run(
             players = Players(plane, system.etcd(), cluster.nodes * cluster.gpus, pause, startup)
             try:
                 return _play(tasks, system, players, limit, say)
+            except (Refused, EtcdError, OSError) as error:
+                raise Failed(f"{error}; logs: {plane.directory}") from None
             finally:
                 players.close()
         finally:

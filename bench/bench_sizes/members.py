@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from bench_harness.program import Failed
 from bench_operator.cluster import NAMESPACE, ControlPlane
 from bench_operator.net import Api, Refused
 from bench_sizes.task import KEPT_RESCALES, REPORT_SECONDS, Task, Training, placed
@@ -122,10 +123,10 @@ class Players:
         return job
 
     def play(self, until: float) -> None:
-        """Act on news until then. Raises ``RuntimeError`` if the watch of pods has ended."""
+        """Act on news until then. Raises ``Failed`` if the watch of pods has ended."""
         while (now := time.monotonic()) < until:
             if self._error is not None:
-                raise RuntimeError("the watch of running pods has ended") from self._error
+                raise Failed(f"the watch of running pods has ended: {self._error}")
             due = self._timers[0][0] if self._timers else until
             if due <= now:
                 self._act(heapq.heappop(self._timers)[2], now)
