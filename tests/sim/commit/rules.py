@@ -10,6 +10,7 @@ from elastrain.elastic.membership import control
 from elastrain.elastic.membership.control import Summed
 from elastrain.elastic.membership.entry import Entry, EntryRow
 from elastrain.elastic.membership.verdict import Verdict
+from elastrain.elastic.reshard.origin import Held
 from elastrain.elastic.step import Step
 
 SUMMED = Summed([0.0] * control.SIZE, ())
@@ -39,8 +40,8 @@ def row(bounds: Bounds, world: World, number: int) -> EntryRow:
     """The contribution of a rank to the entry of the next generation."""
     rank = world.ranks[number]
     by = rank.history[-1] if rank.history else 0
-    return EntryRow(
-        step=rank.step, size=len(world.members(rank.generation)), reached=0, saved_step=0, layout=0, structure=0,
-        overlaps=0, in_portions=0, shard=bounds.shard(number), voted=rank.voted, counted=by,
-        by=0 if "generation of the state" in bounds.without else by,
-    )  # fmt: skip
+    live = Held(
+        rank.step, bounds.shards, bounds.shard(number), 0 if "generation of the state" in bounds.without else by
+    )
+    size = len(world.members(rank.generation))
+    return EntryRow(live, size=size, reached=0, voted=rank.voted, counted=by)

@@ -31,6 +31,7 @@ from elastrain.data.order import Order
 from elastrain.elastic.membership import control
 from elastrain.elastic.membership.control import Summed
 from elastrain.elastic.membership.entry import Entry, EntryRow
+from elastrain.elastic.reshard.origin import FRESH, Held
 from sim.comm import MEETING_TIMEOUT, Comm
 from sim.process import Process
 
@@ -289,10 +290,8 @@ class Rank:
         if self._over is not None:
             self._settle()
             return
-        row = EntryRow(
-            step=self.step if self.has_state else -1, size=self.size, reached=max(self.step, self._reached),
-            saved_step=0, layout=1, structure=0, overlaps=0, in_portions=0, by=self.by,
-        )  # fmt: skip
+        live = Held(self.step if self.has_state else FRESH, 1, 0, self.by)
+        row = EntryRow(live, size=self.size, reached=max(self.step, self._reached), layout=1)
 
         def table(rows: dict[int, Any]) -> None:
             if self.comm is comm:
@@ -313,7 +312,7 @@ class Rank:
             if self.comm is not comm:
                 return
             if mine in entry.receivers or entry.cold:
-                self.step, self.state, self.by = step, state, rows[source][0].by
+                self.step, self.state, self.by = step, state, rows[source][0].live.by
             self.has_state = True
             self._entered(generation, comm)
 

@@ -6,10 +6,29 @@ from dataclasses import replace
 
 import pytest
 
-from elastrain.elastic.membership.entry import Entry, EntryRow
+from elastrain.elastic.membership.entry import Entry, EntryRow, Script
+from elastrain.elastic.membership.integers import from_integers, to_integers
+from elastrain.elastic.reshard.origin import FRESH, Held
+from elastrain.elastic.reshard.partners import Home
 
-HOLDER = EntryRow(step=7, size=2, reached=7, saved_step=5, layout=1, structure=5, overlaps=1, in_portions=1)
-JOINER = EntryRow(step=-1, size=1, reached=7, saved_step=0, layout=1, structure=0, overlaps=1, in_portions=1)
+HOLDER = EntryRow(
+    Held(7, 1, 0), size=2, reached=7, saved_step=5, structure=5, layout=1, overlaps=True, in_portions=True
+)
+JOINER = EntryRow(Held(FRESH, 1, 0), size=1, reached=7, layout=1, overlaps=True, in_portions=True)
+
+
+def at(step: int, calls: int = 0) -> EntryRow:
+    return replace(HOLDER, live=replace(HOLDER.live, step=step), script=Script(calls=calls))
+
+
+def test_the_integers_of_a_row_are_the_row():
+    row = replace(
+        HOLDER, script=Script(9, 2, between=True), snapshots=(Held(4, 3, 2, 1, 0), Held(2, 3, 2)), home=Home(5, 6)
+    )
+    numbers = to_integers(row)
+    assert all(type(number) is int for number in numbers)
+    assert len(numbers) == len(to_integers(JOINER))
+    assert from_integers(EntryRow, numbers) == row
 
 
 def test_a_checkpoint_is_known_if_one_rank_has_been_told_of_it():
@@ -23,7 +42,7 @@ def test_joiners_are_learners_if_the_holders_of_the_state_can_compute_as_before(
 
 
 def test_the_furthest_ranks_give_their_state_if_a_loss_left_others_a_step_behind():
-    late = replace(HOLDER, step=6)
+    late = at(6)
     entry = Entry.of([late, HOLDER, late, HOLDER])
     assert (entry.sources, entry.receivers) == ([1, 3], [0, 2])
 
@@ -33,7 +52,7 @@ def test_the_furthest_ranks_give_their_state_if_a_loss_left_others_a_step_behind
     [
         ([HOLDER, HOLDER], []),
         ([replace(HOLDER, size=3), replace(HOLDER, size=3), JOINER], [2]),  # one was lost: their parts would grow
-        ([HOLDER, HOLDER, replace(JOINER, overlaps=0)], [2]),
+        ([HOLDER, HOLDER, replace(JOINER, overlaps=False)], [2]),
         ([HOLDER, HOLDER, replace(JOINER, layout=2)], [2]),
         ([replace(HOLDER, layout=0), replace(HOLDER, layout=0), replace(JOINER, layout=0)], [2]),
         ([replace(JOINER, size=1), JOINER], [1]),  # no rank holds state
@@ -49,9 +68,12 @@ def test_every_rank_computes_its_part_of_the_first_step_if_not(table, receivers)
     ("table", "in_portions"),
     [
         ([HOLDER, HOLDER, JOINER], True),
-        ([HOLDER, replace(HOLDER, in_portions=0), JOINER], False),
-        ([HOLDER, HOLDER, replace(JOINER, in_portions=0)], False),
-        ([HOLDER, HOLDER, replace(JOINER, step=3)], False),  # it keeps its own until it has all of the other
+        ([HOLDER, replace(HOLDER, in_portions=False), JOINER], False),
+        ([HOLDER, HOLDER, replace(JOINER, in_portions=False)], False),
+        (
+            [HOLDER, HOLDER, replace(JOINER, live=Held(3, 1, 0))],
+            False,
+        ),  # it keeps its own until it has all of the other
         ([replace(HOLDER, size=3), replace(HOLDER, size=3), JOINER], False),
     ],
 )
@@ -63,12 +85,12 @@ def test_state_comes_in_portions_if_all_ranks_can_and_no_newer_state_is_lost(tab
     ("table", "ahead", "behind", "misplaced"),
     [
         ([HOLDER, HOLDER], 0, [], []),
-        ([replace(HOLDER, calls=3), replace(HOLDER, calls=3)], 0, [], []),
-        ([replace(HOLDER, calls=2), replace(HOLDER, calls=3), replace(HOLDER, calls=3)], 1, [0], []),
-        ([HOLDER, replace(HOLDER, calls=1), JOINER], 1, [0], [2]),  # the end of the loop
-        ([replace(HOLDER, calls=1), replace(HOLDER, calls=3)], 1, [], [0]),  # it was cut off for long
-        ([replace(HOLDER, calls=1), replace(HOLDER, step=6)], 0, [], [1]),
-        ([replace(HOLDER, step=6, calls=9), HOLDER, JOINER], 1, [], []),  # calls of an earlier step
+        ([at(7, calls=3), at(7, calls=3)], 0, [], []),
+        ([at(7, calls=2), at(7, calls=3), at(7, calls=3)], 1, [0], []),
+        ([HOLDER, at(7, calls=1), JOINER], 1, [0], [2]),  # the end of the loop
+        ([at(7, calls=1), at(7, calls=3)], 1, [], [0]),  # it was cut off for long
+        ([at(7, calls=1), at(6)], 0, [], [1]),
+        ([at(6, calls=9), HOLDER, JOINER], 1, [], []),  # calls of an earlier step
     ],
 )
 def test_a_rank_that_lacks_more_than_one_result_starts_anew(table, ahead, behind, misplaced):
@@ -78,11 +100,11 @@ def test_a_rank_that_lacks_more_than_one_result_starts_anew(table, ahead, behind
 
 @pytest.mark.parametrize(("loop_end", "late", "misplaced"), [(8, [2], []), (9, [], []), (10, [], [2])])
 def test_a_joiner_in_an_earlier_loop_is_late_and_one_in_a_later_loop_is_misplaced(loop_end, late, misplaced):
-    holder = replace(HOLDER, loop_end=9)
-    entry = Entry.of([holder, holder, replace(JOINER, loop_end=loop_end)])
+    holder = replace(HOLDER, script=Script(9))
+    entry = Entry.of([holder, holder, replace(JOINER, script=Script(loop_end))])
     assert (entry.loop_end, entry.late, entry.misplaced) == (9, late, misplaced)
 
 
 def test_no_rank_is_late_if_all_hold_state():
-    entry = Entry.of([replace(HOLDER, loop_end=9, calls=1), replace(HOLDER, loop_end=8)])
+    entry = Entry.of([replace(HOLDER, script=Script(9, calls=1)), replace(HOLDER, script=Script(8))])
     assert (entry.late, entry.misplaced) == ([], [])

@@ -10,9 +10,13 @@ from hypothesis import strategies as st
 
 from elastrain.elastic.membership.entry import Entry, EntryRow, newest_whole
 from elastrain.elastic.membership.verdict import Verdict
+from elastrain.elastic.reshard.origin import Held
 
-HOLDER = EntryRow(step=7, size=4, reached=7, saved_step=0, layout=0, structure=5, overlaps=0, in_portions=0)
-JOINER = replace(HOLDER, step=-1, size=1, structure=0)
+HOLDER = EntryRow(Held(7, 1, 0), size=4, reached=7, structure=5)
+
+
+def holder(step: int, shard: int, by: int = 0) -> EntryRow:
+    return replace(HOLDER, live=Held(step, 2, shard, by))
 
 
 @st.composite
@@ -20,7 +24,7 @@ def tables(draw: st.DrawFn) -> tuple[list[EntryRow], int]:
     shards = draw(st.integers(1, 3))
     groups = draw(st.integers(1, 4))
     steps = st.sampled_from([-1, 6, 7, 8])
-    return [replace(HOLDER, step=draw(steps), shard=r % shards) for r in range(groups * shards)], shards
+    return [holder(draw(steps), r % shards) for r in range(groups * shards)], shards
 
 
 @given(tables())
@@ -31,11 +35,11 @@ def test_each_part_comes_from_ranks_that_hold_it_at_the_newest_step_of_which_all
     for rank, row in enumerate(table):
         transfer = entry.transfer(rank, lambda sources: lambda _: sources)
         assert transfer.sources, "a part has no source"
-        assert all(table[r].shard == row.shard for r in (*transfer.sources, *transfer.receivers))
+        assert all(table[r].live.shard == row.live.shard for r in (*transfer.sources, *transfer.receivers))
         assert rank in transfer.receivers or row.step == step or rank in transfer.sources
         assert step < 0 or all(table[r].step == step for r in transfer.sources)
         assert not set(transfer.sources) & set(transfer.receivers)
-    held = [{row.step for row in table if row.shard == shard} for shard in range(shards)]
+    held = [{row.step for row in table if row.live.shard == shard} for shard in range(shards)]
     assert step == max(set.intersection(*held) - {-1}, default=-1)
 
 
@@ -59,13 +63,13 @@ def test_ranks_start_anew_exactly_if_they_hold_parts_of_a_state_that_is_not_whol
     ],
 )
 def test_sources_and_receivers_of_two_groups_of_two(steps, sources, receivers) -> None:
-    entry = Entry.of([replace(HOLDER, step=step, shard=r % 2) for r, step in enumerate(steps)], 2)
+    entry = Entry.of([holder(step, r % 2) for r, step in enumerate(steps)], 2)
     assert (entry.sources, entry.receivers) == (sources, receivers)
 
 
 def test_a_step_that_was_repeated_without_a_rank_replaces_the_step_that_the_rank_has_committed() -> None:
     """The rank committed step 7 as the last one of generation 3, was excluded, and has returned."""
-    table = [replace(HOLDER, by=3), replace(HOLDER, by=5), replace(HOLDER, by=5)]
+    table = [holder(7, 0, by) for by in (3, 5, 5)]
     entry = Entry.of(table)
     assert (entry.sources, entry.receivers) == ([1, 2], [0])
     assert entry.transfer(0, lambda sources: lambda _: sources).sources == [1, 2]
@@ -84,5 +88,5 @@ def test_a_step_that_was_repeated_without_a_rank_replaces_the_step_that_the_rank
     ],
 )
 def test_a_vote_counts_exactly_if_a_rank_has_committed_by_its_result(rows, waiting, late, ahead) -> None:
-    table = [replace(HOLDER, step=step, voted=voted, counted=counted) for step, voted, counted in rows]
+    table = [replace(holder(step, 0), voted=voted, counted=counted) for step, voted, counted in rows]
     assert Verdict.of(table) == Verdict(waiting, late, ahead)

@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastrain.elastic.membership.entry import Entry, EntryRow
-from elastrain.elastic.reshard.origin import FRESH, Held, Holdings, Origin
+from elastrain.elastic.reshard.origin import FRESH, NOTHING, Held, Holdings, Origin
 
-NOTHING = Held(FRESH, 0, 0)
-ROW = EntryRow(step=7, size=2, reached=7, saved_step=0, layout=0, structure=5, overlaps=0, in_portions=0)
+ROW = EntryRow(NOTHING, size=2, reached=7, structure=5)
 
 
 @st.composite
@@ -81,7 +80,7 @@ def test_snapshots_take_the_place_of_a_state_that_is_not_whole(live, snapshots, 
 
 
 def test_joiners_receive_what_is_not_sharded_from_ranks_with_the_state() -> None:
-    table = [replace(ROW, step=-1, shards=2), *(replace(ROW, shards=2, shard=shard) for shard in (1, 0))]
+    table = [replace(ROW, live=held) for held in (Held(FRESH, 2, 0), Held(7, 2, 1), Held(7, 2, 0))]
     entry = Entry.of(table, "all")
     assert (entry.sources, entry.receivers, entry.torn, entry.cold) == ([1, 2], [0], [], False)
     assert entry.origin is not None
@@ -89,21 +88,23 @@ def test_joiners_receive_what_is_not_sharded_from_ranks_with_the_state() -> None
 
 
 def test_all_ranks_start_anew_if_no_whole_state_is_left() -> None:
-    entry = Entry.of([replace(ROW, shards=3, shard=0), replace(ROW, step=-1, shards=1)], "all")
+    entry = Entry.of([replace(ROW, live=Held(7, 3, 0)), replace(ROW, live=Held(FRESH, 1, 0))], "all")
     assert entry.torn == [0, 1]
 
 
 def test_shards_of_one_step_make_no_whole_if_two_generations_committed_it() -> None:
     """A rank that had lost its place returns; the others have repeated its last step without it."""
-    returned, repeated = replace(ROW, shards=2, shard=0, by=4), replace(ROW, shards=2, shard=1, by=5)
+    returned, repeated = replace(ROW, live=Held(7, 2, 0, by=4)), replace(ROW, live=Held(7, 2, 1, by=5))
     assert Entry.of([returned, repeated], "all").torn == [0, 1]
-    joined = Entry.of([returned, repeated, replace(repeated, shard=0)], "all")
+    joined = Entry.of([returned, repeated, replace(repeated, live=Held(7, 2, 0, by=5))], "all")
     assert (joined.torn, joined.sources, joined.receivers) == ([], [1, 2], [0])
 
 
 def test_a_snapshot_of_a_step_is_not_completed_by_one_of_another_generation() -> None:
-    old = replace(ROW, shards=3, first_step=6, first_shards=3, by=4)
-    rows = [replace(old, first_by=4, first_ward=2), replace(old, shard=2, first_shard=2, first_by=5, first_ward=1)]
-    assert Entry.of(rows, "all").torn == [0, 1]
-    same = Entry.of([replace(row, first_by=4) for row in rows], "all")
+    def rows(of_first: int, of_last: int) -> list[EntryRow]:
+        held = Held(6, 3, 0, of_first, ward=2), Held(6, 3, 2, of_last, ward=1)
+        return [replace(ROW, live=Held(7, 3, one.shard, by=4), snapshots=(one, NOTHING)) for one in held]
+
+    assert Entry.of(rows(4, 5), "all").torn == [0, 1]
+    same = Entry.of(rows(4, 4), "all")
     assert (same.torn, same.origin and same.origin.copy) == ([], (6, 4, 3))

@@ -35,9 +35,9 @@ class Ballot:
         """This rank commits by the ``result`` of a vote in ``generation``, and has ``step`` committed steps then."""
         self.voted, self._result, self._generation, self._leads_to = 0, result, generation, step
 
-    def row(self, step: int) -> dict[str, int]:
-        """The values of this rank's :class:`Row`, and ``by``, if it has ``step`` committed steps."""
-        return {"voted": self.voted, "counted": self._generation if self._leads_to == step else 0, "by": self.by}
+    def counted(self, step: int) -> int:
+        """As of :class:`Row`, if this rank has ``step`` committed steps."""
+        return self._generation if self._leads_to == step else 0
 
     def hear(self, communicator: Communicator, table: Sequence[Row]) -> tuple[Verdict, Summed | None]:
         """All ranks of a generation have met. Returns the verdict, and the result if this rank commits late.

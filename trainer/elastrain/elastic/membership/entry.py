@@ -8,64 +8,63 @@ from dataclasses import dataclass, replace
 from elastrain.api.records import Generation
 from elastrain.api.settings import Shards
 from elastrain.data.share import Share
-from elastrain.elastic.reshard.origin import Held, Holdings, Origin
+from elastrain.elastic.reshard.origin import FRESH, NOTHING, Held, Holdings, Origin
 from elastrain.elastic.reshard.partners import Home, partners
 from elastrain.elastic.state.slices import Holders, Transfer
+
+_ANYWHERE = Home(0, 0)
+_NONE = (FRESH, 0)
+"""The state of ranks that hold none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """Where a rank's script is."""
+
+    loop_end: int = 0
+    """Committed steps at which its loop ends."""
+    calls: int = 0
+    """Exchanges outside of steps since its last committed step (:mod:`elastrain.elastic.membership.calls`)."""
+    between: bool = False
+    """It is in a call between two steps, where it can receive no state."""
 
 
 @dataclass(frozen=True, slots=True)
 class EntryRow:
-    """The contribution of one rank on entry of a generation."""
+    """The contribution of one rank on entry of a generation. It travels as integers, in the order of the fields."""
 
-    step: int
-    """Committed steps of the state in its memory; -1: it holds none."""
+    live: Held
+    """The part of the model that it holds, in memory."""
     size: int
     """World size of the generation that it comes from."""
     reached: int
     """Committed steps that it has been told of."""
-    saved_step: int
+    saved_step: int = 0
     """Step of the newest durable checkpoint that it has been told of; 0: of none."""
-    layout: int
-    """As of :attr:`ElasticModule.layout`."""
-    structure: int
+    structure: int = 0
     """As of :func:`elastrain.elastic.state.capture.structure`, if it may be needed; otherwise 0."""
-    overlaps: int
-    """1 if the rank can train while it sends its state, or be a learner while it receives it."""
-    in_portions: int
-    """1 if it can do so for several steps, and the state is large enough."""
-    loop_end: int = 0
-    """Committed steps at which the loop of its script ends."""
+    layout: int = 0
+    """As of :attr:`ElasticModule.layout`."""
     trained: int = 0
     """As of :attr:`elastrain.elastic.state.trained.TrainedSet.digest`."""
-    calls: int = 0
-    """Exchanges outside of steps since its last committed step (:mod:`elastrain.elastic.membership.calls`)."""
-    between: int = 0
-    """1: its script is in a call between two steps, where it can receive no state."""
-    shard: int = 0
-    """The part of the model that it holds."""
-    shards: int = 0
-    """With ``shards: all``: of how many; 0: of none."""
-    first_step: int = -1
-    """The same: committed steps of a snapshot that it has; -1: of none."""
-    first_shards: int = 0
-    first_shard: int = 0
-    first_by: int = 0
-    first_ward: int = -1
-    second_step: int = -1
-    second_shards: int = 0
-    second_shard: int = 0
-    second_by: int = 0
-    second_ward: int = -1
-    """Another one."""
-    node: int = 0
-    worker: int = 0
-    """As of :class:`elastrain.elastic.reshard.partners.Home`."""
+    overlaps: bool = False
+    """Whether the rank can train while it sends its state, or be a learner while it receives it."""
+    in_portions: bool = False
+    """Whether it can do so for several steps, and the state is large enough."""
+    script: Script = Script()
     voted: int = 0
     """As of :class:`elastrain.elastic.membership.verdict.Row`."""
     counted: int = 0
     """The same."""
-    by: int = 0
-    """The generation whose votes its last step was committed by; 0: it has none, or an older checkpoint's."""
+    snapshots: tuple[Held, Held] = (NOTHING, NOTHING)
+    """With ``shards: all``: what it can give besides."""
+    home: Home = _ANYWHERE
+    """With ``shards: all``: where it runs."""
+
+    @property
+    def step(self) -> int:
+        """Committed steps of the state in its memory; -1: it holds none."""
+        return self.live.step
 
     @property
     def state(self) -> tuple[int, int]:
@@ -74,18 +73,12 @@ class EntryRow:
         A rank may have committed a step as the last one of a generation that it was then excluded from. The others
         repeat the step without it, perhaps cut in another way: the same step is then two states.
         """
-        return self.step, self.by
+        return self.live.step, self.live.by
 
     @property
     def holdings(self) -> Holdings:
         """What it can give, with ``shards: all``."""
-        first = Held(self.first_step, self.first_shards, self.first_shard, self.first_by, self.first_ward)
-        second = Held(self.second_step, self.second_shards, self.second_shard, self.second_by, self.second_ward)
-        return Holdings(Held(self.step, self.shards, self.shard, self.by), [s for s in (first, second) if s.shards])
-
-
-_NONE = (-1, 0)
-"""The state of ranks that hold none."""
+        return Holdings(self.live, [held for held in self.snapshots if held.shards])
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +113,7 @@ class Entry:
     behind: list[int]
     """Ranks with the newest state that lack the last one of these."""
     shards: list[int]
-    """By rank: as of :attr:`EntryRow.shard`."""
+    """By rank: the part of the model that it holds."""
     torn: list[int]
     """Ranks that hold a part of a state of which no rank holds another part: nothing can continue from it."""
     origin: Origin | None = None
@@ -138,10 +131,11 @@ class Entry:
         held = furthest != _NONE
         receivers = [r for r, row in enumerate(table) if (row.state != furthest if held else r not in sources)]
         shares = _shares(table, sources, receivers)
+        scripts = [row.script for row in table]
+        loop_end = scripts[sources[0]].loop_end
         newest = [r for r in range(len(table)) if r not in receivers]
-        ahead = max(newest, key=lambda r: (table[r].calls, -r))
-        loop_end = table[sources[0]].loop_end
-        lacking = {r: table[ahead].calls - table[r].calls for r in newest}
+        ahead = max(newest, key=lambda r: (scripts[r].calls, -r))
+        lacking = {r: scripts[ahead].calls - scripts[r].calls for r in newest}
         return cls(
             sources=sources,
             receivers=receivers,
@@ -154,14 +148,14 @@ class Entry:
             saved_step=max(row.saved_step for row in table),
             same_layout=_same_layout(table),
             loop_end=loop_end,
-            late=[r for r in receivers if table[r].loop_end < loop_end or table[r].between],
+            late=[r for r in receivers if scripts[r].loop_end < loop_end or scripts[r].between],
             misplaced=sorted(
-                [r for r in receivers if table[ahead].calls or (table[r].step < 0 and table[r].loop_end > loop_end)]
+                [r for r in receivers if scripts[ahead].calls or (table[r].step < 0 and scripts[r].loop_end > loop_end)]
                 + [r for r, calls in lacking.items() if calls > 1]
             ),
             ahead=ahead,
             behind=[r for r, calls in lacking.items() if calls == 1],
-            shards=[row.shard for row in table],
+            shards=[row.live.shard for row in table],
             torn=[] if held else [r for r, row in enumerate(table) if row.step >= 0],
         )
 
@@ -170,12 +164,15 @@ class Entry:
         """What is not sharded comes from the ranks that can give a shard of the newest whole state."""
         origin = Origin.of([row.holdings for row in table])
         rows = [
-            replace(row, step=origin.step if parts else -1, shard=0, by=0, calls=0 if origin.snapshot else row.calls)
+            replace(
+                row,
+                live=Held(origin.step if parts else FRESH, 1, 0),
+                script=replace(row.script, calls=0) if origin.snapshot else row.script,
+            )
             for row, parts in zip(table, origin.held, strict=True)
         ]
         torn = list(range(len(table))) if origin.lost else []
-        homes = [Home(row.node, row.worker) for row in table]
-        return replace(cls.of(rows), origin=origin, torn=torn, partners=partners(homes))
+        return replace(cls.of(rows), origin=origin, torn=torn, partners=partners([row.home for row in table]))
 
     def transfer(self, rank: int, holders: Callable[[Sequence[int]], Holders]) -> Transfer:
         """How the part of the state travels that ``rank`` holds or needs. ``holders``: as of ``Strategy.holders``."""
@@ -194,7 +191,7 @@ def newest_whole(table: Sequence[EntryRow], shards: int) -> tuple[int, int]:
     parts: dict[tuple[int, int], set[int]] = {}
     for row in table:
         if row.step >= 0:
-            parts.setdefault(row.state, set()).add(row.shard)
+            parts.setdefault(row.state, set()).add(row.live.shard)
     return max((state for state, held in parts.items() if len(held) == shards), default=_NONE)
 
 
@@ -236,12 +233,12 @@ def _sources(table: Sequence[EntryRow], shard: int, state: tuple[int, int]) -> l
 
     The first rank of the shard if there is no state.
     """
-    held = [r for r, row in enumerate(table) if row.shard == shard and state in (row.state, _NONE)]
+    held = [r for r, row in enumerate(table) if row.live.shard == shard and state in (row.state, _NONE)]
     if state == _NONE:
         return held[:1]
-    first = max(held, key=lambda r: (table[r].loop_end, -r))
+    first = max(held, key=lambda r: (table[r].script.loop_end, -r))
 
     def same(row: EntryRow) -> tuple[int, ...]:
-        return row.loop_end, row.structure
+        return row.script.loop_end, row.structure
 
     return [r for r in held if r == first or (table[r].structure and same(table[r]) == same(table[first]))]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import astuple
 from typing import NoReturn
 
 import structlog
@@ -23,6 +22,7 @@ from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.membership.ballot import Ballot
 from elastrain.elastic.membership.control import Summed
 from elastrain.elastic.membership.entry import Entry, EntryRow
+from elastrain.elastic.membership.integers import from_integers, to_integers
 from elastrain.elastic.membership.session import Session, Withdrawn, close_in_background
 from elastrain.elastic.strategies.strategy import ElasticModule
 
@@ -183,7 +183,7 @@ class Position:
                 communicator.fail(f"ranks {', '.join(map(str, entry.torn))} start anew: a part of the state is lost")
             if entry.misplaced:
                 self._others = communicator.step
-                ahead = communicator.rank not in entry.receivers or mine.loop_end > entry.loop_end
+                ahead = communicator.rank not in entry.receivers or mine.script.loop_end > entry.loop_end
                 self.give_way(communicator, entry.misplaced, anew=ahead)
             if not entry.late:
                 return entry
@@ -256,4 +256,4 @@ class Position:
 
 def _table(communicator: Communicator, mine: EntryRow) -> list[EntryRow]:
     """The rows of all ranks. Raises ``GenerationBroken``."""
-    return [EntryRow(*values) for values in communicator.all_gather_ints(list(astuple(mine)))]
+    return [from_integers(EntryRow, row) for row in communicator.all_gather_ints(to_integers(mine))]

@@ -22,11 +22,12 @@ from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
 from elastrain.elastic.comm.header import Kind, RanksDiverged
 from elastrain.elastic.membership import tracing
 from elastrain.elastic.membership.calls import Calls
-from elastrain.elastic.membership.entry import Entry, EntryRow, has_joiners, smaller
+from elastrain.elastic.membership.entry import Entry, EntryRow, Script, has_joiners, smaller
 from elastrain.elastic.membership.position import LoopOver, Position
 from elastrain.elastic.membership.report import Reporter, Switch
 from elastrain.elastic.membership.saving import Saving
 from elastrain.elastic.membership.session import Session, Withdrawn, close_in_background
+from elastrain.elastic.reshard.origin import FRESH, Held
 from elastrain.elastic.state import capture
 from elastrain.elastic.state.capture import Stateful
 from elastrain.elastic.state.handover import Handover
@@ -96,6 +97,13 @@ class World:
     @property
     def _has_state(self) -> bool:
         return self._held
+
+    @property
+    def _placement(self) -> tuple[int, int]:
+        """Number of shards of the model, and this rank's."""
+        shards = self._session.welcome.settings.shards
+        assert shards != "all"
+        return shards, self._session.shard
 
     @property
     def joins(self) -> bool:
@@ -337,23 +345,20 @@ class World:
         assert self.model is not None
         joined = has_joiners(self._generation, generation)
         at_its_end = self.stopped or self.step >= self.position.loop_end
+        overlaps, permits = self.overlaps_transfer, self._handover.permits_portions
         return EntryRow(
-            step=self.step if self._has_state else -1,
+            live=Held(self.step if self._has_state else FRESH, *self._placement, self.position.ballot.by),
             size=self.place.world_size,
             reached=max(self.step, self._session.welcome.step),
             saved_step=self._session.welcome.saved_step,
-            layout=self.model.layout,
             structure=capture.structure(self._tree()) if self._has_state and joined else 0,
-            overlaps=int(self.overlaps_transfer and not at_its_end),
-            in_portions=int(
-                joined and self.overlaps_transfer and self._handover.permits_portions(holds=self._has_state)
-            ),
-            loop_end=self.position.loop_end,
+            layout=self.model.layout,
             trained=self.trained.digest,
-            calls=self.calls.count,
-            between=int(self._between),
-            shard=self._session.shard,
-            **self.position.ballot.row(self.step),
+            overlaps=overlaps and not at_its_end,
+            in_portions=joined and overlaps and permits(holds=self._has_state),
+            script=Script(self.position.loop_end, self.calls.count, self._between),
+            voted=self.position.ballot.voted,
+            counted=self.position.ballot.counted(self.step),
         )
 
     def _begin_learner_step(self, communicator: Communicator, *, receiving: bool) -> None:

@@ -44,6 +44,10 @@ class Held:
         return (self.shard,) if self.ward in (-1, self.shard) else (self.shard, self.ward)
 
 
+NOTHING = Held(FRESH, 0, 0)
+"""No shard of any state."""
+
+
 @dataclass(frozen=True, slots=True)
 class Holdings:
     """What a rank contributes when ranks meet."""

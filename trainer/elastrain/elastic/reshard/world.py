@@ -21,7 +21,8 @@ from elastrain.elastic.membership.entry import Entry, EntryRow
 from elastrain.elastic.membership.session import Session
 from elastrain.elastic.membership.world import World
 from elastrain.elastic.reshard.move import Change, Source
-from elastrain.elastic.reshard.origin import Held, Origin
+from elastrain.elastic.reshard.origin import NOTHING, Held, Origin
+from elastrain.elastic.reshard.partners import Home
 from elastrain.elastic.reshard.remesh import ShardedTensor, sharded_tensors
 from elastrain.elastic.reshard.snapshots import Snapshots
 from elastrain.elastic.state import capture, digest
@@ -92,6 +93,10 @@ class OneCopyWorld(World):
     @property
     def _has_state(self) -> bool:
         return self._held and self._shards.holds
+
+    @property
+    def _placement(self) -> tuple[int, int]:
+        return self._shards.placement
 
     def _hand_over(self, communicator: Communicator | None) -> bool:
         old = self.communicator
@@ -191,18 +196,9 @@ class OneCopyWorld(World):
                 )
 
     def entry_row(self, generation: Generation) -> EntryRow:
-        shards, shard = self._shards.placement
-        kept: dict[str, int] = {}
-        for name, held in zip(("first", "second"), self._snapshots.held, strict=False):
-            kept |= {
-                f"{name}_step": held.step,
-                f"{name}_shards": held.shards,
-                f"{name}_shard": held.shard,
-                f"{name}_by": held.by,
-                f"{name}_ward": held.ward,
-            }
+        first, second, *_ = *self._snapshots.held, NOTHING, NOTHING
         welcome = self._session.welcome
         me = generation.member(welcome.member)
         assert me is not None, "a rank enters generations that include it"
-        home = {"node": digest.of_value(welcome.node), "worker": me.rank_offset}
-        return replace(super().entry_row(generation), shards=shards, shard=shard, **kept, **home)
+        home = Home(digest.of_value(welcome.node), me.rank_offset)
+        return replace(super().entry_row(generation), snapshots=(first, second), home=home)
