@@ -4,34 +4,41 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 
 from elastrain.elastic.checkpoint import CheckpointKeeper
 from elastrain.elastic.membership.world import World
+from elastrain.elastic.step import Step
+from elastrain.elastic.strategies.choice import world_for
 
 REPLICAS = cast("Any", SimpleNamespace(votes=False, tensor=1))
 
 
-def alone() -> World:
-    return World(cast("Any", None), REPLICAS, {}, CheckpointKeeper())
+def alone(**tracked: Any) -> World:
+    return world_for(cast("Any", None), REPLICAS, tracked, CheckpointKeeper())
+
+
+def commit(world: World, loss: float) -> None:
+    world.commit(Step(world.step, world.place, world.share, (), loss=loss, by=1))
 
 
 def test_the_loss_is_that_of_the_last_step_committed_by_a_peer():
     ahead, behind = alone(), alone()
     for world in (ahead, behind):
-        world.commit(2.5, 1, None)
-    ahead.commit(1.25, 1, None)
-    behind._load(ahead._tree())
+        commit(world, 2.5)
+    commit(ahead, 1.25)
+    behind.state.load(ahead.state.tree())
     assert behind.step == 2
     assert behind.loss == 1.25
 
 
 def test_training_has_ended_for_a_rank_that_takes_over_the_last_step_from_a_peer():
     ahead, behind = alone(), alone()
-    ahead.stopped = True
-    behind._load(ahead._tree())
-    assert behind.stopped
+    ahead.state.stopped = True
+    behind.state.load(ahead.state.tree())
+    assert behind.state.stopped
 
 
 def test_callbacks_run_before_a_state_with_their_effects_is_adopted():
@@ -46,19 +53,19 @@ def test_callbacks_run_before_a_state_with_their_effects_is_adopted():
         def load_state_dict(self, value: int) -> None:
             self.value = value
 
-    ahead, behind = (World(cast("Any", None), REPLICAS, {"n": Counter()}, CheckpointKeeper()) for _ in "ab")
-    ahead.commit(2.5, 1, None)
-    ahead._tracked["n"].value = 1  # its callback
-    counter = cast("Counter", behind._tracked["n"])
+    there, here = Counter(), Counter()
+    ahead, behind = alone(n=there), alone(n=here)
+    commit(ahead, 2.5)
+    there.value = 1  # its callback
 
     def call_back() -> None:
-        counter.value += 1
+        here.value += 1
         seen.append((behind.step, behind.loss))
 
-    behind.on_adopt = call_back
-    behind._load(ahead._tree())
+    behind.state.on_adopt = call_back
+    behind.state.load(ahead.state.tree())
     assert seen == [(1, 2.5)]
-    assert counter.value == 1, "the callback has acted twice"
+    assert here.value == 1, "the callback has acted twice"
 
 
 @pytest.mark.parametrize(("receiving", "fit"), [(True, False), (False, True)])
@@ -79,3 +86,16 @@ def test_a_step_is_lost_by_a_receiver_and_not_by_a_sender_if_the_transfer_breaks
     world._handover = cast("Any", BreaksOff())
     assert world.before_update() is fit
     assert bool(said) is fit, "only a rank that holds the state reports it"
+
+
+def test_ranks_with_one_copy_give_an_agreed_switch_up_if_a_rank_was_lost_before_the_shards_moved():
+    from elastrain.elastic.reshard.one_copy import OneCopy
+
+    world, session, new = alone(), Mock(), Mock(diverged=None, generation=3, broken_at=0.0)
+    session.welcome.settings.max_redone_steps = 0
+    world._session = session
+    world._copies = OneCopy(session, Mock(), CheckpointKeeper(), world.state, world.position)
+    assert world.communicator is None, "the old generation is given up already"
+    assert not world._hand_over(new)
+    new.abort.assert_called_once()
+    assert world.number == 3, "this rank waits for a newer generation"

@@ -52,7 +52,7 @@ class Between:
     @property
     def missed(self) -> bool:
         """Whether the next exchange gives a result that this rank has missed."""
-        return self._world.calls.handed
+        return self._world.state.calls.handed
 
     def attempt(self, kind: Kind, mine: bytes) -> list[bytes] | None:
         """As :meth:`exchange`, in the generation in force; None: it has broken."""

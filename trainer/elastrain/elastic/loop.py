@@ -71,7 +71,7 @@ class Loop:
         self.contract = Contract(lambda: self.phase)
         """What the calls of the script do now."""
         self.several = SeveralBackwards(
-            Snapshot(tracked, world.trained), self.contract, lambda: self.step if self._in_body else None
+            Snapshot(tracked, world.state.trained), self.contract, lambda: self.step if self._in_body else None
         )
         self.step: Step | None = None
         """The step that is being computed."""
@@ -94,7 +94,7 @@ class Loop:
         """The script between its steps."""
         self._unfinished: Step | None = None
         """The last step, if it was discarded and its peers may have committed it."""
-        world.on_adopt = self._adopt
+        world.state.on_adopt = self._adopt
 
     @property
     def phase(self) -> Phase:
@@ -137,7 +137,7 @@ class Loop:
             self._world.say_ready()
         while True:
             self.settle()
-            over = self._world.stopped or self._world.step >= total
+            over = self._world.state.stopped or self._world.step >= total
             if not (over or self.between.pauses.due(self._world.step)):
                 yield from self._compute(loader)
             elif self._world.leave_loop():
@@ -189,7 +189,7 @@ class Loop:
             summed: Summed | None = self._learning.gradients(communicator, self._buffers)
         else:
             learners = self._world.share != self._world.place.share
-            self._world.trained.before_backward(communicator, first=step.done == 1, learners=learners)
+            self._world.state.trained.before_backward(communicator, first=step.done == 1, learners=learners)
             self._heartbeat.backward(loss)
             self.batch.of_part(step, part, loss, unscaled)
             inputs = ControlInputs(
@@ -353,8 +353,7 @@ class Loop:
         """The step is over, with the script's callbacks: only then is the state that of a committed step."""
         self._heartbeat.committed()
         self._log(step, "commit")
-        self._world.stopped = step.stops
-        self._world.commit(step.loss, step.by, step.agreed, learning=step.learning, span=step.span)
+        self._world.commit(step)
         self.batch.commit(step)
         if not step.incomplete:
             self._call_back(step)

@@ -26,8 +26,6 @@ class Ballot:
     def __init__(self) -> None:
         self.voted = 0
         """As of :class:`Row`."""
-        self.by = 0
-        """The generation whose votes the last committed step counts by."""
         self._result: Summed | None = None
         self._generation = self._leads_to = 0
 

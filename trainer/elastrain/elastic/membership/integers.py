@@ -6,6 +6,7 @@ A class is a dataclass or a ``NamedTuple`` of integers, booleans, such classes, 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import fields
 from functools import cache
 from typing import Any, TypeVar, get_args, get_type_hints
 
@@ -16,7 +17,7 @@ def to_integers(value: Any) -> list[int]:
     """The integers in ``value``, in the order of its declaration."""
     if isinstance(value, int):
         return [int(value)]
-    parts = value if isinstance(value, tuple) else (getattr(value, name) for name in _parts(type(value)))
+    parts = value if isinstance(value, tuple) else (getattr(value, field.name) for field in fields(value))
     return [integer for part in parts for integer in to_integers(part)]
 
 
@@ -35,6 +36,6 @@ def _next(kind: Any, row: Iterator[int]) -> Any:
 
 
 @cache
-def _parts(kind: type) -> dict[str, Any]:
+def _parts(kind: Any) -> dict[str, Any]:
     """The fields of a class, and their types."""
     return get_type_hints(kind)

@@ -50,6 +50,8 @@ class Position:
         """Committed steps at which the loop ends that the script is in, or was in last."""
         self.order: Order | None = None
         """Of the data of that loop."""
+        self.between = False
+        """Whether the script is in a call between two steps."""
         self.ready = False
         """Whether a generation may include this rank."""
         self.ballot = Ballot()

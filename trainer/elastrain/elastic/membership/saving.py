@@ -66,10 +66,6 @@ class Saving:
             writers = writers.of_one_group(self._attempt(step))
         return self._keeper.save_now(step, self._place.generation, self._tree, writers)
 
-    def shards_in_memory(self, communicator: Communicator) -> list[int] | None:
-        """By rank, the shard that its node's memory has; None: they make no whole. Raises ``GenerationBroken``."""
-        return self._keeper.shards_in_memory(partial(communicator.all_gather_bytes, kind=Kind.ENTRY))
-
     def resume(self, entry: Entry, communicator: Communicator, load: Callable[[Any], None], *, torn: bool) -> Entry:
         """No rank holds state: continue from the newest checkpoint, or begin with the state of the first rank.
 

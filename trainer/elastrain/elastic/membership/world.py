@@ -6,9 +6,7 @@ Everything here happens at a step boundary, on the training thread. Positions ar
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import structlog
 
@@ -16,22 +14,21 @@ from elastrain.api.messages import Broken, Report
 from elastrain.api.records import Generation
 from elastrain.data.order import Order
 from elastrain.data.share import Place
-from elastrain.elastic.batching import ScriptsBatch
 from elastrain.elastic.checkpoint import CheckpointKeeper
 from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
 from elastrain.elastic.comm.header import Kind, RanksDiverged
 from elastrain.elastic.membership import tracing
-from elastrain.elastic.membership.calls import Calls
+from elastrain.elastic.membership.copies import WholeCopies
 from elastrain.elastic.membership.entry import Entry, EntryRow, Script, has_joiners, smaller
 from elastrain.elastic.membership.position import LoopOver, Position
-from elastrain.elastic.membership.report import Reporter, Switch
+from elastrain.elastic.membership.rank_state import RankState
+from elastrain.elastic.membership.report import Switch
 from elastrain.elastic.membership.saving import Saving
 from elastrain.elastic.membership.session import Session, Withdrawn, close_in_background
 from elastrain.elastic.reshard.origin import FRESH, Held
 from elastrain.elastic.state import capture
-from elastrain.elastic.state.capture import Stateful
 from elastrain.elastic.state.handover import Handover
-from elastrain.elastic.state.trained import TrainedSet
+from elastrain.elastic.step import Step
 from elastrain.elastic.strategies.strategy import ElasticModule, Strategy
 
 log = structlog.get_logger(__name__)
@@ -40,49 +37,46 @@ log = structlog.get_logger(__name__)
 class World:
     """One rank's place among the others."""
 
-    moves_shards = False
-    """Whether sharded tensors travel apart from the rest of the state."""
-
     def __init__(
         self,
         session: Session,
         strategy: Strategy,
-        tracked: dict[str, Stateful],
         keeper: CheckpointKeeper,
-        batch: ScriptsBatch | None = None,
+        *,
+        state: RankState,
+        position: Position,
+        copies: WholeCopies,
     ) -> None:
-        """``tracked`` is shared with the job, which adds to it. ``batch``: of a step."""
+        """``copies``: how the ranks hold the model."""
         self.model: ElasticModule | None = None
-        self.step = 0
-        """Committed steps."""
+        self.state = state
+        self.position = position
+        """Of this rank's script among its loops."""
         self.communicator: Communicator | None = None
         """Of the generation in force; None while this rank is in none."""
         self.place = Place(0, 0, 1)
         """In the generation in force, or in the last one; rank 0 of 1 before any."""
         self.share = self.place.share
         """This rank's share of the next global batch: its place's share, except in steps with learners."""
-        self.stopped = False
-        """Whether training has ended with the last committed step, because a rank asked for it."""
         self.overlaps_transfer = False
         """Whether this rank can train while others receive its state."""
-        self.on_adopt: Callable[[], None] = lambda: None
-        """Called when a newer state is about to replace this rank's."""
-        self.trained = TrainedSet(tracked)
-        self._session, self._strategy, self._tracked = session, strategy, tracked
-        self._keeper = keeper
+        self.number = 0
+        """Of the newest generation that was adopted, or given up."""
+        self._session, self._strategy, self._keeper, self._copies = session, strategy, keeper, copies
         self._generation: Generation | None = None
-        self.number = 0  # of the newest generation that was adopted, or given up
         self._agreed: int | None = None
         self._held = False  # the state, except for shards
-        self._between = False  # whether the script is in a call between two steps
         self._traces = tracing.recorder(lambda: self.place.rank)
-        self._reporter = Reporter(on_rescale=self._traces, batch=batch or ScriptsBatch())
-        self._tree = partial(self._state, emptied=self.moves_shards)
-        self._handover = Handover(tracked, self._tree, self._load)
-        self.saving = Saving(keeper, tracked, self._state, together=strategy.votes, tensor=strategy.tensor)
-        self.calls = Calls()
-        self.position = Position(session, keeper.newest_step)
-        """Of this rank's script among its loops."""
+        self._reporter = state.reporter
+        self._reporter.on_rescale = self._traces
+        self._tree = partial(state.tree, emptied=copies.apart)
+        self._handover = Handover(state.tracked, self._tree, state.load)
+        self.saving = Saving(keeper, state.tracked, state.tree, together=strategy.votes, tensor=strategy.tensor)
+
+    @property
+    def step(self) -> int:
+        """Committed steps."""
+        return self.state.step
 
     @property
     def loss(self) -> float | None:
@@ -96,14 +90,7 @@ class World:
 
     @property
     def _has_state(self) -> bool:
-        return self._held
-
-    @property
-    def _placement(self) -> tuple[int, int]:
-        """Number of shards of the model, and this rank's."""
-        shards = self._session.welcome.settings.shards
-        assert shards != "all"
-        return shards, self._session.shard
+        return self._held and self._copies.holds
 
     @property
     def joins(self) -> bool:
@@ -119,8 +106,10 @@ class World:
         if not self.position.begin_loop(order, end, joins=self.joins):
             self.place = Place(0, -1, 1)
             return False
-        if self.communicator is not None and self.place.rank == 0:
-            self._report()  # joiners wait in this loop from now on
+        if self.communicator is not None:
+            if self.place.rank == 0:
+                self._report()  # joiners wait in this loop from now on
+            self._copies.begin_loop()
         return True
 
     def say_ready(self) -> None:
@@ -134,7 +123,7 @@ class World:
         that the others are in, ``ExitRequested`` if it has to leave, ``AgentLost`` or ``MessageFailed`` if its agent
         sends no more messages that it can read.
         """
-        self._between = between
+        self.position.between = between
         while True:
             if self.communicator is not None and self.communicator.over is not None:
                 self.give_up(self.communicator, self.communicator.over)
@@ -190,32 +179,30 @@ class World:
             self._reporter.transferred(sent_at)
         return not receiving or communicator.broken is None
 
-    def commit(self, loss: float, by: int, agreed: int | None, *, learning: bool = False, span: int = 1) -> None:
-        """The step's optimizer has been applied. :meth:`committed` follows.
-
-        ``loss``: mean over the global batch. ``by``: the generation whose votes it counts by. ``agreed``: the one that
-        all ranks switch to now. ``learning``: the next step has the same learners. ``span``: as of :class:`Step`.
-        """
-        self.step, self.position.ballot.by = self.step + span, by
-        self.calls.reset()
-        if not learning:
+    def commit(self, step: Step) -> None:
+        """The optimizer of ``step`` has been applied. :meth:`committed` follows."""
+        self.state.commit(self.step + step.span, step.by, stops=step.stops)
+        if not step.learning:
             self.share = self.place.share
-        self._agreed = agreed
-        self._reporter.committed(time.monotonic(), loss, span)
+        self._agreed = step.agreed
+        self._reporter.committed(time.monotonic(), step.loss, step.span)
 
     def committed(self, saves: int = 0) -> None:
         """The state is that of the committed step: save and report it if it is time. ``saves``: the ranks' votes."""
+        assert self.model is not None
         self.saving.after_step(saves, self.step, holds=self._has_state)
-        if self.place.rank != 0:
-            return
-        if self._reporter.due(time.monotonic()) or self.step == self.position.loop_end or self.stopped:
-            self._report()
+        if self.place.rank == 0:
+            ends = self.state.stopped or self.step == self.position.loop_end
+            if self._reporter.due(time.monotonic()) or ends:
+                self._report()
+        self._copies.committed(self.model.copying, switches=self._agreed is not None)
 
     def complete(self) -> None:
         """There is no further step: return when every rank has the whole state."""
         if self.communicator is not None:
             self._handover.finish(self.communicator)
             self._note_state()
+        self._copies.complete()
 
     def leave_loop(self) -> bool:
         """Wait until all ranks have committed the last step of the loop; returns whether the generation has held.
@@ -234,7 +221,8 @@ class World:
         assert self.communicator is not None
         self.communicator.step = self.step
         proposals = [self._session.proposal(n) for n in self._session.connected()]
-        result, self._agreed = self.calls.attempt(self.communicator, kind, mine, smaller(self._generation, proposals))
+        possible = smaller(self._generation, proposals)
+        result, self._agreed = self.state.calls.attempt(self.communicator, kind, mine, possible)
         return result
 
     def finish(self) -> None:
@@ -282,7 +270,10 @@ class World:
 
     def stop_for(self, generation: Generation) -> None:
         """Adopt a generation without a place for this rank: keep the state, save it if all stop, and wait."""
-        if not generation.size and not self.calls.count:  # outside of a loop code may have changed the state already
+        lost = self.communicator is None and generation.size > 0
+        if lost and self._copies.may_be_needed(generation, complete=self._has_state):
+            return
+        if not generation.size and not self.state.calls.count:  # outside of a loop code may have changed the state
             self._save_now(healthy=self.communicator is not None)
         self.number = generation.number
         self._leave()
@@ -290,6 +281,13 @@ class World:
 
     def _hand_over(self, communicator: Communicator | None) -> bool:
         """All ranks leave the generation in force; None: this one enters no other. False: it broke meanwhile."""
+        old = self.communicator
+        try:
+            self._copies.hand_over(old, stays=communicator is not None)
+        except GenerationBroken as e:
+            for broken in filter(None, (old, communicator)):
+                self.give_up(broken, e.cause)
+            return False
         return True
 
     def _enter(self, generation: Generation, communicator: Communicator) -> None:
@@ -307,10 +305,10 @@ class World:
         self.number = generation.number
         self.place = Place(generation.number, communicator.rank, communicator.world_size, self._strategy.tensor)
         self.share = entry.shares.get(communicator.rank, self.place.share)
-        self.trained.enter(agreed=bool(entry.shares))  # without learners, the first step compares the sets
+        self.state.trained.enter(agreed=bool(entry.shares))  # without learners, the first step compares the sets
         self.saving.enter(entry.shards, self.place)
         self._session.adopt(generation.number, self.step, complete=self._has_state)
-        heard, between = self._session.heard_at(generation.number), self.calls.count > 0
+        heard, between = self._session.heard_at(generation.number), self.state.calls.count > 0
         times = self._reporter.times(heard, communicator.connected_at, entered, synchronised, between=between)
         self._reporter.entered(Switch(generation, entry.from_size, self.step, max(0, entry.reached - self.step), times))
         if between:
@@ -324,7 +322,7 @@ class World:
     def _synchronise(self, communicator: Communicator) -> Entry:
         """Bring all ranks to the newest state; equal ones send nothing. Raises as of :meth:`Position.meet`."""
         entry = self.position.meet(communicator, lambda: self.entry_row(communicator.of))
-        entry = self._begin(entry, communicator)
+        entry = self._copies.begin(entry, communicator, self._resume)
         transfer = entry.transfer(communicator.rank, self._strategy.holders)
         if communicator.rank in entry.sources and transfer.receivers:
             self._handover.send(communicator, transfer, in_portions=entry.in_portions)
@@ -337,29 +335,30 @@ class World:
         if communicator.broken is not None:
             raise GenerationBroken(communicator.generation, communicator.broken)
         self._held = not self._handover.receiving
-        self.calls.catch_up(communicator, entry)
-        return entry
+        self.state.calls.catch_up(communicator, entry)
+        return self._copies.enter(entry, communicator)
 
     def entry_row(self, generation: Generation) -> EntryRow:
         """This rank's contribution to the entry of ``generation``."""
         assert self.model is not None
-        joined = has_joiners(self._generation, generation)
-        at_its_end = self.stopped or self.step >= self.position.loop_end
+        state, position, joined = self.state, self.position, has_joiners(self._generation, generation)
+        at_its_end = state.stopped or state.step >= position.loop_end
         overlaps, permits = self.overlaps_transfer, self._handover.permits_portions
-        return EntryRow(
-            live=Held(self.step if self._has_state else FRESH, *self._placement, self.position.ballot.by),
+        row = EntryRow(
+            live=Held(state.step if self._has_state else FRESH, *self._copies.placement, state.by),
             size=self.place.world_size,
-            reached=max(self.step, self._session.welcome.step),
+            reached=max(state.step, self._session.welcome.step),
             saved_step=self._session.welcome.saved_step,
             structure=capture.structure(self._tree()) if self._has_state and joined else 0,
             layout=self.model.layout,
-            trained=self.trained.digest,
+            trained=state.trained.digest,
             overlaps=overlaps and not at_its_end,
             in_portions=joined and overlaps and permits(holds=self._has_state),
-            script=Script(self.position.loop_end, self.calls.count, self._between),
-            voted=self.position.ballot.voted,
-            counted=self.position.ballot.counted(self.step),
+            script=Script(position.loop_end, state.calls.count, position.between),
+            voted=position.ballot.voted,
+            counted=position.ballot.counted(state.step),
         )
+        return self._copies.contribution(row, generation)
 
     def _begin_learner_step(self, communicator: Communicator, *, receiving: bool) -> None:
         assert self.model is not None and self.model.learner is not None
@@ -372,41 +371,16 @@ class World:
             self._held = True
             self._session.adopt(self.number, self.step)
 
-    def _begin(self, entry: Entry, communicator: Communicator) -> Entry:
-        """If no rank holds state, continue from the newest checkpoint, or begin with the first rank's own state.
+    def _resume(self, entry: Entry, communicator: Communicator) -> Entry:
+        """No rank holds state: continue from the newest checkpoint, or begin with the first rank's own state.
 
         Returns the entry by which the others receive it. Raises as of :meth:`Saving.resume`.
         """
-        if entry.cold:
-            entry = self.saving.resume(entry, communicator, self._load, torn=self._handover.torn)
-            self._strategy.whole().agree(communicator)
-            if communicator.rank in entry.sources and self.position.has_left(self.step):
-                self.position.give_way(communicator, [communicator.rank], anew=True)
+        entry = self.saving.resume(entry, communicator, self.state.load, torn=self._handover.torn)
+        self._strategy.whole().agree(communicator)
+        if communicator.rank in entry.sources and self.position.has_left(self.step):
+            self.position.give_way(communicator, [communicator.rank], anew=True)
         return entry
-
-    def _state(self, *, emptied: bool = False) -> dict[str, Any]:
-        """As of :func:`capture.capture`, and all that belongs to it."""
-        position = {
-            "step": self.step,
-            "by": self.position.ballot.by,
-            "lineage": self._keeper.lineage,
-            "stopped": self.stopped,
-            **self._reporter.state(),
-        }
-        tracked = capture.capture(self._tracked, emptied=emptied)
-        return {"tracked": tracked, "position": position, "trained": self.trained.describe()}
-
-    def _load(self, tree: dict[str, Any]) -> None:
-        position = tree["position"]
-        self.step, self._keeper.lineage = position["step"], position["lineage"]
-        self.position.ballot.by = position.get("by", 0)  # absent in older checkpoints
-        self.calls.reset()
-        self._reporter.load(position)
-        self.stopped = position.get("stopped", False)
-        self.on_adopt()
-        if trained := tree.get("trained"):  # absent in older checkpoints
-            self.trained.adopt(trained)
-        capture.restore(self._tracked, tree["tracked"])
 
     # -- reports -----------------------------------------------------------------------------------------------------
     def _save_now(self, *, healthy: bool) -> None:

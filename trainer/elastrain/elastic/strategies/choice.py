@@ -7,6 +7,10 @@ from typing import Literal
 
 from elastrain.elastic.batching import ScriptsBatch
 from elastrain.elastic.checkpoint import CheckpointKeeper
+from elastrain.elastic.membership.copies import WholeCopies
+from elastrain.elastic.membership.position import Position
+from elastrain.elastic.membership.rank_state import RankState
+from elastrain.elastic.membership.report import Reporter
 from elastrain.elastic.membership.session import Session
 from elastrain.elastic.membership.world import World
 from elastrain.elastic.reshard.first import first_placement
@@ -55,9 +59,12 @@ def world_for(
     keeper: CheckpointKeeper,
     batch: ScriptsBatch | None = None,
 ) -> World:
-    """The rank's place among the others, for this strategy. As of :class:`World`."""
+    """The rank's place among the others. ``tracked`` is shared with the job, which adds to it. ``batch``: of a step."""
+    state = RankState(tracked, keeper, Reporter(batch=batch or ScriptsBatch()))
+    position = Position(session, keeper.newest_step)
+    copies = WholeCopies(session)
     if isinstance(strategy, FullySharded):
-        from elastrain.elastic.reshard.world import OneCopyWorld  # imports FSDP, which would delay every other job
+        from elastrain.elastic.reshard.one_copy import OneCopy  # imports FSDP, which would delay every other job
 
-        return OneCopyWorld(session, strategy, tracked, keeper)
-    return World(session, strategy, tracked, keeper, batch)
+        copies = OneCopy(session, strategy, keeper, state, position)
+    return World(session, strategy, keeper, state=state, position=position, copies=copies)

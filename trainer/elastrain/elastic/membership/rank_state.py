@@ -1,0 +1,62 @@
+"""The state of one rank: what joiners receive and checkpoints contain, between two steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from elastrain.elastic.checkpoint import CheckpointKeeper
+from elastrain.elastic.membership.calls import Calls
+from elastrain.elastic.membership.report import Reporter
+from elastrain.elastic.state import capture
+from elastrain.elastic.state.capture import Stateful
+from elastrain.elastic.state.trained import TrainedSet
+
+
+class RankState:
+    """For the training thread."""
+
+    def __init__(self, tracked: Mapping[str, Stateful], keeper: CheckpointKeeper, reporter: Reporter) -> None:
+        """``tracked`` is shared with the job, which adds to it."""
+        self.step = 0
+        """Committed steps."""
+        self.by = 0
+        """The generation whose votes the last of them counts by."""
+        self.stopped = False
+        """Whether training has ended with it, because a rank asked for it."""
+        self.calls = Calls()
+        """The exchanges of the ranks since."""
+        self.trained = TrainedSet(tracked)
+        self.on_adopt: Callable[[], None] = lambda: None
+        """Called when a newer state is about to replace this one."""
+        self.tracked, self.reporter = tracked, reporter
+        self._keeper = keeper
+
+    def commit(self, step: int, by: int, *, stops: bool) -> None:
+        """The tracked objects are those of ``step`` committed steps now."""
+        self.step, self.by, self.stopped = step, by, stops
+        self.calls.reset()
+
+    def tree(self, *, emptied: bool = False) -> dict[str, Any]:
+        """As of :func:`capture.capture`, and all that belongs to it."""
+        position = {
+            "step": self.step,
+            "by": self.by,
+            "lineage": self._keeper.lineage,
+            "stopped": self.stopped,
+            **self.reporter.state(),
+        }
+        tracked = capture.capture(self.tracked, emptied=emptied)
+        return {"tracked": tracked, "position": position, "trained": self.trained.describe()}
+
+    def load(self, tree: dict[str, Any]) -> None:
+        """Go on with ``tree``."""
+        position = tree["position"]
+        self._keeper.lineage = position["lineage"]
+        # Some are absent in older checkpoints.
+        self.commit(position["step"], position.get("by", 0), stops=position.get("stopped", False))
+        self.reporter.load(position)
+        self.on_adopt()
+        if trained := tree.get("trained"):
+            self.trained.adopt(trained)
+        capture.restore(self.tracked, tree["tracked"])
