@@ -19,17 +19,13 @@ import torch
 from elastrain.api.messages import Finished, Left
 from elastrain.data.audit import AuditLog
 from elastrain.data.loader import ElasticLoader
-from elastrain.data.order import Slice
 from elastrain.data.rng import Kept
 from elastrain.data.share import Place
+from elastrain.elastic.backward import Backward
 from elastrain.elastic.batching import ScriptsBatch
 from elastrain.elastic.between import Between
-from elastrain.elastic.comm.control_vector import ControlInputs
-from elastrain.elastic.comm.header import RanksDiverged
 from elastrain.elastic.contract import Call, Contract, Phase
 from elastrain.elastic.learning import Learning
-from elastrain.elastic.membership import control
-from elastrain.elastic.membership.control import Summed
 from elastrain.elastic.membership.heartbeat import Heartbeat
 from elastrain.elastic.membership.position import LoopOver
 from elastrain.elastic.membership.session import ExitRequested, Session
@@ -41,7 +37,6 @@ from elastrain.elastic.state.capture import Stateful
 from elastrain.elastic.state.snapshot import Snapshot
 from elastrain.elastic.step import Step
 from elastrain.elastic.strategies.strategy import Strategy
-from elastrain.elastic.voting import Voting
 
 log = structlog.get_logger(__name__)
 
@@ -83,11 +78,11 @@ class Loop:
         self._loader: ElasticLoader | None = None
         self._buffers: Buffers | None = None
         self._learning = Learning(world, heartbeat)
-        self._voting = Voting(world, heartbeat)
+        self._backward = Backward(session, strategy, heartbeat, world, learning=self._learning, batch=batch)
         self._warmed_by: ElasticLoader | None = None
         """The data of the last warm-up."""
         self._on_commit: list[Callable[[], None]] = []
-        self._stop_asked = self._left = False
+        self._left = False
         self._in_body = False
         """Whether code of the script runs, from the beginning of a loop body to the end of its commit."""
         self.between = Between(world, heartbeat, self.settle)
@@ -174,57 +169,11 @@ class Loop:
             loss.backward(retain_graph=retain_graph)
             model.bare = True  # DDP serves one backward; with several it is left after the warm-up
             return unscaled.detach()
-        self._backward(step, part, loss, unscaled, retain_graph=retain_graph)
+        assert self._buffers is not None
+        self._backward.run(step, part, loss, unscaled, self._buffers, retain_graph=retain_graph)
         if step.complete and step.counts:
             return torch.tensor(step.loss, dtype=torch.float64)
         return unscaled.detach()
-
-    def _backward(
-        self, step: Step, part: Slice, loss: torch.Tensor, unscaled: torch.Tensor, *, retain_graph: bool
-    ) -> None:
-        """A backward of a step that may count."""
-        communicator = self._world.communicator
-        assert communicator is not None and self._buffers is not None
-        if step.share.learner:
-            summed: Summed | None = self._learning.gradients(communicator, self._buffers)
-        else:
-            learners = self._world.share != self._world.place.share
-            self._world.state.trained.before_backward(communicator, first=step.done == 1, learners=learners)
-            self._heartbeat.backward(loss)
-            self.batch.of_part(step, part, loss, unscaled)
-            inputs = ControlInputs(
-                self._session.connected,
-                self._heartbeat.share(),
-                stop=self._stop_asked,
-                counted=0.5 if 0 < step.counted < step.done else float(step.counted > 0),
-                count=step.count,
-                save=self._world.saving.vote(self._world.step + 1),
-                batch=self.batch.votes(self.place) if step.complete else (0, 0.0),
-            )
-            summed = self._strategy.backward(
-                loss, unscaled, part, inputs, communicator, last=step.complete, retain_graph=retain_graph
-            )
-        if step.complete:
-            # Read first: if the transfer to a joiner breaks in before_update(), the sums of this step still count.
-            intact = self._session.vouched(communicator)
-            updatable = self._world.before_update()
-            incomplete = self._world.receiving
-            step.decide(summed, communicator.generation, intact=intact, updatable=updatable, incomplete=incomplete)
-            if self._strategy.votes and summed is not None:
-                self._voting.settle(step, summed, communicator.generation)
-            self._weigh(step)
-        self._heartbeat.resumed(summed.sums[control.COMPUTE] if summed is not None and step.counts else None)
-
-    def _weigh(self, step: Step) -> None:
-        """The gradients that were added become those of the mean. Raises :class:`RanksDiverged` if there is none."""
-        if step.counts and step.mixed:
-            raise RanksDiverged(
-                f"job.backward(): in step {step.number + 1} some calls had a count=… and others had none: give it in "
-                "each call, on all ranks and for each micro-batch, or in none"
-            )
-        if step.counts and (model := self._world.model) is not None:
-            model.scale_gradients(step.factor)
-            self.batch.measure(step, model)
 
     def on_commit(self, callback: Callable[[], None]) -> None:
         """As of :meth:`Job.on_commit`."""
@@ -238,7 +187,7 @@ class Loop:
     def stop(self) -> None:
         """As of :meth:`Job.stop`. A learner's body does not run on samples that count: it cannot end training."""
         if self.contract.acts(Call.STOP) and not (self.step is not None and self.step.share.learner):
-            self._stop_asked = True
+            self._backward.stop_asked = True
 
     def finish(self) -> None:
         """End together: no rank ends before all have committed the last step, since its state may be needed.

@@ -1,0 +1,97 @@
+"""From the loss of a loop body to the decision whether its step counts, by the sums over the ranks."""
+
+from __future__ import annotations
+
+import torch
+
+from elastrain.data.order import Slice
+from elastrain.elastic.batching import ScriptsBatch
+from elastrain.elastic.comm.control_vector import ControlInputs
+from elastrain.elastic.comm.header import RanksDiverged
+from elastrain.elastic.learning import Learning
+from elastrain.elastic.membership import control
+from elastrain.elastic.membership.control import Summed
+from elastrain.elastic.membership.heartbeat import Heartbeat
+from elastrain.elastic.membership.session import Session
+from elastrain.elastic.membership.world import World
+from elastrain.elastic.state.buffers import Buffers
+from elastrain.elastic.step import Step
+from elastrain.elastic.strategies.strategy import Strategy
+from elastrain.elastic.voting import Voting
+
+
+class Backward:
+    """For the training thread."""
+
+    def __init__(
+        self,
+        session: Session,
+        strategy: Strategy,
+        heartbeat: Heartbeat,
+        world: World,
+        *,
+        learning: Learning,
+        batch: ScriptsBatch,
+    ) -> None:
+        self.stop_asked = False
+        """Whether this rank asks to end training."""
+        self._session, self._strategy, self._heartbeat, self._world = session, strategy, heartbeat, world
+        self._learning, self._batch = learning, batch
+        self._voting = Voting(world, heartbeat)
+
+    def run(
+        self,
+        step: Step,
+        part: Slice,
+        loss: torch.Tensor,
+        unscaled: torch.Tensor,
+        buffers: Buffers,
+        *,
+        retain_graph: bool,
+    ) -> None:
+        """One backward of ``step``, of ``part``; after the last one it is decided whether the step counts.
+
+        ``unscaled``: the loss before a scaler multiplied it. ``buffers``: those of the model when the step began.
+        """
+        communicator = self._world.communicator
+        assert communicator is not None
+        if step.share.learner:
+            summed: Summed | None = self._learning.gradients(communicator, buffers)
+        else:
+            learners = self._world.share != self._world.place.share
+            self._world.state.trained.before_backward(communicator, first=step.done == 1, learners=learners)
+            self._heartbeat.backward(loss)
+            self._batch.of_part(step, part, loss, unscaled)
+            inputs = ControlInputs(
+                self._session.connected,
+                self._heartbeat.share(),
+                stop=self.stop_asked,
+                counted=0.5 if 0 < step.counted < step.done else float(step.counted > 0),
+                count=step.count,
+                save=self._world.saving.vote(self._world.step + 1),
+                batch=self._batch.votes(self._world.place) if step.complete else (0, 0.0),
+            )
+            summed = self._strategy.backward(
+                loss, unscaled, part, inputs, communicator, last=step.complete, retain_graph=retain_graph
+            )
+        if step.complete:
+            # Read first: if the transfer to a joiner breaks in before_update(), the sums of this step still count.
+            intact = self._session.vouched(communicator)
+            updatable = self._world.before_update()
+            incomplete = self._world.receiving
+            step.decide(summed, communicator.generation, intact=intact, updatable=updatable, incomplete=incomplete)
+            if self._strategy.votes and summed is not None:
+                self._voting.settle(step, summed, communicator.generation)
+            self._weigh(step)
+        self._heartbeat.resumed(summed.sums[control.COMPUTE] if summed is not None and step.counts else None)
+
+    def _weigh(self, step: Step) -> None:
+        """The gradients that were added become those of the mean. Raises :class:`RanksDiverged` if there is none."""
+        if step.counts and step.mixed:
+            raise RanksDiverged(
+                f"job.backward(): in step {step.number + 1} some calls had a count=… and others had none: give it in "
+                "each call, on all ranks and for each micro-batch, or in none"
+            )
+        if step.counts and (model := self._world.model) is not None:
+            model.scale_gradients(step.factor)
+            self._batch.measure(step, model)
