@@ -64,13 +64,15 @@ def start(cluster, pool, play) -> Callable[..., Played]:
     return created
 
 
+@pytest.mark.timeout(500)
 def test_accelerators_go_to_the_job_that_gets_faster_and_a_new_operator_goes_on_with_what_was_learned(
     cluster, pool, start, operator_factory, etcd, eventually
 ):
     training = Training(cluster)
 
-    def becomes(condition: Callable[[dict[str, int]], bool], what: str, within: float = 60.0) -> dict[str, int]:
-        """The sizes, when ``condition`` holds for them and each has a measured speed."""
+    def becomes(condition: Callable[[dict[str, int]], bool], what: str, within: float = 120.0) -> dict[str, int]:
+        """The sizes, when ``condition`` holds for them and each has a measured speed. A job rests for ten of its
+        pauses, and these are seconds on a busy machine."""
         sizes: dict[str, int] = {}
 
         def there() -> bool:
@@ -85,7 +87,7 @@ def test_accelerators_go_to_the_job_that_gets_faster_and_a_new_operator_goes_on_
     training.add("badly", start("badly"))
     becomes(lambda sizes: sizes["badly"] == 8, "the first job has the node")
     training.add("well", start("well"))
-    becomes(lambda sizes: sizes["badly"] <= 3 and sizes["well"] >= 4, "the job that gets faster has most", 80)
+    becomes(lambda sizes: sizes["badly"] <= 3 and sizes["well"] >= 4, "the job that gets faster has most")
     gain = r"[\d.]+ samples/s \([\d.]+ %\)"
     there = f"of {cluster.namespace}/well gained more: {gain}"
     wanted = rf"not grown: \d workers? would add {gain} here; \d workers? {there}"
@@ -96,7 +98,7 @@ def test_accelerators_go_to_the_job_that_gets_faster_and_a_new_operator_goes_on_
         told = (grown["status"], grown["reason"]) == ("False", "OthersGainMore")
         return told and re.fullmatch(wanted, grown["message"]) is not None
 
-    eventually(explained, 60, lambda: f"both gains are named: {training}", pause=0.3)
+    eventually(explained, 120, lambda: f"both gains are named: {training}", pause=0.3)
 
     operator.stop()  # now no size changes
     workers = {name: pod["metadata"]["uid"] for name, pod in cluster.pods().items()}
