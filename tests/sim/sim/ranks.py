@@ -66,7 +66,7 @@ class Rank:
         """Of the newest generation adopted, or given up."""
         self.rank = 0
         self.size = 0
-        self._reached = 0
+        self._told = 0
         self._newest: Generation | None = None
         self._proposed: dict[int, Generation] = {}
         self._connecting: dict[int, tuple[Comm, int]] = {}
@@ -151,7 +151,7 @@ class Rank:
             return
         match message:
             case Welcome(member=member, step=step):
-                self.member, self._reached = member, step
+                self.member, self._told = member, step
                 self.process.after(self.world.rng.uniform(0.1, 2.0), self._ready)
             case Proposed(generation=generation):
                 self._take_proposal(generation)
@@ -291,7 +291,7 @@ class Rank:
             self._settle()
             return
         live = Held(self.step if self.has_state else FRESH, 1, 0, self.by)
-        row = EntryRow(live, size=self.size, reached=max(self.step, self._reached), layout=1)
+        row = EntryRow(live, size=self.size, reached=self.step, told=self._told, layout=1)
 
         def table(rows: dict[int, Any]) -> None:
             if self.comm is comm:

@@ -14,7 +14,7 @@ from elastrain.elastic.reshard.partners import Home
 HOLDER = EntryRow(
     Held(7, 1, 0), size=2, reached=7, saved_step=5, structure=5, layout=1, overlaps=True, in_portions=True
 )
-JOINER = EntryRow(Held(FRESH, 1, 0), size=1, reached=7, layout=1, overlaps=True, in_portions=True)
+JOINER = EntryRow(Held(FRESH, 1, 0), size=1, reached=0, told=7, layout=1, overlaps=True, in_portions=True)
 
 
 def at(step: int, calls: int = 0) -> EntryRow:
@@ -33,6 +33,16 @@ def test_the_integers_of_a_row_are_the_row():
 
 def test_a_checkpoint_is_known_if_one_rank_has_been_told_of_it():
     assert Entry.of([JOINER, replace(JOINER, saved_step=5), JOINER]).saved_step == 5
+
+
+def test_reports_tell_how_far_training_was_if_no_rank_holds_a_state():
+    told = replace(JOINER, told=9)
+    assert Entry.of([told, replace(told, told=8)]).reached == 9
+
+
+def test_a_report_of_steps_before_the_last_return_to_a_snapshot_does_not_count_them_again():
+    told = replace(JOINER, told=9)
+    assert Entry.of([HOLDER, told]).reached == HOLDER.reached == 7
 
 
 def test_joiners_are_learners_if_the_holders_of_the_state_can_compute_as_before():

@@ -38,7 +38,9 @@ class EntryRow:
     size: int
     """World size of the generation that it comes from."""
     reached: int
-    """Committed steps that it has been told of."""
+    """Committed steps of the state that it holds, or held last."""
+    told: int = 0
+    """Committed steps of the job in reports that it has been told of."""
     saved_step: int = 0
     """Step of the newest durable checkpoint that it has been told of; 0: of none."""
     structure: int = 0
@@ -96,7 +98,8 @@ class Entry:
     from_size: int
     """World size that the furthest rank comes from; 0 if no state was left."""
     reached: int
-    """Committed steps that any rank has been told of."""
+    """Committed steps that any rank has reached, or has been told of if none holds a state. Reports may be older than
+    the last return to a snapshot, and what that cost is counted already."""
     saved_step: int
     """Step of the newest durable checkpoint that any rank has been told of; 0: of none."""
     same_layout: bool
@@ -144,7 +147,7 @@ class Entry:
             in_portions=bool(shares)
             and all(row.in_portions and (r not in receivers or row.step < 0) for r, row in enumerate(table)),
             from_size=table[sources[0]].size if held else 0,
-            reached=max(row.reached for row in table),
+            reached=max(row.reached if held else max(row.reached, row.told) for row in table),
             saved_step=max(row.saved_step for row in table),
             same_layout=_same_layout(table),
             loop_end=loop_end,

@@ -347,7 +347,8 @@ class World:
         row = EntryRow(
             live=Held(state.step if self._has_state else FRESH, *self._copies.placement, state.by),
             size=self.place.world_size,
-            reached=max(state.step, self._session.welcome.step),
+            reached=state.step,
+            told=self._session.welcome.step,
             saved_step=self._session.welcome.saved_step,
             structure=capture.structure(self._tree()) if self._has_state and joined else 0,
             layout=self.model.layout,
