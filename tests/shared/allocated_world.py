@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 from elastrain_operator.allocation.allocate import allocate
-from elastrain_operator.allocation.model import Held, Job, Kind, Node, Place, Policy, Share, Snapshot, Worker
+from elastrain_operator.allocation.model import Held, Job, Kind, Node, Place, Policy, Share, Sharing, Snapshot, Worker
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
 GPU = "nvidia.com/gpu"
@@ -223,8 +223,9 @@ class World:
                 "only training jobs get spares, and at most the requested number"
             )
             if share.reason == "NoRoom" and share.size and not any(n.cordoned for n in seen.nodes):
-                others = [o for o in seen.jobs if o.kind == job.kind and shares[o.uid].spares]
-                assert not others, "no spare takes an accelerator that a growing job needs"
+                spares = sum(shares[o.uid].spares for o in seen.jobs if o.kind == job.kind)
+                by_stride = self.policy.sharing is not Sharing.EQUAL  # a larger size may take several workers more
+                assert by_stride or spares < job.group_size, "no spares take accelerators by which a job could grow"
             if not job.elastic and not (job.trains and share.size == job.min):
                 assert share.reason not in ("ResizedRecently", "NotWorthIt"), "fixed replicas need not pay"
             assert share.pending < self.policy.pending + job.group_size, "few workers are Pending beyond the size"

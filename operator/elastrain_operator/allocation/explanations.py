@@ -40,7 +40,7 @@ def minimum(grant: Grant, idle: Idle | None, quota: str) -> str:
     if idle is not None and not idle.nodes:
         return f"{needs}; {_no_node(job)}"
     room = grant.reached // job.group_size
-    return f"{needs}, there is room for {room}; {_idle(job, idle)}" if idle else needs
+    return f"{needs}, there is room for {room}; {_idle(job, idle, job.group_size)}" if idle else needs
 
 
 def not_grown(grant: Grant, idle: Idle | None, quota: str) -> str:
@@ -51,7 +51,8 @@ def not_grown(grant: Grant, idle: Idle | None, quota: str) -> str:
         Stop.OTHERS_LEAVE: f"{headcount(grant.waits)} can join when other workers have left",
     }
     why = text.get(grant.stop) if grant.stop else None
-    return f"not grown: {why or (_idle(grant.job, idle) if idle else 'no room')}"
+    wanted = grant.lacks or grant.job.group_size
+    return f"not grown: {why or (_idle(grant.job, idle, wanted) if idle else 'no room')}"
 
 
 def nodes(grant: Grant) -> str:
@@ -153,10 +154,10 @@ def _figure(value: float) -> str:
     return f"{float(f'{value:.2g}'):,.10g}"
 
 
-def _idle(job: Job, idle: Idle) -> str:
-    """``2 nvidia.com/gpu idle, 4 needed for the next worker (nprocPerNode 4)``."""
+def _idle(job: Job, idle: Idle, workers: int) -> str:
+    """``2 nvidia.com/gpu idle, 4 needed for the next worker (nprocPerNode 4)``. ``workers``: that it would get next."""
     each = dict(job.kind.demand).get(idle.resource, 0)
-    need = each * job.group_size
+    need = each * workers
     what = "places for pods" if idle.resource == PODS else idle.resource
     where = ""
     if idle.short != idle.resource and idle.largest >= each:
@@ -167,7 +168,8 @@ def _idle(job: Job, idle: Idle) -> str:
     have, needed = amount(idle.resource, idle.total), amount(idle.resource, need)
     unknown = f"; {blind(job)}" if job.unknown and idle.largest >= each else ""
     group = f" ({job.group_size} workers)" if job.group_size > 1 else ""
-    return f"{have} {what} idle{where}, {needed} needed for the next {_replica(job)}{group}{ranks}{unknown}"
+    following = _replica(job) if workers == job.group_size else f"{replicas(job, workers)} together"
+    return f"{have} {what} idle{where}, {needed} needed for the next {following}{group}{ranks}{unknown}"
 
 
 def _replica(job: Job) -> str:

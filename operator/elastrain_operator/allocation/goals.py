@@ -83,6 +83,8 @@ class Goals:
             assert grant.goal is not None
             if grant.goal < grant.limit:
                 grant.limit = grant.goal
+                refused = made.refused.get(grant.job.uid)
+                grant.lacks = refused.high - refused.low if refused is not None else 0
                 if grant.hold is None:
                     grant.hold, grant.why = _reason(grant, made)
 

@@ -47,6 +47,8 @@ class Grant:
     """The same for people, if it is by marginal speed-up."""
     goal: int | None = None
     """Its best size by marginal speed-up; None: sizes are by fair shares."""
+    lacks: int = 0
+    """Workers of its next stride, for which not enough accelerators are left; 0: a group would do."""
     kept: int = 0
     """Workers on a node that stay."""
     fresh: int = 0

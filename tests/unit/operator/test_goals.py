@@ -194,6 +194,14 @@ def test_the_room_is_the_reason_if_no_other_job_has_got_it():
     assert shares(job("a", 4, measured=WELL), nodes=1)["a"].reason == "NoRoom"
 
 
+def test_the_explanation_says_how_many_workers_pay_together_if_fewer_accelerators_are_idle():
+    nodes = (Node("n0", {GPU: 1, "pods": 9}), Node("n1", {GPU: 2, "pods": 9}))
+    policy = replace(EFFICIENT, sharing=Sharing.BALANCED)
+    given = allocate(Snapshot(nodes, (job("a", 1, most=4, measured=WELL[:1]),)), policy, NOW).shares["a"]
+    assert (given.size, given.reason) == (2, "NoRoom")
+    assert given.message == f"not grown: 1 {GPU} idle, 2 needed for the next 2 workers together"
+
+
 @pytest.mark.parametrize(("age", "after"), [(HOUR, REVIEW_SECONDS), (20.0, 20.0), (1.0, SOON_SECONDS)])
 def test_sizes_are_decided_anew_after_a_while_even_if_nothing_changes(age, after):
     made = allocate(Snapshot((Node("n", {GPU: 1, "pods": 9}),), (job("a", 1, age=age), job("b"))), EFFICIENT, NOW)
