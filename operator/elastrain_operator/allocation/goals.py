@@ -25,7 +25,7 @@ from elastrain_operator.allocation.grant import Grant, Stop
 from elastrain_operator.allocation.model import Amounts, Job, Kind, Policy
 from elastrain_operator.allocation.room import Room, main_resource
 from elastrain_operator.allocation.trials import Trial, trial
-from elastrain_operator.allocation.utility import stays, utility
+from elastrain_operator.allocation.utility import age_of, stays, utility
 
 REACH = 4
 """A job gets at most this multiple of the largest size at which its speed was measured."""
@@ -192,7 +192,7 @@ def _worth(stride: Stride) -> explanations.Gain:
 
 def review(jobs: Iterable[Job], now: datetime) -> float:
     """Seconds until sizes are decided anew even without a change."""
-    youngest = min((now.timestamp() - j.created for j in jobs if j.elastic and j.trains), default=REVIEW_SECONDS)
+    youngest = min((age_of(j, now) for j in jobs if j.elastic and j.trains), default=REVIEW_SECONDS)
     return min(max(youngest, SOON_SECONDS), REVIEW_SECONDS)
 
 
@@ -269,7 +269,7 @@ def _reach(job: Job, equal: int, node: int, now: datetime) -> int:
     tried = speedup.largest(job.measured)
     if tried:
         return max(REACH * tried, job.size)
-    silent = job.trains and now.timestamp() - job.created > SILENT_SECONDS
+    silent = job.trains and age_of(job, now) > SILENT_SECONDS
     return max(equal if silent else node, job.min, job.size)
 
 

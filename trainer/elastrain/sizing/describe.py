@@ -8,7 +8,7 @@ from elastrain.sizing.speedup import WORTHWHILE
 
 
 class Larger(Protocol):
-    """As of :class:`elastrain.api.records.LargerBatch`."""
+    """As of :class:`elastrain.api.batch.LargerBatch`."""
 
     @property
     def samples(self) -> int: ...

@@ -52,13 +52,13 @@ def batch_status(old: BatchStatus | None, etcd: Coordination) -> BatchStatus | N
     if report.batch is None:
         return None
     b = report.batch
-    noise = float(f"{b.noise_scale:.2g}") if b.noise_scale is not None and 0 < b.noise_scale < math.inf else None
+    noise = _two_digits(b.noise_scale) if b.noise_scale is not None and 0 < b.noise_scale < math.inf else None
     new = BatchStatus(
         samples=b.samples,
         base=b.base,
         micro_batch=b.micro_batch,
         noise_scale=noise,
-        efficiency=None if noise is None or b.efficiency is None else float(f"{b.efficiency:.2g}"),
+        efficiency=None if noise is None or b.efficiency is None else _two_digits(b.efficiency),
         larger=_larger(b.larger),
     )
     return new if old is None or _differs(old, new) else old
@@ -67,7 +67,12 @@ def batch_status(old: BatchStatus | None, etcd: Coordination) -> BatchStatus | N
 def _larger(found: batch.LargerBatch | None) -> LargerBatch | None:
     if found is None or not math.isfinite(found.gain):
         return None
-    return LargerBatch(samples=found.samples, gain=float(f"{found.gain:.2g}"))
+    return LargerBatch(samples=found.samples, gain=_two_digits(found.gain))
+
+
+def _two_digits(value: float) -> float:
+    """A status that is written less often, and reads better."""
+    return float(f"{value:.2g}")
 
 
 def _differs(old: BatchStatus, new: BatchStatus) -> bool:
