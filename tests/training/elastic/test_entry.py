@@ -12,7 +12,15 @@ from elastrain.elastic.reshard.origin import FRESH, Held
 from elastrain.elastic.reshard.partners import Home
 
 HOLDER = EntryRow(
-    Held(7, 1, 0), size=2, reached=7, saved_step=5, structure=5, layout=1, overlaps=True, in_portions=True
+    Held(7, 1, 0),
+    size=2,
+    reached=7,
+    saved_step=5,
+    structure=5,
+    layout=1,
+    overlaps=True,
+    in_portions=True,
+    script=Script(computes=True),
 )
 JOINER = EntryRow(Held(FRESH, 1, 0), size=1, reached=0, told=7, layout=1, overlaps=True, in_portions=True)
 
@@ -65,6 +73,10 @@ def test_the_furthest_ranks_give_their_state_if_a_loss_left_others_a_step_behind
         ([HOLDER, HOLDER, replace(JOINER, overlaps=False)], [2]),
         ([HOLDER, HOLDER, replace(JOINER, layout=2)], [2]),
         ([replace(HOLDER, layout=0), replace(HOLDER, layout=0), replace(JOINER, layout=0)], [2]),
+        (
+            [replace(HOLDER, script=Script())] * 2 + [replace(JOINER, script=Script(computes=True))],
+            [2],
+        ),  # a pause is due
         ([replace(JOINER, size=1), JOINER], [1]),  # no rank holds state
     ],
 )

@@ -9,7 +9,6 @@ from elastrain.elastic.comm.header import Kind
 from elastrain.elastic.membership.heartbeat import Heartbeat
 from elastrain.elastic.membership.position import LoopOver
 from elastrain.elastic.membership.world import World
-from elastrain.elastic.pauses import Pauses
 
 
 class Between:
@@ -19,7 +18,6 @@ class Between:
         """``settle(between=True)``: as of :meth:`World.settle`; raises ``Drained``."""
         self.passed = False
         """Whether the job has gone on without this rank: its script runs alone up to its next step."""
-        self.pauses = Pauses()
         self._world, self._heartbeat, self._settle = world, heartbeat, settle
 
     @property

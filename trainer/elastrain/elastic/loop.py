@@ -24,6 +24,7 @@ from elastrain.data.share import Place
 from elastrain.elastic.backward import Backward
 from elastrain.elastic.batching import ScriptsBatch
 from elastrain.elastic.between import Between
+from elastrain.elastic.boundary import Act
 from elastrain.elastic.contract import Call, Contract, Phase
 from elastrain.elastic.learning import Learning
 from elastrain.elastic.membership.heartbeat import Heartbeat
@@ -98,7 +99,7 @@ class Loop:
             return Phase.LEAVING
         if self._in_body and self.step is not None:
             return self.step.phase
-        if self.between.pauses.running:
+        if self._world.state.pauses.running:
             return Phase.PAUSE
         if self.between.passed:
             return Phase.PASSED
@@ -132,14 +133,14 @@ class Loop:
             self._world.say_ready()
         while True:
             self.settle()
-            over = self._world.state.stopped or self._world.step >= total
-            if not (over or self.between.pauses.due(self._world.step)):
+            boundary = self._world.boundary
+            if boundary.act is Act.STEP:
                 yield from self._compute(loader)
             elif self._world.leave_loop():
                 self._heartbeat.outside()
                 self.batch.interrupt()
-                self.between.pauses.run(self._world.step)
-                if over:
+                self._world.state.pauses.run(boundary.due)
+                if boundary.act is Act.END:
                     return
                 if self.between.passed:
                     self._begin_loop(loader, total)
@@ -182,7 +183,7 @@ class Loop:
     def every(self, steps: int, function: Callable[[], None]) -> None:
         """As of :meth:`Job.every`."""
         self.contract.acts(Call.SET_UP, "job.every()")
-        self.between.pauses.add(steps, function)
+        self._world.state.pauses.add(steps, function)
 
     def stop(self) -> None:
         """As of :meth:`Job.stop`. A learner's body does not run on samples that count: it cannot end training."""
@@ -268,7 +269,7 @@ class Loop:
         place, share, number = self._world.place, self._world.share, self._world.step
         self._world.begin_step()  # first: a learner's state may be completed
         order = loader.order
-        spans = self.batch.begin_step(self._world.position.loop_end, self.between.pauses.intervals)
+        spans = self.batch.begin_step(self._world.position.loop_end, self._world.state.pauses.intervals)
         parts, span = self._learning.parts(loader, spans), spans.at(number, order.steps_per_epoch)
         assert self._buffers is not None
         self._buffers.save()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 
 class Pauses:
@@ -11,9 +11,9 @@ class Pauses:
     def __init__(self) -> None:
         self.running = False
         """Whether one of them runs."""
+        self.served = 0
+        """How many of them have had their turn since the last committed step."""
         self._functions: list[tuple[int, Callable[[], None]]] = []
-        self._last = 0
-        """Committed steps at the last pause; a rank that enters a generation after it has not to repeat it."""
 
     def add(self, steps: int, function: Callable[[], None]) -> None:
         """Run ``function()`` after every ``steps``-th step. Raises ``ValueError``."""
@@ -26,18 +26,11 @@ class Pauses:
         """Steps between two pauses, of each function."""
         return tuple(steps for steps, _ in self._functions)
 
-    def due(self, step: int) -> bool:
-        """Whether a pause follows after ``step`` committed steps."""
-        return step != self._last and any(step % steps == 0 for steps, _ in self._functions)
-
-    def run(self, step: int) -> None:
-        """Run the functions that are due, if any."""
-        if not self.due(step):
-            return
-        self._last, self.running = step, True
+    def run(self, due: Iterable[int]) -> None:
+        """Run the functions with these indices."""
+        self.served, self.running = len(self._functions), True
         try:
-            for steps, function in self._functions:
-                if step % steps == 0:
-                    function()
+            for index in due:
+                self._functions[index][1]()
         finally:
             self.running = False

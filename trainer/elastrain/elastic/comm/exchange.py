@@ -13,7 +13,7 @@ from elastrain.api.records import Generation
 from elastrain.elastic.comm.meeting import MAX_LINE
 from elastrain.elastic.comm.transport import CalledOff
 
-PROTOCOL = 21
+PROTOCOL = 22
 """Version of what ranks of a generation must have in common: formats (table, header, sums, pieces, control vector) and
 the order of the data."""
 MEETING_SECONDS = 60.0

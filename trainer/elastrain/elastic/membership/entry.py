@@ -27,6 +27,8 @@ class Script:
     """Exchanges outside of steps since its last committed step (:mod:`elastrain.elastic.membership.calls`)."""
     between: bool = False
     """It is in a call between two steps, where it can receive no state."""
+    computes: bool = False
+    """A step follows (:class:`elastrain.elastic.boundary.Act`), as far as it knows. A rank without state does not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,9 +220,12 @@ def _same_layout(table: Sequence[EntryRow]) -> bool:
 def _shares(table: Sequence[EntryRow], sources: Sequence[int], receivers: Sequence[int]) -> dict[int, Share]:
     """The holders of the state compute the batch among themselves.
 
-    That takes their time and memory, so only if at least as many ranks did so before.
+    That takes their time and memory, so only if at least as many ranks did so before; and only if a step follows on all
+    of them: before it the receivers, which have begun its sums, could make no other exchange.
     """
     holders = [r for r in range(len(table)) if r not in receivers]
+    if not all(table[r].script.computes for r in holders):
+        return {}
     able = all(row.overlaps and row.trained == table[0].trained for row in table) and _same_layout(table)
     if not receivers or not able or len(holders) < table[sources[0]].size or table[sources[0]].step < 0:
         return {}

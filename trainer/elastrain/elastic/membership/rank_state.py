@@ -8,6 +8,7 @@ from typing import Any
 from elastrain.elastic.checkpoint import CheckpointKeeper
 from elastrain.elastic.membership.calls import Calls
 from elastrain.elastic.membership.report import Reporter
+from elastrain.elastic.pauses import Pauses
 from elastrain.elastic.state import capture
 from elastrain.elastic.state.capture import Stateful
 from elastrain.elastic.state.trained import TrainedSet
@@ -26,6 +27,8 @@ class RankState:
         """Whether training has ended with it, because a rank asked for it."""
         self.calls = Calls()
         """The exchanges of the ranks since."""
+        self.pauses = Pauses()
+        """Of the loop, between two steps."""
         self.trained = TrainedSet(tracked)
         self.on_adopt: Callable[[], None] = lambda: None
         """Called when a newer state is about to replace this one."""
@@ -36,6 +39,7 @@ class RankState:
         """The tracked objects are those of ``step`` committed steps now."""
         self.step, self.by, self.stopped = step, by, stops
         self.calls.reset()
+        self.pauses.served = 0
 
     def tree(self, *, emptied: bool = False) -> dict[str, Any]:
         """As of :func:`capture.capture`, and all that belongs to it."""

@@ -14,6 +14,7 @@ from elastrain.api.messages import Broken, Report
 from elastrain.api.records import Generation
 from elastrain.data.order import Order
 from elastrain.data.share import Place
+from elastrain.elastic.boundary import Act, Boundary
 from elastrain.elastic.checkpoint import CheckpointKeeper
 from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
 from elastrain.elastic.comm.header import Kind, RanksDiverged
@@ -77,6 +78,12 @@ class World:
     def step(self) -> int:
         """Committed steps."""
         return self.state.step
+
+    @property
+    def boundary(self) -> Boundary:
+        """The step boundary at which this rank is."""
+        state, pauses = self.state, self.state.pauses
+        return Boundary(state.step, self.position.loop_end, state.stopped, pauses.intervals, paused=pauses.served)
 
     @property
     def loss(self) -> float | None:
@@ -342,7 +349,6 @@ class World:
         """This rank's contribution to the entry of ``generation``."""
         assert self.model is not None
         state, position, joined = self.state, self.position, has_joiners(self._generation, generation)
-        at_its_end = state.stopped or state.step >= position.loop_end
         overlaps, permits = self.overlaps_transfer, self._handover.permits_portions
         row = EntryRow(
             live=Held(state.step if self._has_state else FRESH, *self._copies.placement, state.by),
@@ -353,9 +359,9 @@ class World:
             structure=capture.structure(self._tree()) if self._has_state and joined else 0,
             layout=self.model.layout,
             trained=state.trained.digest,
-            overlaps=overlaps and not at_its_end,
+            overlaps=overlaps,
             in_portions=joined and overlaps and permits(holds=self._has_state),
-            script=Script(position.loop_end, state.calls.count, position.between),
+            script=Script(position.loop_end, state.calls.count, position.between, self.boundary.act is Act.STEP),
             voted=position.ballot.voted,
             counted=position.ballot.counted(state.step),
         )
