@@ -56,6 +56,10 @@ LABEL org.opencontainers.image.title="elastrain operator" \
       org.opencontainers.image.description="Runs ElasticTrainingJobs on Kubernetes" \
       org.opencontainers.image.version="0.1.0" \
       org.opencontainers.image.licenses="Apache-2.0"
+# The gateway before the chart's etcd.
+RUN apt-get update \
+    && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends haproxy \
+    && rm -rf /var/lib/apt/lists/*
 COPY --from=operator-environment /opt/elastrain /opt/elastrain
 ENV PATH=/opt/elastrain/venv/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 # Numeric, so that Kubernetes can see that it is not root (runAsNonRoot).

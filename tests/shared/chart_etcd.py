@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -13,9 +14,16 @@ from typing import Any
 from bench_harness.processes import free_ports
 from charts import Manifests, keys, one
 from conditions import eventually
-from control_plane import etcd_program
+from control_plane import etcd_program, program
 from elastrain.etcd import EtcdConfig
 from elastrain_operator.keys import certificates
+
+CONFIGURATION = "etcd-gateway.cfg"
+
+
+def haproxy_program() -> str:
+    """Path of an HAProxy. Skips the test if there is none (fails if ELASTRAIN_REQUIRE_HELM=1)."""
+    return program("haproxy", "ELASTRAIN_HAPROXY", require="ELASTRAIN_REQUIRE_HELM", built_by="scripts/get-haproxy")
 
 
 class EtcdMember:
@@ -25,29 +33,36 @@ class EtcdMember:
         self.name = f"{etcd.name}-{ordinal}"
         self.volume = etcd.home / self.name
         self.client, self.inner, self.peer, self.metrics = free_ports(4)
-        self._etcd = etcd
+        self.etcd = etcd
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def command(self, container: dict[str, Any]) -> list[str]:
         """The command of a container, for this machine."""
-        words = "\n".join(container["command"]).replace("$(POD_NAME)", self.name)
-        for member in self._etcd.members:
-            words = words.replace(
-                f"{member.name}.{self._etcd.name}-peers.training.svc:2380", f"127.0.0.1:{member.peer}"
-            )
-        words = words.replace(f"{self._etcd.name}.training.svc", "127.0.0.1").replace("0.0.0.0", "127.0.0.1")
+        text = self.adapted("\n".join(container["command"]).replace("$(POD_NAME)", self.name))
+        name, *arguments = text.replace(f"{self.etcd.name}.training.svc", "127.0.0.1").split("\n")
+        if "--configuration" in text:
+            arguments.append(f"--haproxy={haproxy_program()}")
+        return [{"etcd": etcd_program(), "python": sys.executable}[name], *arguments]
+
+    def adapted(self, words: str) -> str:
+        """A command or a configuration, with the ports and paths of this machine."""
+        for member in self.etcd.members:
+            words = words.replace(f"{member.name}.{self.etcd.name}-peers.training.svc:2380", f"127.0.0.1:{member.peer}")
+        words = words.replace("0.0.0.0", "127.0.0.1")
         for port, free in ((2378, self.inner), (2379, self.client), (2380, self.peer), (2381, self.metrics)):
             words = words.replace(f":{port}", f":{free}")
-        words = words.replace("/etc/etcd/tls", str(self._etcd.home)).replace("/etc/etcd/root", str(self._etcd.home))
-        program, *arguments = words.replace("/var/lib/etcd", str(self.volume)).split("\n")
-        return [{"etcd": etcd_program(), "python": sys.executable}[program], *arguments]
+        words = words.replace("/etc/etcd/tls", str(self.etcd.home)).replace("/etc/etcd/root", str(self.etcd.home))
+        return words.replace("/etc/elastrain", str(self.volume)).replace("/var/lib/etcd", str(self.volume))
 
     def run(self, name: str) -> subprocess.Popen[bytes]:
         """Start the container of that name."""
         self.volume.mkdir(exist_ok=True)
-        with (self._etcd.home / f"{self.name}-{name}.log").open("ab") as log:
-            command = self.command(self._etcd.containers[name])
-            self._processes[name] = subprocess.Popen(command, stderr=log, stdout=log)
+        if name == "gateway":
+            (self.volume / CONFIGURATION).write_text(self.adapted(self.etcd.configuration))
+        with (self.etcd.home / f"{self.name}-{name}.log").open("ab") as log:
+            command = self.command(self.etcd.containers[name])
+            environment = {**os.environ, "POD_IP": "127.0.0.2"}  # beside 127.0.0.1, which stands for the pod's own
+            self._processes[name] = subprocess.Popen(command, stderr=log, stdout=log, env=environment)
         return self._processes[name]
 
     def answers(self, path: str) -> bool:
@@ -60,9 +75,9 @@ class EtcdMember:
 
     def finish_start(self) -> None:
         """After the container ``etcd`` was started: await its probe, and start the others in their order."""
-        probe = self._etcd.containers["etcd"]["startupProbe"]["httpGet"]["path"]
+        probe = self.etcd.containers["etcd"]["startupProbe"]["httpGet"]["path"]
         eventually(lambda: self.answers(probe), within=30, what=f"{self.name} answers {probe} with 200")
-        if "root" in self._etcd.containers:
+        if "root" in self.etcd.containers:
             assert self.run("root").wait(60) == 0, self._log("root")
             self.run("gateway")
             eventually(self._is_open, what=f"the gateway of {self.name} to listen")
@@ -73,13 +88,13 @@ class EtcdMember:
 
     def stop(self) -> None:
         """As at the deletion of the pod: containers before the etcd that they need."""
-        for process in reversed(self._processes.values()):
-            process.kill()
-            process.wait()
+        for name, process in reversed(self._processes.items()):
+            (process.terminate if name == "gateway" else process.kill)()  # it ends the HAProxy that it has started
+            process.wait(10)
         self._processes.clear()
 
     def _log(self, name: str) -> str:
-        return (self._etcd.home / f"{self.name}-{name}.log").read_text(errors="replace")[-3000:]
+        return (self.etcd.home / f"{self.name}-{name}.log").read_text(errors="replace")[-3000:]
 
 
 def write_keys(manifests: Manifests, home: Path) -> None:
@@ -100,8 +115,10 @@ class ChartEtcd:
         pod = stateful["spec"]["template"]["spec"]
         self.home, self.name = home, stateful["metadata"]["name"]
         self.containers = {c["name"]: c for c in (*pod.get("initContainers", ()), *pod["containers"])}
+        self.configuration = ""
         if "gateway" in self.containers:
             write_keys(manifests, home)
+            self.configuration = one(manifests, "ConfigMap", f"{self.name}-gateway")["data"][CONFIGURATION]
         self.members: list[EtcdMember] = []
         for ordinal in range(stateful["spec"]["replicas"]):
             self.members.append(EtcdMember(self, ordinal))

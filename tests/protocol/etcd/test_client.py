@@ -84,7 +84,7 @@ def test_a_call_goes_to_another_endpoint_if_one_is_down(etcd):
         unused.bind(("127.0.0.1", 0))
         down = f"127.0.0.1:{unused.getsockname()[1]}"
         with EtcdClient(EtcdConfig.of(f"{down},{etcd.endpoint}")) as client:
-            assert client.version().startswith("3.")
+            assert client.put("/x", b"1") > 0
 
 
 def test_calls_work_again_soon_after_a_restart(etcd_factory, eventually):
@@ -152,4 +152,4 @@ def test_a_user_name_is_harmless_if_etcd_has_no_authentication(etcd, tmp_path):
     path = tmp_path / "password"
     path.write_text("any")
     with EtcdClient(EtcdConfig.of(etcd.endpoint, username="u", password_file=str(path))) as client:
-        assert client.version().startswith("3.")
+        assert client.put("/x", b"1") > 0

@@ -214,12 +214,6 @@ class EtcdClient:
         watch.start()
         return watch
 
-    def version(self) -> str:
-        """Version of the answering etcd member."""
-        request = messages.StatusRequest()
-        answer = self.wire.unary("maintenance", "Status", request, timeout=self.timeout, what="ask for the version")
-        return str(answer.version)
-
 
 def _ignore(_: WatchState) -> None:
     pass

@@ -75,6 +75,7 @@ _STUBS = {
     "renewal": _RenewalStub,
     "watch": rpc.WatchStub,
     "maintenance": rpc.MaintenanceStub,
+    "cluster": rpc.ClusterStub,
 }
 
 

@@ -1,0 +1,160 @@
+"""The gateway before the chart's etcd: of etcd's calls, it passes on those that need a user's rights, and no others."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import etcd3.etcdrpc as rpc
+import grpc
+import pytest
+
+from chart_etcd import ChartEtcd, EtcdMember, write_keys
+from charts import Render
+from conditions import eventually
+from elastrain.etcd import Batch, EtcdClient, EtcdConfig, EtcdUsers, Put
+from elastrain.etcd.maintenance import EtcdMaintenance
+
+SETTINGS = ("etcd.replicas=1",)
+
+
+@contextmanager
+def running(rendered: Render, home: Path) -> Iterator[EtcdMember]:
+    """A member with its gateway, and a job's user in it."""
+    etcd = ChartEtcd(rendered(*SETTINGS), home)
+    try:
+        etcd.start()
+        with EtcdClient(etcd.config()) as client:
+            EtcdUsers(client).ensure("job", "secret", "/elastrain/a/")
+        yield etcd.members[0]
+    finally:
+        etcd.stop()
+
+
+@pytest.fixture(scope="module")
+def member(rendered: Render, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdMember]:
+    """One for all tests that leave it as it was."""
+    with running(rendered, tmp_path_factory.mktemp("etcd")) as one:
+        yield one
+
+
+@contextmanager
+def stub(member: EtcdMember) -> Iterator[Callable[..., Any]]:
+    """``call(service, method, request, user="job")``: through the gateway; the answer of etcd, or its error."""
+    ca = (member.etcd.home / "ca.crt").read_bytes()
+    with grpc.secure_channel(f"127.0.0.1:{member.client}", grpc.ssl_channel_credentials(ca)) as channel:
+
+        def call(service: Any, method: str, request: Any, user: str = "") -> Any:
+            metadata = []
+            if user:
+                login = rpc.AuthenticateRequest(name=user, password="secret")
+                metadata = [("token", rpc.AuthStub(channel).Authenticate(login, timeout=5).token)]
+            request = iter([request]) if method in ("LeaseKeepAlive", "Watch") else request
+            answer = getattr(service(channel), method)(request, timeout=5, metadata=metadata)
+            return next(answer) if hasattr(answer, "__next__") else answer
+
+        yield call
+
+
+UNGUARDED: dict[str, tuple[Any, Any]] = {
+    "Alarm": (rpc.MaintenanceStub, rpc.AlarmRequest(action=1, memberID=7, alarm=1)),
+    "Status": (rpc.MaintenanceStub, rpc.StatusRequest()),
+    "Hash": (rpc.MaintenanceStub, rpc.HashRequest()),
+    "Snapshot": (rpc.MaintenanceStub, rpc.SnapshotRequest()),
+    "Defragment": (rpc.MaintenanceStub, rpc.DefragmentRequest()),
+    "Compact": (rpc.KVStub, rpc.CompactionRequest(revision=1)),
+    "MemberList": (rpc.ClusterStub, rpc.MemberListRequest()),
+    "MemberAdd": (rpc.ClusterStub, rpc.MemberAddRequest(peerURLs=["http://127.0.0.1:1"])),
+}
+"""Calls that members and the operator do not make; etcd serves some of them to any client."""
+
+
+@pytest.mark.parametrize("user", ["", "job", "root"])
+@pytest.mark.parametrize("method", UNGUARDED)
+def test_a_call_that_stops_or_spies_on_other_jobs_is_refused(member: EtcdMember, method: str, user: str) -> None:
+    service, request = UNGUARDED[method]
+    with stub(member) as call, pytest.raises(grpc.RpcError) as refused:
+        call(service, method, request, user)
+    assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
+
+
+GUARDED: dict[str, tuple[Any, Any]] = {
+    "Range": (rpc.KVStub, rpc.RangeRequest(key=b"/elastrain/a/x")),
+    "Put": (rpc.KVStub, rpc.PutRequest(key=b"/elastrain/a/x", value=b"1")),
+    "DeleteRange": (rpc.KVStub, rpc.DeleteRangeRequest(key=b"/elastrain/a/x")),
+    "Txn": (rpc.KVStub, rpc.TxnRequest()),
+    "LeaseGrant": (rpc.LeaseStub, rpc.LeaseGrantRequest(TTL=1)),
+    "LeaseTimeToLive": (rpc.LeaseStub, rpc.LeaseTimeToLiveRequest(ID=1)),
+    "LeaseKeepAlive": (rpc.LeaseStub, rpc.LeaseKeepAliveRequest(ID=1)),
+    "Watch": (rpc.WatchStub, rpc.WatchRequest(create_request={"key": b"/elastrain/a/x"})),
+}
+
+
+@pytest.mark.parametrize("method", GUARDED)
+def test_a_users_calls_pass_and_a_strangers_do_not(member: EtcdMember, method: str) -> None:
+    service, request = GUARDED[method]
+    with stub(member) as call:
+        call(service, method, request, "job")
+        with pytest.raises(grpc.RpcError) as refused:
+            call(service, method, request)
+    assert refused.value.code() in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.CANCELLED)
+
+
+def test_users_are_managed_by_root_only(member: EtcdMember) -> None:
+    request = rpc.AuthUserAddRequest(name="mine", password="x")
+    with stub(member) as call:
+        with pytest.raises(grpc.RpcError):
+            call(rpc.AuthStub, "UserAdd", request, "job")
+        call(rpc.AuthStub, "UserAdd", request, "root")
+
+
+def test_a_client_that_floods_is_refused(rendered: Render, tmp_path: Path) -> None:
+    request = rpc.PutRequest(key=b"/elastrain/a/flood", value=bytes(1 << 20))
+    with running(rendered, tmp_path) as own, stub(own) as call, pytest.raises(grpc.RpcError) as refused:
+        for _ in range(60):
+            call(rpc.KVStub, "Put", request, "job")
+    assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+# ---- what it does beside that ----------------------------------------------------------------------------------------
+@contextmanager
+def inside(member: EtcdMember) -> Iterator[EtcdClient]:
+    """As a process in the member's pod."""
+    home = member.etcd.home
+    endpoint, password = f"127.0.0.1:{member.inner}", str(home / "password")
+    config = EtcdConfig.of(endpoint, ca=str(home / "ca.crt"), username="root", password_file=password)
+    with EtcdClient(config) as client:
+        yield client
+
+
+def test_an_alarm_that_the_size_does_not_justify_is_disarmed(member: EtcdMember) -> None:
+    with inside(member) as client:
+        maintenance = EtcdMaintenance(client)
+        for number in (maintenance.status().member, 7):
+            raised = rpc.AlarmRequest(action=1, memberID=number, alarm=1)
+            client.wire.unary("maintenance", "Alarm", raised, timeout=5, what="raise an alarm")
+        assert maintenance.alarms()
+        eventually(lambda: maintenance.alarms() == [], within=30, what="the alarms to be disarmed")
+
+
+def test_a_renewed_certificate_is_presented_and_no_stream_is_cut(rendered: Render, tmp_path: Path) -> None:
+    with running(rendered, tmp_path) as own, EtcdClient(own.etcd.config()) as before:
+        batches: list[Batch] = []
+        states: list[Any] = []
+        watch = before.watch_prefix("/elastrain/a/", batches.append, states.append)
+        eventually(lambda: bool(batches), what="the watch to list")
+        shown = presented(own)
+        write_keys(rendered(*SETTINGS), own.etcd.home)
+        eventually(lambda: presented(own) != shown, within=30, what="the new certificate")
+        with EtcdClient(own.etcd.config()) as client:
+            client.put("/elastrain/a/x", b"1")
+        eventually(lambda: any(isinstance(e, Put) for b in batches for e in b.events), what="the watch to report")
+        assert all(state.connected for state in states)
+        watch.close()
+
+
+def presented(member: EtcdMember) -> str:
+    return ssl.get_server_certificate(("127.0.0.1", member.client))
