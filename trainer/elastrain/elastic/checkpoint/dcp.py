@@ -193,6 +193,8 @@ class _Source(DefaultSavePlanner):
         stands_for = placeholder(path, leaf)
         if stands_for is leaf:
             return leaf
+        if isinstance(stands_for, Entry) and stands_for.dtype is not None and isinstance(leaf, torch.Tensor):
+            leaf = leaf.contiguous().view(torch.uint8)
         name, tensor, shape = stands_for.name, leaf, tuple(getattr(leaf, "shape", ()))
         offsets, sizes = [0] * len(shape), list(shape)
         if isinstance(leaf, Part):
@@ -233,10 +235,17 @@ class _Reading(DefaultLoadPlanner):
     def shape_of(self, name: str) -> tuple[int, ...]:
         return tuple(self._of(name).size)
 
-    def tensor(self, name: str, offsets: Sequence[int], sizes: Sequence[int]) -> torch.Tensor:
-        """The home of a part, which :meth:`read` fills."""
+    def tensor(
+        self, name: str, offsets: Sequence[int], sizes: Sequence[int], stride: Sequence[int] | None = None
+    ) -> torch.Tensor:
+        """The home of a part, which :meth:`read` fills. ``stride``: of its memory; default: of a contiguous one."""
         saved = self._of(name)
-        home = self._homes[name] = torch.empty(tuple(sizes), dtype=saved.properties.dtype)
+        dtype = saved.properties.dtype
+        home = self._homes[name] = (
+            torch.empty(tuple(sizes), dtype=dtype)
+            if stride is None
+            else torch.empty_strided(sizes, stride, dtype=dtype)
+        )
         if 0 not in sizes:
             wanted = ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes))
             self._items += create_read_items_for_chunk_list(name, saved, [wanted])
@@ -288,6 +297,9 @@ def _placed(path: Path, leaf: Any, reading: _Reading, cut: Cut) -> Any:
     if dims is None and isinstance(leaf, Sharded) and cut.grid.shards > 1:
         dims = (leaf.dim,)
     if dims is None:
-        return reading.tensor(leaf.name, [0] * len(shape), shape)
+        stride, dtype = getattr(leaf, "stride", None), getattr(leaf, "dtype", None)
+        if dtype is not None:
+            return reading.tensor(leaf.name, [0] * len(shape), shape).view(dtype)
+        return reading.tensor(leaf.name, [0] * len(shape), shape, stride)
     stride = leaf.stride if isinstance(leaf, Sharded) else torch.empty(shape, device="meta").stride()
     return Part(reading.tensor(leaf.name, *cut.grid.chunk(shape, dims)), dims, shape, tuple(stride))

@@ -9,6 +9,7 @@ import torch
 from torch.utils import _pytree
 
 from elastrain.elastic.checkpoint.writers import Writers
+from elastrain.elastic.state.capture import is_dense
 from elastrain.elastic.state.parts import Part
 
 Path = tuple[Any, ...]
@@ -17,9 +18,13 @@ Path = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """The placeholder of a tensor."""
+    """The placeholder of a tensor. Those of earlier versions have a name only."""
 
     name: str
+    stride: tuple[int, ...] | None = None
+    """If its elements fill one run of memory."""
+    dtype: torch.dtype | None = None
+    """If its bytes are written instead, since DCP writes no tensors of this type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +56,21 @@ def placeholder(path: Path, leaf: Any) -> Any:
         dim = leaf.dims[0]
         assert dim is not None
         return Sharded(name_of(path), dim, leaf.stride)
-    return Entry(name_of(path)) if isinstance(leaf, torch.Tensor) else leaf
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    dense = leaf.stride() if is_dense(leaf) else None
+    return Entry(name_of(path), dense, None if _is_written(leaf.dtype) else leaf.dtype)
+
+
+def _is_written(dtype: torch.dtype) -> bool:
+    """Whether DCP writes tensors of this type: it needs the size of an element."""
+    if dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
+        return True
+    try:
+        torch.iinfo(dtype)
+    except TypeError:
+        return False
+    return True
 
 
 def divided(tree: Any, writers: Writers) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import nn
 
@@ -34,3 +36,30 @@ class Buffers:
         with torch.no_grad():
             for _, buffer, copy in self._kept:
                 buffer.copy_(copy)
+
+
+def hidden(module: nn.Module) -> dict[str, torch.Tensor]:
+    """The buffers of ``module`` that are not in its ``state_dict`` (``persistent=False``), by name."""
+    return {
+        f"{path}.{name}" if path else name: buffer
+        for path, owner in module.named_modules()
+        for name in sorted(owner._non_persistent_buffers_set)
+        if (buffer := owner._buffers.get(name)) is not None
+    }
+
+
+def put_hidden(module: nn.Module, values: Mapping[str, torch.Tensor]) -> None:
+    """Give the buffers of :func:`hidden` these values, in place where they fit. Raises ``ValueError`` naming a buffer
+    whose module is missing."""
+    owners = dict(module.named_modules())
+    for path, value in values.items():
+        where, _, name = path.rpartition(".")
+        if (owner := owners.get(where)) is None:
+            raise ValueError(f"the state has the buffer {path!r}, and the model has no module {where!r}")
+        own = owner._buffers.get(name)
+        if own is not None and (own.dtype, own.shape, own.layout) == (value.dtype, value.shape, value.layout):
+            with torch.no_grad():
+                own.copy_(value)
+        else:
+            device = own.device if own is not None else next((p.device for p in module.parameters()), value.device)
+            owner.register_buffer(name, value.detach().to(device), persistent=False)

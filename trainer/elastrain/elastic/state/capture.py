@@ -11,9 +11,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+from torch import nn
 from torch.utils import _pytree
 
-from elastrain.elastic.state import digest, parts
+from elastrain.elastic.state import buffers, digest, loading, parts, sparse
+
+HIDDEN = "/buffers"
+"""Appended to the name of a model."""
 
 
 class Stateful(Protocol):
@@ -37,23 +41,31 @@ class Slot:
 
 def capture(tracked: Mapping[str, Stateful], *, emptied: bool = False) -> dict[str, Any]:
     """The present state of each object, by name. Tensors are the live ones, not copies; of sharded ones this rank's
-    parts, or with ``emptied`` only their description."""
+    parts, or with ``emptied`` only their description. A model's buffers that are not in its ``state_dict`` have an
+    entry of their own, :data:`HIDDEN`."""
     take = parts.emptied if emptied else parts.taken
-    return {name: take(obj.state_dict()) for name, obj in tracked.items()}
+    states = {name: take(obj.state_dict()) for name, obj in tracked.items()}
+    modules = {name: obj for name, obj in tracked.items() if isinstance(obj, nn.Module)}
+    hidden = {name + HIDDEN: take(found) for name, obj in modules.items() if (found := buffers.hidden(obj))}
+    return states | hidden
 
 
 def restore(tracked: Mapping[str, Stateful], state: dict[str, Any]) -> None:
-    """Load ``state`` into the tracked objects.
+    """Load ``state`` into the tracked objects, to the bit (:mod:`elastrain.elastic.state.loading`).
 
     Raises ``ValueError`` naming the entries that only one side has: a skipped optimizer would train on with its own
-    state.
+    state; and :class:`~elastrain.elastic.state.loading.NotTheSame`.
     """
+    hidden = {name.removesuffix(HIDDEN): tree for name, tree in state.items() if name.endswith(HIDDEN)}
+    state = {name: tree for name, tree in state.items() if not name.endswith(HIDDEN)}
     if missing := sorted(tracked.keys() - state.keys()):
         raise ValueError(f"the saved state has no entry for tracked {', '.join(missing)}; it has {sorted(state)}")
     if surplus := sorted(state.keys() - tracked.keys()):
         raise ValueError(f"the saved state has {', '.join(surplus)}, which this script does not track (job.track)")
     for name, obj in tracked.items():
-        obj.load_state_dict(parts.put(state[name], obj, tracked.values()))
+        loading.load(name, obj, state[name], tracked.values())
+        if isinstance(obj, nn.Module) and name in hidden:
+            buffers.put_hidden(obj, sparse.put(hidden[name]))
 
 
 def structure(tree: Any) -> int:

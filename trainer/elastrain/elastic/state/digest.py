@@ -14,3 +14,9 @@ def of_value(value: object) -> int:
 def of_bytes(data: torch.Tensor) -> int:
     """63 bits of XXH3 (https://xxhash.com) over a flat uint8 tensor on the CPU; as fast as memory."""
     return xxhash.xxh3_64_intdigest(data.numpy()) >> 1
+
+
+def of_tensor(tensor: torch.Tensor) -> int:
+    """The same over the values of a strided tensor on any device, in their logical order."""
+    data = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    return of_bytes(data.reshape(-1).view(torch.uint8))

@@ -19,6 +19,7 @@ from torch import nn
 from torch.utils import _pytree
 
 from elastrain.elastic.reshard.plan import bounds
+from elastrain.elastic.state import sparse
 
 Dims = tuple[int | None, ...]
 
@@ -50,7 +51,10 @@ _pytree.register_pytree_node(
 
 
 def taken(tree: Any) -> Any:
-    """``tree`` with a :class:`Part` for each ``DTensor``. Tensors are the live ones."""
+    """``tree`` with a :class:`Part` for each ``DTensor``, and a node for each sparse tensor. Tensors are the live ones.
+
+    Negated and conjugated views, which have no memory of their own, are copied.
+    """
     return _pytree.tree_map_only(torch.Tensor, _take, tree)
 
 
@@ -65,6 +69,7 @@ def put(tree: Any, home: Any, objects: Iterable[object]) -> Any:
     An emptied part becomes the sharded tensor that ``home``, the object that the tree is for, has in its place; or a
     new one.
     """
+    tree = sparse.put(tree)
     if not any(isinstance(leaf, Part) for leaf in _pytree.tree_leaves(tree, is_leaf=_is_part)):
         return tree
     from torch.distributed.tensor import DTensor
@@ -141,7 +146,7 @@ def _is_part(leaf: Any) -> bool:
 
 def _take(tensor: Any) -> Any:
     if not is_sharded(tensor):
-        return tensor
+        return tensor.resolve_conj().resolve_neg() if tensor.layout == torch.strided else sparse.take(tensor)
     return Part(tensor.to_local(), dims(tensor), tuple(tensor.shape), tuple(tensor.stride()))
 
 

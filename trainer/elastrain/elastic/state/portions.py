@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import torch
 
 from elastrain.elastic.state import transfer
-from elastrain.elastic.state.capture import Stateful, capture, is_dense
+from elastrain.elastic.state.capture import HIDDEN, Stateful, capture, is_dense
 from elastrain.elastic.state.slices import StateSlice
 from elastrain.elastic.state.transfer import tensors_of
 
@@ -84,7 +84,7 @@ def cut(tracked: Mapping[str, Stateful]) -> list[Portion] | None:
             kept[p.data_ptr()] = tuple(value.detach() for value in values if value is not None)
     states = capture(tracked)
     portions: dict[int, Portion] = {}
-    for tensor in tensors_of(states["model"]):
+    for tensor in tensors_of([states["model"], states.get(f"model{HIDDEN}")]):
         at = tensor.data_ptr()
         if tensor.nbytes >= transfer.SMALL_BYTES and at not in portions:
             portions[at] = Portion(parameters.get(at), (tensor, *kept.get(at, ())))
