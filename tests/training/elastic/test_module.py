@@ -75,7 +75,7 @@ def test_micro_batches_add_up_in_views_for_both_ways_of_clearing_gradients(set_t
     alone = gradient(model, 1.0)
     for _ in range(2):  # the second time gradients are views from the start if they were not set to None
         model.zero_grad(set_to_none=set_to_none)
-        with model.no_sync():
+        with model.without_sums():
             model(torch.ones(2, 3)).sum().backward()
         loss = model(torch.ones(2, 3)).sum()
         model.prepare(ControlInputs(list), loss)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.utils.data import DataLoader, default_collate
@@ -14,6 +14,15 @@ from elastrain.data.order import Order, Slice
 from elastrain.data.rng import Randomness
 from elastrain.data.share import Share
 from elastrain.data.spans import ONE, Spans
+
+_EACH_EPOCH = "leave set_epoch() out: each epoch has an order of its own, by seed and epoch"
+_INSTEAD = {
+    "set_epoch": _EACH_EPOCH,
+    "sampler": _EACH_EPOCH + "; a sampler of your own is an argument of job.dataloader()",
+    "batch_sampler": "a batch sampler is an argument of job.dataloader()",
+    "batch_size": "the batch of a rank changes with their number; the global batch has order.global_batch_size samples",
+}
+"""What to do instead of using these attributes of torch's ``DataLoader``."""
 
 
 class ElasticLoader:
@@ -58,6 +67,20 @@ class ElasticLoader:
             **loader_options,
         )
         self._batches: Iterator[tuple[int, Any]] | None = None
+
+    def __iter__(self) -> NoReturn:
+        """Raises ``TypeError``: which part of a batch is this rank's is known in a step only."""
+        raise TypeError(
+            "a loader of job.dataloader() has no batches outside of a step: for batch in job.steps(loader, epochs=…), "
+            "and job.evaluate(loader, fn) for sums over all of them"
+        )
+
+    def __getattr__(self, name: str) -> NoReturn:
+        """Raises ``AttributeError``, with the way out for what scripts for a fixed number of ranks look for."""
+        known = _INSTEAD.get(name)
+        raise AttributeError(
+            f"{type(self).__name__!r} object has no attribute {name!r}" + (f": {known}" if known else "")
+        )
 
     def __len__(self) -> int:
         """Steps of an epoch. Raises ``TypeError`` for an endless stream."""

@@ -95,7 +95,8 @@ _IN_BODY_ONLY = _raises("call it once for each batch that 'for batch in job.step
 _TWICE = _raises("it was called for this batch already; add the losses up and call it once")
 _WHOLE_BATCH = _raises("it needs the whole batch at once: leave micro_batch_size and micro_batches out")
 _TOO_EARLY = _raises(
-    "it would act on the gradients of the step before: move it behind job.backward(), or give it to job.on_commit()"
+    "it would act on the gradients of the step before: move it behind job.backward(loss), which replaces "
+    "loss.backward(); or give it to job.on_commit()"
 )
 _NO_GRADIENTS = _raises("there are gradients only in a loop body, between job.backward() and the optimizer's step()")
 _NESTED = _raises("a loop body runs already; loops may follow each other, not contain each other")

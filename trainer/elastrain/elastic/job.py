@@ -15,6 +15,7 @@ from elastrain.data.audit import AuditLog
 from elastrain.data.loader import ElasticLoader
 from elastrain.data.options import order_of
 from elastrain.elastic import reduction
+from elastrain.elastic.arguments import checked
 from elastrain.elastic.batching import ScriptsBatch
 from elastrain.elastic.checkpoint import CheckpointKeeper, levels_of, node_memory
 from elastrain.elastic.comm.header import Kind
@@ -28,6 +29,8 @@ from elastrain.elastic.state.tracked import Tracker
 from elastrain.elastic.strategies.choice import world_for
 from elastrain.elastic.strategies.sharded import Sharded
 from elastrain.elastic.strategies.strategy import ElasticModule, Strategy
+from elastrain.elastic.untracked import Untracked
+from elastrain.hints import add_hint
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -51,19 +54,16 @@ class Job:
         device: torch.device | None = None,
         batch: ScriptsBatch | None = None,
     ) -> None:
-        batch = batch or ScriptsBatch()
-        self._device = device or torch.device("cpu")
-        self._session = session
-        self._strategy = strategy
+        self._device, self._entered, batch = device or torch.device("cpu"), False, batch or ScriptsBatch()
+        self._session, self._strategy = session, strategy
         self._tracked: dict[str, Stateful] = {}
-        self._wrapped = 0
-        """Models given to :meth:`wrap`."""
         settings = session.welcome.settings
         levels = levels_of(settings.checkpoint, node_memory(os.environ, settings.shards), settings.shards)
         self._world = world_for(session, strategy, self._tracked, CheckpointKeeper(levels), batch)
         self._audit = AuditLog.of_environment(settings.audit_dir)
         self._loop = Loop(session, strategy, heartbeat, self._world, self._audit, tracked=self._tracked, batch=batch)
         longer = None if batch.small is None else batch
+        self._untracked = Untracked(self._tracked, lambda: self._loop.phase in BODY)
         self._tracker = Tracker(self._tracked, self._loop.contract, self._loop.several.step_with, longer)
 
     # -- values ------------------------------------------------------------------------------------------------------
@@ -73,11 +73,13 @@ class Job:
 
         0 before the first generation; -1 in code between loops that the job has left before this process joined.
         """
+        self._untracked.early("rank", self._loop.phase)
         return self._world.place.rank
 
     @property
     def world_size(self) -> int:
         """Ranks of the generation in force; 1 before the first."""
+        self._untracked.early("world_size", self._loop.phase)
         return self._world.place.world_size
 
     @property
@@ -157,6 +159,7 @@ class Job:
         return self._loop.contract.acts(call, name)
 
     # -- set-up ------------------------------------------------------------------------------------------------------
+    @checked
     def wrap(
         self,
         module: nn.Module,
@@ -170,23 +173,20 @@ class Job:
         ``optimizer``: tracked, as by ``job.track(optimizer=optimizer)``. A job may have several models, each with an
         optimizer of its own or none. ``name``: of the model in the state of the job; default: "model", then "model2"
         and so on, in the order of the calls. Its optimizer is "optimizer", "optimizer2" …, or "<name>_optimizer".
-        Raises ``ValueError`` for a model without parameters to train, for a model that is sharded (FSDP) or in DDP
+        Raises ``ValueError`` for a model without parameters to train, or that is sharded (FSDP), in DDP or wrapped
         already, for a name that is taken, and for options that the numerics, or several models, exclude.
         """
         self._loop.contract.acts(Call.SET_UP, "job.wrap()")
-        self._wrapped += 1
-        number = "" if self._wrapped == 1 else str(self._wrapped)
-        key, of_optimizer = (name, f"{name}_optimizer") if name else (f"model{number}", f"optimizer{number}")
-        if key in self._tracked:
-            raise ValueError(f"job.wrap(name={key!r}): an object is already tracked under this name; give another one")
+        key, of_optimizer = self._tracker.names_of_model(module, name)
         model = self._strategy.wrap(module, ddp_options)
         self._world.model = self._strategy.whole()
         model.in_body = lambda: self._loop.phase in BODY
-        self._tracked[key] = getattr(module, "_orig_mod", module)  # a compiled model is in the state by its own names
+        self._tracker.add_model(key, module)
         if optimizer is not None:
             self.track(**{of_optimizer: optimizer})
         return model
 
+    @checked
     def track(self, **objects: Any) -> None:
         """Make optimizers, schedulers, scalers or metrics part of the state that joiners and checkpoints receive.
 
@@ -197,6 +197,7 @@ class Job:
         self._loop.contract.acts(Call.SET_UP, "job.track()")
         self._tracker.track(objects)
 
+    @checked
     def on_commit(self, callback: Callable[[], None]) -> None:
         """Call ``callback()`` after the loop body, exactly once for each committed step that this rank took part in.
 
@@ -204,6 +205,7 @@ class Job:
         """
         self._loop.on_commit(callback)
 
+    @checked
     def dataloader(
         self,
         dataset: Any,
@@ -233,8 +235,6 @@ class Job:
         ``prefetch_factor``, ``timeout``, ``worker_init_fn``, ``multiprocessing_context`` as of
         ``torch.utils.data.DataLoader``. Raises ``ValueError`` or ``TypeError`` naming the argument.
         """
-        if randomness not in ("keyed", "own"):
-            raise ValueError(f"job.dataloader(randomness={randomness!r}): must be 'keyed' or 'own'")
         order = order_of(
             dataset,
             global_batch_size=global_batch_size,
@@ -251,6 +251,7 @@ class Job:
         return ElasticLoader(dataset, order, keyed=randomness == "keyed", **loader_options)
 
     # -- the loop ----------------------------------------------------------------------------------------------------
+    @checked
     def steps(
         self,
         loader: ElasticLoader,
@@ -268,17 +269,17 @@ class Job:
         missing bounds and for a tracked optimizer of parameters outside of the models, ``RuntimeError`` before
         :meth:`wrap`.
         """
-        if (epochs is None) == (steps is None):
-            raise ValueError(f"job.steps(epochs={epochs}, steps={steps}): give one of them: where training ends")
+        if not self._entered:
+            raise RuntimeError("job.steps(): the job ends with its block: with elastrain.join() as job: …")
         if self._world.model is None:
             raise RuntimeError("job.steps(): call model = job.wrap(model) first")
         self._tracker.check_parameters(self._world.model)
-        if epochs is not None and loader.order.length is None:
-            raise ValueError("job.steps(epochs=…): the data set has no length, so an epoch has no end; give steps=…")
+        self._untracked.watch(sharded=self._strategy.votes)
         self._strategy.check(loader.order)
         total = loader.order.steps_per_epoch * epochs if epochs is not None else steps
         yield from self._loop.run(loader, total or 0, several_backwards=several_backwards)
 
+    @checked
     def epochs(self, loader: ElasticLoader, epochs: int) -> Iterator[int]:
         """``range(epochs)`` without the epochs that the job has completed before this process joined it.
 
@@ -286,13 +287,9 @@ class Job:
         (an evaluation, a schedule) runs once for each epoch in which this process takes part. Raises ``ValueError`` for
         data without a length.
         """
-        if loader.order.length is None:
-            raise ValueError(
-                "job.epochs(loader): the data set has no length, so an epoch has no end: leave this loop out, and give "
-                "job.steps(loader, steps=...)"
-            )
         yield from range(self._world.position.first_epoch(loader.order.steps_per_epoch), epochs)
 
+    @checked
     def every(self, steps: int, function: Callable[[], None]) -> None:
         """Call ``function()`` in a pause of the loop after every ``steps``-th committed step, on all ranks.
 
@@ -321,6 +318,7 @@ class Job:
         rows = self._loop.between.exchange(Kind.GATHER, pickle.dumps(value))
         return [pickle.loads(row) for row in rows]  # noqa: S301 - from ranks of the same job
 
+    @checked
     def evaluate(self, loader: Any, fn: Callable[[Any], Mapping[str, Any]]) -> dict[str, Any]:
         """Sums of what ``fn(batch)`` returns over all batches of ``loader``, each computed by one rank.
 
@@ -348,6 +346,7 @@ class Job:
         """
         self._loop.stop()
 
+    @checked
     def backward(
         self, loss: torch.Tensor, *, count: int | torch.Tensor | None = None, retain_graph: bool = False
     ) -> torch.Tensor:
@@ -368,6 +367,7 @@ class Job:
         whole = None if count is None else reduction.whole(count)
         return self._loop.backward(loss, self._tracker.unscaled(loss), whole, retain_graph=retain_graph)
 
+    @checked
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor | None:
         """Scale the gradients of the wrapped model so that their norm is at most ``max_norm``.
 
@@ -379,6 +379,7 @@ class Job:
             return None
         return self._world.model.clip_gradients(max_norm, norm_type)
 
+    @checked
     def fit(
         self,
         step_fn: Callable[[Any], torch.Tensor],
@@ -402,13 +403,17 @@ class Job:
                 obj.step()
 
     def __enter__(self) -> Self:
+        self._entered = True
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if error is not None:
+            add_hint(error)
         try:
             if kind is None:
                 self._loop.finish()
         finally:
+            self._untracked.close()
             if self._audit is not None:
                 self._audit.close()
             self._session.close()

@@ -260,7 +260,10 @@ class Loop:
                 self._world.complete()
                 raise
             if step.done < step.begun:
-                raise RuntimeError("job.steps(): the loop body must call job.backward(loss) once per batch")
+                raise RuntimeError(
+                    "job.steps(): the loop body ended without job.backward(loss), by 'continue' or since it calls "
+                    "loss.backward(): call job.backward once for each batch; with loss * 0 for one that shall not count"
+                )
         if step.counts:
             self._commit(step)
 

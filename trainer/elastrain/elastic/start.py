@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import weakref
 from typing import Literal
 
 from elastrain.api import names
@@ -12,6 +14,9 @@ from elastrain.elastic.job import Job
 from elastrain.elastic.membership.heartbeat import Heartbeat
 from elastrain.elastic.membership.session import Session
 from elastrain.elastic.strategies.choice import strategy_for
+
+_joined: weakref.ref[Session] | None = None
+"""Of the job that this process has joined."""
 
 
 def join(*, numerics: Literal["exact", "bitwise"] = "exact") -> Job:
@@ -25,8 +30,19 @@ def join(*, numerics: Literal["exact", "bitwise"] = "exact") -> Job:
     process, ``ValueError`` for other ``numerics``, and ``ConnectionError`` or ``TimeoutError`` if the agent does not
     answer.
     """
+    global _joined  # noqa: PLW0603 - one job for each process
     if numerics not in ("exact", "bitwise"):
         raise ValueError(f"elastrain.join(numerics={numerics!r}): must be 'exact' or 'bitwise'")
+    if multiprocessing.parent_process() is not None:
+        raise RuntimeError(
+            "elastrain.join(): multiprocessing has started this process, and its parent is the rank: leave mp.spawn() "
+            "out, since the agent starts a process for each rank; and put the script under if __name__ == '__main__':, "
+            "since the worker processes of a data loader import it"
+        )
+    if _joined is not None and (session := _joined()) is not None and not session.closed:
+        raise RuntimeError(
+            "elastrain.join(): this process has joined already: pass its job to the functions that need it"
+        )
     path = os.environ.get(names.ENV_AGENT_SOCKET)
     if not path:
         raise RuntimeError(
@@ -38,4 +54,6 @@ def join(*, numerics: Literal["exact", "bitwise"] = "exact") -> Job:
     device = device_of_rank(local_rank)  # before the script can use another one
     session = Session(path, local_rank)
     batch = batch_of(session.welcome.settings.batch)
-    return Job(session, strategy_for(numerics, session, batch.small), heartbeat, device, batch)
+    job = Job(session, strategy_for(numerics, session, batch.small), heartbeat, device, batch)
+    _joined = weakref.ref(session)
+    return job

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Sequence
+from pathlib import Path
 
+from elastrain import hints
 from elastrain.agent.core.events import RankExited
 from elastrain.api.names import EXIT_FINISHED, EXIT_INFRASTRUCTURE
 from elastrain.api.records import Outcome, Termination
@@ -101,7 +103,9 @@ def encode(termination: Termination) -> bytes:
 
 
 def error_line(log: str) -> str:
-    """The exception and its place from a Python traceback at the end of ``log``; the last line if there is none.
+    """The exception, its place in the script and elastrain's hint, from a Python traceback at the end of ``log``.
+
+    The place is the innermost one outside of installed packages. The last line of the log if there is no traceback.
 
     >>> error_line('Traceback (most recent call last):\\n  File "/a/t.py", line 3, in f\\n    x\\nKeyError: 1\\nbye')
     'KeyError: 1 (/a/t.py:3 in f)'
@@ -110,13 +114,20 @@ def error_line(log: str) -> str:
     start = max((i for i, line in enumerate(lines) if line.startswith("Traceback (most recent call last)")), default=-1)
     if start < 0:
         return next((line.strip() for line in reversed(lines) if line.strip()), "")
-    where = ""
-    for line in lines[start + 1 :]:
+    where = in_package = ""
+    for number, line in enumerate(lines[start + 1 :], start + 1):
         if found := re.match(r'\s+File "(.+)", line (\d+), in (.+)', line):
-            where = f" ({found[1]}:{found[2]} in {found[3]})"
+            place = f" ({found[1]}:{found[2]} in {found[3]})"
+            where, in_package = (where, place) if _INSTALLED.search(found[1]) else (place, in_package)
         elif line and not line[0].isspace():
-            return line.strip() + where
-    return "an exception whose message was not logged" + where
+            hint = next((text for text in lines[number + 1 :] if text.startswith(hints.PREFIX)), "")
+            return line.strip() + (where or in_package) + (f"; {hint}" if hint else "")
+    return "an exception whose message was not logged" + (where or in_package)
+
+
+_OWN = re.escape(str(Path(hints.__file__).parent))
+_INSTALLED = re.compile(rf"/(site|dist)-packages/|/lib/python3\.\d+/|^<frozen |^{_OWN}/")
+"""Files of the interpreter, of installed packages, and elastrain's own."""
 
 
 def signal_name(signum: int) -> str:

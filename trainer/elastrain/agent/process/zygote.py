@@ -251,6 +251,9 @@ def _report(error: BaseException) -> NoReturn:
     while traceback is not None and traceback.tb_frame.f_code.co_filename == __file__:
         traceback = traceback.tb_next
     error.__traceback__ = traceback
+    from elastrain.hints import add_hint  # after an error only: the rank imports what it would without a zygote
+
+    add_hint(error)
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, traceback
     sys.excepthook(type(error), error, traceback)
     if isinstance(error, KeyboardInterrupt):

@@ -85,6 +85,11 @@ class Session:
         shards = self.welcome.settings.shards
         return 0 if shards == "all" else (self.welcome.first_shard + self._local_rank) % shards
 
+    @property
+    def closed(self) -> bool:
+        """Whether :meth:`close` was called."""
+        return self._closed
+
     # -- to the agent ------------------------------------------------------------------------------------------------
     def send(self, message: RankMessage) -> None:
         """Raises :class:`AgentLost`."""

@@ -55,7 +55,28 @@ class Tracker:
         job whose steps take several batches of the script."""
         self._tracked, self._contract, self._step_with = tracked, contract, step_with
         self._longer = longer
+        self._models = 0
+        """Those that were wrapped."""
         self._scaled: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def names_of_model(self, module: nn.Module, name: str | None) -> tuple[str, str]:
+        """The names of a model, and of its optimizer, which ``job.wrap(module, name=name)`` adds.
+
+        Raises ``ValueError`` for a name that is taken, and for a model that is tracked.
+        """
+        inner = _own(module)
+        if any(obj is inner for obj in self._tracked.values()):
+            raise ValueError("job.wrap(net): this model is wrapped already: call it once, and use what it returned")
+        number = "" if not self._models else str(self._models + 1)
+        key, of_optimizer = (name, f"{name}_optimizer") if name else (f"model{number}", f"optimizer{number}")
+        if key in self._tracked:
+            raise ValueError(f"job.wrap(name={key!r}): an object is already tracked under this name; give another one")
+        return key, of_optimizer
+
+    def add_model(self, name: str, module: nn.Module) -> None:
+        """Add a model that was wrapped."""
+        self._models += 1
+        self._tracked[name] = _own(module)
 
     def track(self, objects: Mapping[str, Any]) -> None:
         """Add ``objects``, by name. Raises ``TypeError`` or ``ValueError`` naming the object."""
@@ -145,6 +166,12 @@ class Tracker:
             return scaled
 
         _subclass(scaler, {"scale": scale})
+
+
+def _own(module: nn.Module) -> nn.Module:
+    """A compiled model is in the state by its own names."""
+    own: nn.Module = getattr(module, "_orig_mod", module)
+    return own
 
 
 def is_scaler(obj: Any) -> bool:

@@ -20,6 +20,7 @@ gradient of a layer is sparse (its bucket has no memory beforehand, and so canno
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -51,6 +52,15 @@ _OF_SPEED = ("bucket_cap_mb", "find_unused_parameters", "gradient_as_bucket_view
 """DDP options that change no result, and so may be given where DDP is not used."""
 _OWN_COLLECTIVES = ("find_unused_parameters", "static_graph")
 """DDP options under which DDP communicates by itself, beside the hook."""
+
+_UNUSED = (
+    "job.backward(loss): the loss does not depend on all parameters of the wrapped model that train{}; if that is "
+    "meant, use job.wrap(model, find_unused_parameters=True), or requires_grad_(False) for parameters that do not train"
+)
+_BESIDE = (
+    "job.backward(loss): the model that job.wrap() returned has not computed it: model = job.wrap(net), then model(x) "
+    "in the loop body; net(x) is for evaluations"
+)
 
 
 class Replicated:
@@ -127,7 +137,7 @@ class Replicated:
     def body(self, part: Slice, communicator: Communicator, *, last: bool) -> AbstractContextManager[object]:
         if self._synchronises_norms:  # then a part has one micro-batch
             return batchnorm.over(communicator, counts=bool(part.indices))
-        return nullcontext() if last or self._after_backward is not None else self._models[0].no_sync()
+        return nullcontext() if last or self._after_backward is not None else self._models[0].without_sums()
 
     def backward(
         self,
@@ -185,6 +195,8 @@ class ReplicatedModule(ElasticModule):
         """Gradients of the micro-batches so far, between the bodies of a step."""
         self._last_begun = False
         """Whether the sums of all gradients of this step have begun."""
+        self._called = False
+        """Whether DDP has run a forward since the last sums."""
         communicates = any(isinstance(m, batchnorm.SyncBatchNorm) for m in module.modules())
         self.learner = Learner(self) if self._keeps and not communicates else None
 
@@ -232,7 +244,7 @@ class ReplicatedModule(ElasticModule):
         self._aside = []
 
     @contextmanager
-    def no_sync(self) -> Iterator[None]:
+    def without_sums(self) -> Iterator[None]:
         """Within it backward adds to the local gradients and sums nothing over the ranks, as in DDP's ``no_sync``.
 
         DDP's own is of no use: the body may begin to train other parameters, and so have the model wrapped anew.
@@ -273,7 +285,7 @@ class ReplicatedModule(ElasticModule):
             if self._ddp is None or self._trains_others:
                 self._wrap_anew()
             self._ddp.require_backward_grad_sync = self._sums
-            output = self._ddp(*args, **kwargs)
+            output, self._called = self._ddp(*args, **kwargs), True
         return self.learner.outputs.record(output) if self.learner is not None and self.warms_up else output
 
     # -- the control vector ------------------------------------------------------------------------------------------
@@ -287,11 +299,9 @@ class ReplicatedModule(ElasticModule):
 
         Raises ``RuntimeError`` if the backward has not reached all gradients.
         """
+        called, self._called = self._called, False
         if not self._last_begun:
-            raise RuntimeError(
-                "the loss given to job.backward() does not depend on all parameters of the wrapped model that train; "
-                "if that is meant, use job.wrap(model, find_unused_parameters=True)"
-            )
+            raise RuntimeError(_UNUSED.format("") if called else _BESIDE)
         return self._vector.conclude(communicator)
 
     # -- buckets -----------------------------------------------------------------------------------------------------
@@ -359,7 +369,14 @@ class ReplicatedModule(ElasticModule):
     def _rebuild(self) -> None:
         """Have DDP rebuild its buckets now, as it does once after its first backward, and note their layout."""
         reducer = self._ddp.reducer
-        if reducer._rebuild_buckets():
+        try:
+            rebuilt = reducer._rebuild_buckets()
+        except RuntimeError as e:
+            if (unused := re.search(r"did not receive grad for rank \d+: ([\d ]+)", str(e))) is None:
+                raise
+            trained = [name for name, p in self.module.named_parameters() if p.requires_grad]
+            raise RuntimeError(_UNUSED.format(f" ({', '.join(trained[int(i)] for i in unused[1].split())})")) from None
+        if rebuilt:
             numbers = {id(p): i for i, p in enumerate(self.module.parameters())}
             buckets = [[numbers[id(p)] for p in b.parameters()] for b in self.empty_buckets()]
             self._layout = digest.of_value(buckets)

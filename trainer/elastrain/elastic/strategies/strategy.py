@@ -52,6 +52,20 @@ class ElasticModule(nn.Module):
         if not any(p.requires_grad for p in module.parameters()):
             raise ValueError("job.wrap(model): the model has no parameter that requires a gradient")
 
+    def __getattr__(self, name: str) -> Any:
+        """Raises ``AttributeError`` that says where the attribute is, or what takes its place."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError as e:
+            instead = ""
+            if name in ("no_sync", "require_backward_grad_sync"):
+                instead = f": leave {name} out: job.dataloader(micro_batch_size=…) cuts a batch, and sums once"
+            elif "module" in self._modules and hasattr(self.module, name):
+                instead = f": it is the model's: model.module.{name}"
+            raise AttributeError(f"the model of job.wrap() has no attribute {name!r}{instead}") from (
+                None if instead else e
+            )
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.module(*args, **kwargs)
 
