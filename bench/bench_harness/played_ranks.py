@@ -23,6 +23,8 @@ from elastrain.api.settings import BatchSettings, CheckpointSpec, RankSettings
 
 PATIENCE = 60.0
 """Seconds that a test waits for a condition before it fails, saying which."""
+SECRET = "5e" * 32
+"""Of all generations that are played."""
 
 
 class Process(Protocol):
@@ -215,7 +217,7 @@ class World:
                 "store_port": ready.store_port,
             }
             members.append(GenerationMember(**place, rank_offset=offset))
-        generation = Generation(number=self.number, members=tuple(members), reason=reason, leader="test")
+        generation = Generation(number=self.number, members=tuple(members), reason=reason, leader="test", secret=SECRET)
         for r in self.ranks.values():
             if r.process.poll() is None:
                 r.send(m.Proposed(generation=generation))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 import subprocess
 import sys
@@ -24,7 +25,9 @@ def formed(number: int, *workers: str, ended: tuple[int, ...] = ()) -> Generatio
         for i, w in enumerate(workers)
     )
     leader = f"{workers[0]}.0" if workers else ""
-    return Generation(number=number, members=members, reason="Start", leader=leader, ended=ended)
+    return Generation(
+        number=number, members=members, reason="Start", leader=leader, ended=ended, secret=secrets.token_hex(32)
+    )
 
 
 class ScriptedAgent:

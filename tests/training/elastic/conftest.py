@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bench_harness import played_ranks
-from bench_harness.played_ranks import PATIENCE
+from bench_harness.played_ranks import PATIENCE, SECRET
 from elastrain.api.records import Generation, GenerationMember
 from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.comm.exchange import Meeting
@@ -48,7 +48,9 @@ def generation(meeting_point: MeetingPoint) -> Callable[..., Generation]:
     def of(world_size: int, number: int = 1) -> Generation:
         place = {"address": "127.0.0.1", "store_port": meeting_point.port}
         members = tuple(GenerationMember(id=f"m{r}", worker=f"w{r}", rank_offset=r, **place) for r in range(world_size))
-        return Generation(number=number, members=members, reason="Test", leader="m0")
+        g = Generation(number=number, members=members, reason="Test", leader="m0", secret=SECRET)
+        meeting_point.expect(g)
+        return g
 
     return of
 

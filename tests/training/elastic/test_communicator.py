@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from bench_harness.played_ranks import SECRET
 from elastrain.api.records import Generation, GenerationMember
 from elastrain.elastic.comm.channel import Channels
 from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
@@ -62,7 +63,8 @@ def test_a_generation_of_one_member_ends_at_once_if_called_off(meeting_point, ea
     """No other member can share its step, and it may be replaced."""
     place = {"address": "127.0.0.1", "store_port": meeting_point.port}
     alone = GenerationMember(id="m0", worker="w0", rank_offset=0, slots=2, **place)
-    g = Generation(number=1, members=(alone,), reason="Test", leader="m0")
+    g = Generation(number=1, members=(alone,), reason="Test", leader="m0", secret=SECRET)
+    meeting_point.expect(g)
     ranks = each(
         lambda r: Communicator(of=g, rank=r, meeting=Meeting(g, r, lambda: False), address="127.0.0.1"), [0, 1]
     )

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
+from bench_harness.played_ranks import SECRET
 from conditions import eventually
 from elastrain.api.records import Generation, GenerationMember
 from elastrain.elastic.comm import mates as module
@@ -25,7 +26,7 @@ def workers(*slots: int, port: int = 1) -> Generation:
         place = {"address": "127.0.0.1", "store_port": port}
         members.append(GenerationMember(id=f"m{i}", worker=f"w{i}", rank_offset=offset, slots=count, **place))
         offset += count
-    return Generation(number=1, members=tuple(members), reason="Test", leader="m0")
+    return Generation(number=1, members=tuple(members), reason="Test", leader="m0", secret=SECRET)
 
 
 def test_mates_are_the_other_ranks_of_the_worker() -> None:
@@ -94,6 +95,7 @@ def test_no_memory_is_freed_while_the_kernel_of_a_mate_runs(together, monkeypatc
     if not together:
         monkeypatch.setattr(Mates, "agree", lambda _self: [])
     g = workers(3, port=meeting_point.port)
+    meeting_point.expect(g)
 
     def one(rank: int) -> Communicator:
         offer = Offer(Backend.NCCL, card=f"GPU-{rank}")

@@ -67,6 +67,7 @@ def test_a_rank_meets_the_others_if_its_member_serves_the_point_later(generation
     def reach(self, end):
         if not later:  # the first attempt finds no server
             later.append(MeetingPoint("127.0.0.1"))
+            later[0].expect(g)
         elif g.store != ("127.0.0.1", later[0].port):
             place = g.members[0].model_copy(update={"store_port": later[0].port})
             self._generation = g.model_copy(update={"members": (place,)})

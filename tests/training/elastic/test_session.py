@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from bench_harness.played_ranks import SECRET
 from elastrain.api.messages import RANK_MESSAGE, AgentMessage, Broken, Proposed, Welcome
 from elastrain.api.records import Generation, GenerationMember
 from elastrain.api.settings import RankSettings
@@ -23,7 +24,9 @@ def proposed(number: int, *members: str) -> Proposed:
     """A generation of these members, or of one that is not this rank's."""
     place = {"address": "127.0.0.1", "store_port": 1, "slots": 1}
     of = [GenerationMember(id=m, worker=m[0], rank_offset=i, **place) for i, m in enumerate(members or ("b.x",))]
-    return Proposed(generation=Generation(number=number, members=tuple(of), reason="Grow", leader=of[0].id))
+    return Proposed(
+        generation=Generation(number=number, members=tuple(of), reason="Grow", leader=of[0].id, secret=SECRET)
+    )
 
 
 @pytest.fixture

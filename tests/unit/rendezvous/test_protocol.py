@@ -290,3 +290,36 @@ def test_a_small_generation_is_its_own_header(make_generation):
     generation = make_generation(roster.INLINE)
     assert roster.header(generation) is generation
     assert len(roster.split(generation)) == 1
+
+
+# ---- secrets -------------------------------------------------------------------------------------------------------
+def written(job: Job) -> Generation:
+    """The newest generation's record."""
+    return Generation.decode(job.etcd.keys[KEYS.generation].value)
+
+
+@pytest.mark.parametrize("size", [2, roster.INLINE + 1])
+def test_each_generation_has_a_secret_of_its_own(size: int):
+    job = Job(size)
+    job.settle(5)
+    first = written(job)
+    job.die(*list(job.seats)[:1])
+    job.settle(5)
+    second = written(job)
+    assert second.number > first.number and second.secret != first.secret
+    assert all(len(bytes.fromhex(g.secret)) == 32 for g in (first, second))
+
+
+def test_jobs_share_no_secret():
+    jobs = Job(2), Job(2)
+    for job in jobs:
+        job.settle(5)
+    assert written(jobs[0]).number == written(jobs[1]).number and written(jobs[0]).secret != written(jobs[1]).secret
+
+
+def test_no_text_about_a_generation_contains_its_secret():
+    g = Generation(number=1, reason="Start", leader="a.0", secret="5e" * 32)
+    assert g.secret not in repr(g) + str(g)
+    with pytest.raises(ValueError, match="number") as error:
+        Generation.decode(g.encode().replace(b'"number":1', b'"number":0'))
+    assert g.secret not in str(error.value)

@@ -191,7 +191,10 @@ class Generation(Record):
     exit, and the others keep their state and wait for the next generation.
     """
 
-    model_config = ConfigDict(extra="allow")  # members write a generation again after a loss of etcd's data
+    model_config = ConfigDict(
+        extra="allow",  # members write a generation again after a loss of etcd's data
+        hide_input_in_errors=True,  # an error of validation would quote the secret
+    )
 
     number: Annotated[int, Field(ge=1)]
     members: tuple[GenerationMember, ...] = ()
@@ -209,6 +212,9 @@ class Generation(Record):
     """The cause of their end."""
     roster: Roster | None = None
     """Set if the generation has too many members for a record that all members receive."""
+    secret: Annotated[str, Field(repr=False)] = ""
+    """32 random bytes in hexadecimal digits, by which its ranks prove to each other that they belong to it. Only the
+    job's own user of etcd can read the record; nothing else may contain the secret."""
 
     @model_validator(mode="after")
     def _offsets_follow_slots(self) -> Self:

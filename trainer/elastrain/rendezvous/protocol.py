@@ -7,6 +7,8 @@ effect.
 
 from __future__ import annotations
 
+import hmac
+import secrets
 from dataclasses import dataclass, replace
 
 from elastrain.api import roster
@@ -45,12 +47,14 @@ class MemberProtocol:
     """One member's part in the protocol. Not thread-safe. ``own`` is always the member's record as it should be in
     etcd, ``lease`` the id of its lease."""
 
-    def __init__(self, keys: JobKeys, timing: Timing, *, sees_all: bool = False) -> None:
-        """``sees_all``: watch all records even if another member leads."""
+    def __init__(self, keys: JobKeys, timing: Timing, *, sees_all: bool = False, secret: bytes | None = None) -> None:
+        """``sees_all``: watch all records even if another member leads. ``secret``: from which those of its generations
+        are derived; None: a random one."""
         self.keys = keys
         self.views = ViewBuilder(keys)
         self._timing = timing
         self._sees_all = sees_all
+        self._secret = secret or secrets.token_bytes(32)
         self._memory = DecisionState()
         self._led = False  # a leader has been seen
         self._vacant_since: float | None = None
@@ -161,9 +165,14 @@ class MemberProtocol:
     def _proposal(self, view: View, action: Propose) -> Transaction:
         keys = self.keys
         return self._written(
-            action.generation,
+            self._with_secret(action.generation),
             ((keys.generation, action.expected_mod_revision), (keys.leader, view.leader_mod_revision)),
         )
+
+    def _with_secret(self, generation: Generation) -> Generation:
+        """The same one for each attempt to write it, so that a repeated transaction is equal to the former one."""
+        secret = hmac.digest(self._secret, b"generation %d" % generation.number, "sha256")
+        return generation.model_copy(update={"secret": secret.hex()})
 
     def _restored(self, lost: Generation, view: View) -> Transaction:
         """The generation that etcd has lost, and the target that its members obeyed."""

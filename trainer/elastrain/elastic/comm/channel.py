@@ -1,4 +1,4 @@
-"""Plain TCP connections between two ranks of a generation, for state and for sums of gradients.
+"""Authenticated TCP connections between two ranks of a generation, for state and for sums of gradients.
 
 gloo could carry them. But when a connection ends in the middle of a large message, gloo does not notify the operation
 that is half done, which then waits for its time-out. A joiner whose source is killed while it sends would wait for
@@ -8,8 +8,6 @@ minutes. A socket of our own ends at once.
 from __future__ import annotations
 
 import contextlib
-import hmac
-import secrets
 import socket
 import threading
 import time
@@ -17,14 +15,20 @@ from collections.abc import Callable, Collection
 from enum import IntEnum, unique
 from typing import Any
 
+from elastrain.elastic.comm import handshake
+from elastrain.elastic.comm.exchange import PROTOCOL
+from elastrain.elastic.comm.handshake import Hello, Identity, Unauthenticated
+from elastrain.elastic.comm.listener import Listener
+from elastrain.elastic.comm.patience import Patience
+
 CONNECT_SECONDS = 30.0
 """Bound of one connect. Both ends are in the generation, and were alive a moment before."""
 ACCEPT_SECONDS = 1800.0
 """Bound of waiting for slow peers to connect. It does not apply to lost peers: their generation is aborted."""
 _POLL_SECONDS = 0.2
 """Interval at which a wait checks whether it was called off."""
-_TOKEN_BYTES = 16
-_RANK_BYTES = 4
+_RETRY_SECONDS = 0.02
+"""Pause before the next attempt if a peer closes a connection before it has proven who it is."""
 
 
 @unique
@@ -43,22 +47,23 @@ class Channels:
     Any thread may call :meth:`shut`, which ends every blocked call; the other methods are for one thread.
     """
 
-    def __init__(self, address: str) -> None:
-        """Listen on a free port of ``address``."""
-        family = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0][0]
-        self._listener = socket.create_server((address, 0), family=family)
-        self._address = address
-        self._token = secrets.token_bytes(_TOKEN_BYTES)
-        self._lock = threading.Lock()
+    def __init__(self, address: str, identity: Identity) -> None:
+        """Listen on a free port of ``address`` for the peers of ``identity``, this rank.
+
+        Raises ``OSError`` if ``address`` is not one of this host's.
+        """
+        self._identity, self._address = identity, address
+        self._changed = threading.Condition()
         self._shut = False
-        self._open: list[socket.socket] = [self._listener]
-        self._early: dict[tuple[int, int], socket.socket] = {}
-        """Connections that came before :meth:`accept` was called for them, by purpose and rank."""
+        self._open: list[socket.socket] = []
+        self._arrived: dict[tuple[int, int], socket.socket] = {}
+        """Connections for which :meth:`accept` has not been called yet, by purpose and rank."""
+        self._listener = Listener(address, identity, self._arrive)
 
     @property
     def invitation(self) -> str:
-        """Address, port, and the token that a peer has to present."""
-        return f"{self._address} {self._listener.getsockname()[1]} {self._token.hex()}"
+        """Address and port."""
+        return f"{self._address} {self._listener.port}"
 
     def accept(
         self,
@@ -72,71 +77,123 @@ class Channels:
         Raises ``OSError`` if shut or called off, ``TimeoutError`` naming the ranks that have not connected.
         """
         ends = time.monotonic() + within
-        accepted = {r: self._early.pop((purpose, r)) for r in ranks if (purpose, r) in self._early}
-        while len(accepted) < len(ranks):
-            self._listener.settimeout(max(0.0, min(_POLL_SECONDS, ends - time.monotonic())))
-            try:
-                connection = self._keep(self._listener.accept()[0])
-            except (TimeoutError, BlockingIOError):
-                if called_off():
-                    raise ConnectionAbortedError("these connections are no longer needed") from None
-                if time.monotonic() < ends:
-                    continue
-                missing = ", ".join(str(r) for r in ranks if r not in accepted)
-                raise TimeoutError(f"ranks {missing} have not connected within {within:g} s") from None
-            with contextlib.suppress(ConnectionError):  # an unknown client that closed its connection
-                hello = bytes(receive(connection, bytearray(_TOKEN_BYTES + 1 + _RANK_BYTES)))
-                if hmac.compare_digest(hello[:_TOKEN_BYTES], self._token):
-                    kind, rank = hello[_TOKEN_BYTES], int.from_bytes(hello[_TOKEN_BYTES + 1 :], "big")
-                    if kind == purpose and rank in ranks:
-                        accepted[rank] = connection
-                    else:  # the peer is ahead of this rank, which will accept the connection later
-                        self._early[kind, rank] = connection
-                    continue
-            connection.close()
-        return accepted
+        while True:
+            with self._changed:
+                missing = [r for r in ranks if (purpose, r) not in self._arrived]
+                if not missing:
+                    return {r: self._arrived.pop((purpose, r)) for r in ranks}
+                self._raise_if_shut()
+                left = ends - time.monotonic()
+                if left > 0:
+                    self._changed.wait(min(_POLL_SECONDS, left))
+            if called_off():
+                raise ConnectionAbortedError("these connections are no longer needed")
+            if left <= 0:
+                names = ", ".join(map(str, missing))
+                raise TimeoutError(f"ranks {names} have not connected within {within:g} s")
 
-    def connect(self, rank: int, invitation: str, purpose: Purpose) -> socket.socket:
-        """Connect, as ``rank``, to the rank with this ``invitation``. Raises ``OSError``."""
-        address, port, token = invitation.split()
+    def connect(
+        self, rank: int, invitation: str, purpose: Purpose, called_off: Callable[[], bool] = lambda: False
+    ) -> socket.socket:
+        """Connect to the ``rank`` with this ``invitation``; both ends have then proven who they are.
+
+        Raises ``OSError`` if shut, called off or after :data:`CONNECT_SECONDS`; :class:`Unauthenticated` if another
+        process answers there.
+        """
+        address, port = invitation.split()
         family, kind, protocol, _, target = socket.getaddrinfo(address, int(port), type=socket.SOCK_STREAM)[0]
-        connection = self._keep(socket.socket(family, kind, protocol))
-        connection.settimeout(CONNECT_SECONDS)
-        connection.connect(target)
-        connection.settimeout(None)
-        connection.sendall(bytes.fromhex(token) + bytes([purpose]) + rank.to_bytes(_RANK_BYTES, "big"))
-        return connection
+        patience = Patience(time.monotonic() + CONNECT_SECONDS, called_off)
+        while True:
+            connection = self._keep(socket.socket(family, kind, protocol))
+            try:
+                connection.setblocking(False)
+                patience.connect(connection, target)
+                if self._greets(connection, patience, self._identity.to(rank, purpose, PROTOCOL)):
+                    connection.setblocking(True)
+                    return connection
+            except TimeoutError as e:
+                self.discard(connection)
+                raise TimeoutError(f"rank {rank} has not answered within {CONNECT_SECONDS:g} s") from e
+            except BaseException:
+                self.discard(connection)
+                raise
+            self.discard(connection)
+            if called_off():
+                raise ConnectionAbortedError("this connection is no longer needed")
+            time.sleep(_RETRY_SECONDS)
+
+    def _greets(self, connection: socket.socket, patience: Patience, hello: Hello) -> bool:
+        """False if the peer has closed the connection early: it had no time for it, or ends."""
+        try:
+            handshake.call(connection, hello, self._identity.key, patience.receive)
+        except (Unauthenticated, ConnectionAbortedError):
+            raise
+        except ConnectionError:
+            with self._changed:
+                self._raise_if_shut()
+            return False
+        return True
 
     def hand_over(self, connection: socket.socket) -> socket.socket:
         """From now on the caller owns this connection: it outlives the others."""
-        with self._lock:
+        with self._changed:
             self._open.remove(connection)
         return connection
 
+    def discard(self, connection: socket.socket) -> None:
+        """Close one connection, and forget it. Idempotent."""
+        with self._changed:
+            if connection in self._open:
+                self._open.remove(connection)
+        connection.close()
+
     def shut(self) -> None:
         """End every connection, and every wait for one. Idempotent, any thread."""
-        with self._lock:
+        self._listener.shut()
+        with self._changed:
             self._shut = True
             for connection in self._open:
                 with contextlib.suppress(OSError):  # not connected yet, or not any more
                     connection.shutdown(socket.SHUT_RDWR)
+            self._changed.notify_all()
 
     def close(self) -> None:
         """Release everything."""
         self.shut()
-        with self._lock:
+        self._listener.close()
+        with self._changed:
             for connection in self._open:
                 connection.close()
-            self._open = []
+            self._open, self._arrived = [], {}
+
+    def _arrive(self, hello: Hello, connection: socket.socket) -> None:
+        """A peer has connected; the thread of the listener."""
+        if hello.purpose not in set(Purpose):
+            connection.close()
+            return
+        try:
+            self._keep(connection)
+        except ConnectionAbortedError:
+            return
+        with self._changed:
+            former = self._arrived.pop((hello.purpose, hello.caller), None)
+            self._arrived[hello.purpose, hello.caller] = connection
+            self._changed.notify_all()
+        if former is not None:  # the peer has given it up
+            self.discard(former)
 
     def _keep(self, connection: socket.socket) -> socket.socket:
-        with self._lock:
+        with self._changed:
             if self._shut:
                 connection.close()
-                raise ConnectionAbortedError("the connections of this generation were shut")
+            self._raise_if_shut()
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._open.append(connection)
         return connection
+
+    def _raise_if_shut(self) -> None:
+        if self._shut:
+            raise ConnectionAbortedError("the connections of this generation were shut")
 
 
 def receive(connection: socket.socket, into: Any) -> Any:

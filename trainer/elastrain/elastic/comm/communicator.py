@@ -26,6 +26,7 @@ from elastrain.elastic.comm import nccl, watchdog
 from elastrain.elastic.comm.backend import Backend, Offer, agree
 from elastrain.elastic.comm.channel import Channels, Purpose
 from elastrain.elastic.comm.exchange import Meeting
+from elastrain.elastic.comm.handshake import Identity
 from elastrain.elastic.comm.header import Kind, Label, RanksDiverged, left_early
 from elastrain.elastic.comm.mates import Mates, mates_of
 from elastrain.elastic.comm.mesh import Mesh
@@ -91,7 +92,7 @@ class Communicator:
         """Monotonic time since when NCCL may have sums under way, which only an abort ends."""
         self._devices: set[torch.device] = set()
         """Devices whose sums the host has not waited for."""
-        self._channels = Channels(address)
+        self._channels = Channels(address, Identity.of(of, rank))
         try:
             mine = {f"channels/{rank}": self._channels.invitation, f"offer/{rank}": (offer or Offer()).encode()}
             brought = meeting.exchange(mine)
@@ -254,9 +255,9 @@ class Communicator:
         """Connections from ``ranks``, each of which calls :meth:`connect`. Raises ``OSError`` if aborted."""
         return self._channels.accept(ranks, purpose)
 
-    def connect(self, rank: int, purpose: Purpose) -> socket.socket:
+    def connect(self, rank: int, purpose: Purpose, called_off: Callable[[], bool] = lambda: False) -> socket.socket:
         """A connection to ``rank``, which calls :meth:`accept`. Raises ``OSError``."""
-        return self._channels.connect(self.rank, self._invitations[rank], purpose)
+        return self._channels.connect(rank, self._invitations[rank], purpose, called_off)
 
     @contextlib.contextmanager
     def exchange(
@@ -340,7 +341,7 @@ class Communicator:
     # -- forming -------------------------------------------------------------------------------------------------------
     def _form_mesh(self, called_off: Callable[[], bool]) -> list[socket.socket]:
         try:
-            connections = {peer: self.connect(peer, Purpose.SUMS) for peer in range(self.rank)}
+            connections = {peer: self.connect(peer, Purpose.SUMS, called_off) for peer in range(self.rank)}
             others = range(self.rank + 1, self.world_size)
             connections |= self._channels.accept(others, Purpose.SUMS, CONNECT_SECONDS, called_off)
         except OSError as e:
@@ -370,7 +371,7 @@ class Communicator:
         """Connections to the ranks whose device memory NCCL may map."""
         ranks = mates_of(self.of, self.rank)
         try:
-            found = {r: self.connect(r, Purpose.MATES) for r in ranks if r < self.rank}
+            found = {r: self.connect(r, Purpose.MATES, called_off) for r in ranks if r < self.rank}
             later = [r for r in ranks if r > self.rank]
             found |= self._channels.accept(later, Purpose.MATES, CONNECT_SECONDS, called_off)
         except OSError as e:

@@ -10,7 +10,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from elastrain.api.records import Generation
-from elastrain.elastic.comm.meeting import MAX_LINE
+from elastrain.elastic.comm import handshake
+from elastrain.elastic.comm.handshake import Identity
+from elastrain.elastic.comm.meeting import LENGTH_BYTES, MAX_REQUEST, framed
+from elastrain.elastic.comm.patience import Patience
 from elastrain.elastic.comm.transport import CalledOff
 
 PROTOCOL = 22
@@ -18,8 +21,8 @@ PROTOCOL = 22
 the order of the data."""
 MEETING_SECONDS = 60.0
 """Bound of waiting for peers that do not come. A lost peer shows sooner, by a newer generation."""
-_POLL_SECONDS = 0.05
-"""Interval at which a wait checks whether it was called off."""
+_REACH_SECONDS = 1.0
+"""Bound of one attempt to connect."""
 _RETRY_SECONDS = 0.02
 """Pause before the next attempt to reach a meeting point that does not answer."""
 
@@ -33,7 +36,8 @@ class Meeting:
     def __init__(
         self, generation: Generation, rank: int, called_off: Callable[[], bool], protocol: int = PROTOCOL
     ) -> None:
-        self._generation, self._rank = generation, rank
+        """Raises :class:`elastrain.elastic.comm.handshake.Unauthenticated` if the generation has no secret."""
+        self._generation, self._identity = generation, Identity.of(generation, rank)
         self._called_off, self._protocol = called_off, protocol
 
     def exchange(self, mine: Mapping[str, str]) -> dict[str, str]:
@@ -61,37 +65,25 @@ class Meeting:
 
     @contextmanager
     def _reach(self, end: float) -> Iterator[socket.socket]:
-        """A connection to the meeting point. Raises ``OSError`` if it cannot be reached."""
+        """A connection to the meeting point, both of whose ends have proven who they are. Raises ``OSError``."""
         at = self._generation.store
         assert at is not None, "an empty generation has no meeting point"
         family, kind, protocol, _, address = socket.getaddrinfo(*at, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as connection:
-            connection.settimeout(min(_POLL_SECONDS * 20, max(_POLL_SECONDS, end - time.monotonic())))
-            connection.connect(address)
-            connection.settimeout(_POLL_SECONDS)
+            connection.setblocking(False)
+            Patience(min(end, time.monotonic() + _REACH_SECONDS), self._called_off).connect(connection, address)
+            hello = self._identity.to(0, handshake.MEETING, self._protocol)
+            patience = Patience(min(end, time.monotonic() + 2 * handshake.HELLO_SECONDS), self._called_off)
+            handshake.call(connection, hello, self._identity.key, patience.receive)
             yield connection
 
     def _ask(self, connection: socket.socket, mine: Mapping[str, str], end: float) -> dict[str, Any]:
-        request = {
-            "protocol": self._protocol,
-            "generation": self._generation.number,
-            "rank": self._rank,
-            "world_size": self._generation.world_size,
-            "timeout": max(0.0, end - time.monotonic()),
-            "values": dict(mine),
-        }
-        connection.sendall(json.dumps(request).encode() + b"\n")
-        received = bytearray()
-        while not received.endswith(b"\n"):
-            try:
-                chunk = connection.recv(1 << 20)
-            except TimeoutError:
-                self._check(end + 1.0, None)  # at ``end`` the answer names the missing ranks
-                continue
-            if not chunk or len(received) > MAX_LINE:
-                raise ConnectionError("the meeting point closed the connection")
-            received += chunk
-        answer: dict[str, Any] = json.loads(received)
+        connection.sendall(framed({"timeout": max(0.0, end - time.monotonic()), "values": dict(mine)}))
+        patience = Patience(end + 1.0, self._called_off)  # at ``end`` the answer names the missing ranks
+        length = int.from_bytes(patience.receive(connection, bytearray(LENGTH_BYTES)), "big")
+        if length > MAX_REQUEST * (1 + self._generation.world_size):
+            raise ConnectionError(f"the meeting point announces an answer of {length} bytes")
+        answer: dict[str, Any] = json.loads(patience.receive(connection, bytearray(length)))
         return answer
 
     def _check(self, end: float, error: OSError | None) -> None:

@@ -317,6 +317,8 @@ class Session:
                     pass  # to the member that this rank was
                 case Proposed(generation=g):
                     rank = self._rank_in(g)
+                    if self._meeting_point is not None and g.first is not None and g.first.id == self.welcome.member:
+                        self._meeting_point.expect(g)
                     if self._proposals.learn(g, has_place=rank is not None) and rank is not None:
                         name = f"elastrain-connect-{g.number}"
                         # Not a daemon thread: returning from C++ into an interpreter that shuts down would abort the

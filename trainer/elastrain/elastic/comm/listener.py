@@ -1,0 +1,161 @@
+"""Accepts the connections of peers, in a thread that waits for none of them.
+
+A client that is silent, slow or sends anything else than a proof (:mod:`elastrain.elastic.comm.handshake`) delays no
+peer and is closed within :data:`HELLO_SECONDS`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+from elastrain.elastic.comm.exchange import PROTOCOL
+from elastrain.elastic.comm.handshake import (
+    HELLO_BYTES,
+    HELLO_SECONDS,
+    PROOF_BYTES,
+    Challenge,
+    Hello,
+    Identity,
+    Pending,
+    Unauthenticated,
+)
+
+BACKLOG = 512
+"""Connections that the kernel holds until they are accepted."""
+_PAUSE_SECONDS = 0.05
+"""Pause after the system refuses a further descriptor."""
+
+
+class Listener:
+    """Listens on a free port of ``address`` from its construction until :meth:`close`."""
+
+    def __init__(self, address: str, identity: Identity, arrived: Callable[[Hello, socket.socket], None]) -> None:
+        """``arrived(hello, connection)`` is called in the thread, for each peer that has proven who it is.
+
+        Raises ``OSError`` if ``address`` is not one of this host's.
+        """
+        family = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0][0]
+        self._socket = socket.create_server((address, 0), family=family, backlog=BACKLOG)
+        self._socket.setblocking(False)
+        self.port: int = self._socket.getsockname()[1]
+        self._identity, self._arrived = identity, arrived
+        self._pending: Pending[_Caller] = Pending()
+        self._callers: set[_Caller] = set()
+        self._over = False
+        self._woken, self._wake = socket.socketpair()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._socket, selectors.EVENT_READ)
+        self._selector.register(self._woken, selectors.EVENT_READ)
+        name = f"elastrain-accept-{identity.generation}"
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def shut(self) -> None:
+        """Accept nothing any more. Idempotent, any thread, does not block."""
+        self._over = True
+        with contextlib.suppress(OSError):  # it is closed
+            self._wake.send(b".")
+
+    def close(self) -> None:
+        """Release everything. Idempotent."""
+        self.shut()
+        self._thread.join()
+        self._wake.close()
+
+    # -- the thread ------------------------------------------------------------------------------------------------
+    def _run(self) -> None:
+        with self._selector, self._socket, self._woken:
+            while not self._over:
+                for key, _ in self._selector.select(self._patience()):
+                    if key.fileobj is self._socket:
+                        self._accept()
+                    elif key.data is not None:
+                        self._advance(key.data)
+                now = time.monotonic()
+                for caller in [c for c in self._callers if now >= c.deadline]:
+                    self._dismiss(caller)
+            for caller in list(self._callers):
+                self._dismiss(caller)
+
+    def _patience(self) -> float | None:
+        if not self._callers:
+            return None
+        return max(0.0, min(c.deadline for c in self._callers) - time.monotonic())
+
+    def _accept(self) -> None:
+        try:
+            connection, host = self._socket.accept()
+        except (BlockingIOError, ConnectionError):  # it has gone meanwhile
+            return
+        except OSError:  # no descriptor is left
+            time.sleep(_PAUSE_SECONDS)
+            return
+        connection.setblocking(False)
+        caller = _Caller(connection)
+        self._callers.add(caller)
+        self._selector.register(connection, selectors.EVENT_READ, caller)
+        if (displaced := self._pending.add(caller, host[0])) is not None:
+            self._dismiss(displaced)
+
+    def _advance(self, caller: _Caller) -> None:
+        """Read what has come from ``caller``; nothing is read beyond its proof."""
+        try:
+            if caller in self._callers and caller.read():
+                self._hear(caller)
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._dismiss(caller)
+
+    def _hear(self, caller: _Caller) -> None:
+        """A message of ``caller`` is complete. Raises ``OSError`` if it does not belong here."""
+        if caller.challenge is None:
+            caller.hello = hello = Hello.decode(caller.taken)
+            if hello.protocol != PROTOCOL or not self._identity.welcomes(hello):
+                raise Unauthenticated("a rank of another generation")
+            caller.challenge = Challenge(hello, self._identity.key)
+            caller.connection.send(caller.challenge.answer)  # the buffer of a new connection has room for it
+            caller.taken, caller.lacks = bytearray(), PROOF_BYTES
+            return
+        if caller.hello is None or not caller.challenge.is_met_by(caller.taken):
+            raise Unauthenticated("a wrong proof")
+        self._forget(caller)
+        caller.connection.setblocking(True)
+        self._arrived(caller.hello, caller.connection)
+
+    def _dismiss(self, caller: _Caller) -> None:
+        if caller in self._callers:
+            self._forget(caller)
+            caller.connection.close()
+
+    def _forget(self, caller: _Caller) -> None:
+        self._callers.discard(caller)
+        self._pending.discard(caller)
+        self._selector.unregister(caller.connection)
+
+
+class _Caller:
+    """A client that has not proven yet who it is."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self.deadline = time.monotonic() + HELLO_SECONDS
+        self.taken = bytearray()
+        self.lacks = HELLO_BYTES
+        """Bytes of the present message that have not come yet."""
+        self.hello: Hello | None = None
+        self.challenge: Challenge | None = None
+
+    def read(self) -> bool:
+        """Whether the present message is complete. Raises ``OSError`` if the connection has ended."""
+        data = self.connection.recv(self.lacks)
+        if not data:
+            raise ConnectionResetError("the client has left")
+        self.taken += data
+        self.lacks -= len(data)
+        return not self.lacks
