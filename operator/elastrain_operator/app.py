@@ -31,6 +31,7 @@ from elastrain_operator.metrics import process as metrics
 from elastrain_operator.metrics.jobs import JobSeries
 from elastrain_operator.metrics.server import MetricsServer
 from elastrain_operator.model import JobRef, Outage, Pod
+from elastrain_operator.observe import writes
 from elastrain_operator.observe.inventory import Inventory
 from elastrain_operator.observe.records import Mirror
 from elastrain_operator.observe.watched import Watched
@@ -83,6 +84,7 @@ class App:
         etcd = EtcdClient(config.etcd)
         undo.push_async_callback(asyncio.to_thread, etcd.close)
         self._mirror = await self._connect(etcd)
+        self._run(writes.watch(etcd, self._mirror.writes), "trial of etcd's writes")
         if config.job_key is not None:
             self._vault = Vault(EtcdUsers(etcd), self._kube, self._mirror, config, self._loops.wake_all)
             self._run(self._vault.run(), "vault")
@@ -164,7 +166,7 @@ class App:
 
     def state(self) -> dict[str, Any]:
         """For the health endpoint. It shows an etcd outage, which is no reason to restart the operator."""
-        outage = self._mirror.outage if self._mirror else Outage()
+        outage = self._mirror.outage or self._mirror.refusal if self._mirror else Outage()
         return {
             "jobs": len(self._loops),
             "unplanned": self._loops.unplanned,

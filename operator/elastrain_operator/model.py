@@ -212,7 +212,7 @@ class Outage:
     """Why etcd, or the records of one job, are unknown."""
 
     reason: str = "EtcdUnavailable"
-    """EtcdUnavailable, EtcdDenied or, for one job, RecordsUnreadable or RecordsRefused."""
+    """EtcdUnavailable, EtcdDenied, EtcdRefusesWrites or, for one job, RecordsUnreadable or RecordsRefused."""
     message: str = "not connected yet"
 
 

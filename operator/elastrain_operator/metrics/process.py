@@ -118,6 +118,12 @@ ETCD_DATA_LOSSES = Counter(
     "Losses of etcd's data: it came back with a lower revision.",
     registry=REGISTRY,
 )
+ETCD_ALARM = Gauge(
+    "elastrain_operator_etcd_alarm",
+    "1 while etcd refuses the writes of all clients because of this alarm.",
+    ["alarm"],  # NOSPACE, CORRUPT
+    registry=REGISTRY,
+)
 ETCD_CERTIFICATE_EXPIRY = Gauge(
     "elastrain_operator_etcd_certificate_expiry_timestamp_seconds",
     "Unix time at which etcd's certificate expires, or the CA that clients trust, if that is earlier. 0: without TLS.",

@@ -10,7 +10,7 @@ import structlog
 
 from elastrain.api.keys import ROOT, JobKeys
 from elastrain.api.records import Issued, Progress, Target
-from elastrain.etcd import Batch, EtcdDenied, EtcdError, KeyValue, Put, Sift, WatchState
+from elastrain.etcd import Batch, EtcdDenied, EtcdError, KeyValue, Put, Sift, WatchState, WritesRefused
 from elastrain.jobstate import JobState
 from elastrain_operator.metrics.process import ETCD_DATA_LOSSES, ETCD_OUTAGES, RECORDS_REFUSED
 from elastrain_operator.model import Coordination, Outage
@@ -74,6 +74,7 @@ class Mirror:
         self._jobs: dict[JobKeys, JobState] = {}
         self._echoes: dict[str, bytes] = {}  # targets that this operator wrote, until the watch shows them
         self._outage: Outage | None = Outage()
+        self._refusal: Outage | None = None
         self._revision = 0
         self.losses = 0
         """How often etcd has lost data since the start: it had a lower revision than before."""
@@ -112,6 +113,11 @@ class Mirror:
         """Why the mirror cannot be believed; None: it can."""
         return None if self._listed.is_set() and self._outage is None else self._outage or Outage()
 
+    @property
+    def refusal(self) -> Outage | None:
+        """Why etcd refuses all writes, though its records can be believed; None: it accepts them."""
+        return self._refusal
+
     def of(self, keys: JobKeys) -> Coordination | None:
         """The records of a job; None if plans cannot rely on them: see :meth:`outage_of`."""
         if self.outage_of(keys):
@@ -127,10 +133,10 @@ class Mirror:
         )
 
     def outage_of(self, keys: JobKeys) -> Outage | None:
-        """Why the records of a job are unknown; None: they are known. A member whose record cannot be read is known,
-        too: it exists."""
-        if self.outage:
-            return self.outage
+        """Why plans cannot rely on the records of a job, or publish what they want; None: they can. A member whose
+        record cannot be read is known, too: it exists."""
+        if unusable := self.outage or self.refusal:
+            return unusable
         if keys in self._refused:
             return Outage("RecordsRefused", f"the job's records in etcd are not read, because {self._refused[keys]}")
         state = self._state(keys)
@@ -263,6 +269,19 @@ class Mirror:
         elif self._lapse is None:
             log.warning("etcd lost", error=str(state.error))
             self._lapse = asyncio.get_running_loop().call_later(LINGER, self._lapsed, state.error)
+
+    def writes(self, refusal: WritesRefused | None) -> None:
+        """Whether etcd accepts writes, by the last trial."""
+        before, self._refusal = self._refusal, None
+        if refusal is not None:
+            text = f"etcd refuses all writes: alarm {refusal.alarm} ({refusal.detail})"
+            self._refusal = Outage("EtcdRefusesWrites", text)
+        if self._refusal != before:
+            if self._refusal:
+                log.error("etcd refuses all writes", error=str(refusal))
+            else:
+                log.info("etcd accepts writes again")
+            self._on_change(None)
 
     def _lapsed(self, error: EtcdError | None) -> None:
         reason = "EtcdDenied" if isinstance(error, EtcdDenied) else "EtcdUnavailable"

@@ -37,7 +37,7 @@ def test_pods_meet_the_restricted_pod_security_standard(manifests: Manifests) ->
         assert spec["securityContext"]["runAsUser"] > 0
         assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         assert not {"hostNetwork", "hostPID", "hostIPC"} & spec.keys()
-        assert all({"emptyDir", "secret"} & volume.keys() for volume in spec.get("volumes", ()))
+        assert all({"emptyDir", "secret", "configMap"} & volume.keys() for volume in spec.get("volumes", ()))
         for container in (*spec.get("initContainers", ()), *spec["containers"]):
             assert container["securityContext"] == {
                 "allowPrivilegeEscalation": False,
@@ -191,7 +191,7 @@ def test_service_monitor_finds_the_service_and_keeps_the_jobs_labels(monitored: 
 def test_rules_and_dashboard_are_those_of_the_files(monitored: Manifests) -> None:
     files = ROOT / "charts/elastrain/files"
     assert one(monitored, "PrometheusRule")["spec"] == yaml.safe_load((files / "rules.yaml").read_text())
-    (config_map,) = [m for m in monitored if m["kind"] == "ConfigMap"]
+    config_map = one(monitored, "ConfigMap", "dashboard")
     assert json.loads(config_map["data"]["elastrain.json"]) == json.loads((files / "dashboard.json").read_text())
     assert config_map["metadata"]["labels"]["grafana_dashboard"] == "1"
 

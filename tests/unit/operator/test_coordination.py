@@ -11,7 +11,7 @@ import builders
 from elastrain.api import roster
 from elastrain.api.keys import JobKeys
 from elastrain.api.records import Member, Phase, Progress, Target
-from elastrain.etcd import Batch, Delete, EtcdDenied, EtcdUnavailable, KeyValue, Put, WatchState
+from elastrain.etcd import Batch, Delete, EtcdDenied, EtcdUnavailable, KeyValue, Put, WatchState, WritesRefused
 from elastrain_operator.observe import records as coordination
 from elastrain_operator.observe.records import Mirror
 
@@ -69,6 +69,22 @@ def test_nothing_is_known_before_the_first_full_list():
         mirror.take(batch(snapshot=True))
         assert mirror.of(KEYS) is not None
         assert mirror.of(KEYS).members == ()
+
+    run(scenario)
+
+
+def test_plans_rely_on_no_records_while_etcd_refuses_writes():
+    async def scenario(mirror, etcd, woken):
+        mirror.heard(WatchState(connected=True))
+        mirror.take(batch(snapshot=True))
+        woken.clear()
+        mirror.writes(WritesRefused("get a lease", "etcdserver: mvcc: database space exceeded"))
+        assert (mirror.of(KEYS), woken) == (None, [None])
+        assert mirror.outage is None, "deletions free space: the sweeper goes on"
+        assert mirror.outage_of(KEYS).reason == "EtcdRefusesWrites"
+        assert "NOSPACE" in mirror.outage_of(KEYS).message
+        mirror.writes(None)
+        assert (mirror.outage_of(KEYS), woken) == (None, [None, None])
 
     run(scenario)
 

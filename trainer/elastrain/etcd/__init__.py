@@ -6,7 +6,7 @@ errors are :class:`EtcdUnavailable` (retry), :class:`EtcdDenied` (do not retry) 
 
 from elastrain.etcd.client import EtcdClient
 from elastrain.etcd.config import EtcdConfig
-from elastrain.etcd.errors import EtcdDenied, EtcdError, EtcdUnavailable, LeaseLost
+from elastrain.etcd.errors import EtcdDenied, EtcdError, EtcdUnavailable, LeaseLost, WritesRefused
 from elastrain.etcd.kv import KeyValue
 from elastrain.etcd.lease import Lease, LeaseCallbacks
 from elastrain.etcd.txn import Range, Transaction
@@ -33,4 +33,5 @@ __all__ = [
     "Transaction",
     "Watch",
     "WatchState",
+    "WritesRefused",
 ]

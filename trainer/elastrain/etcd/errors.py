@@ -38,6 +38,15 @@ class LeaseLost(EtcdError):
     """The lease of a write has expired or was revoked."""
 
 
+class WritesRefused(EtcdError):
+    """etcd has an alarm, and so refuses the writes of all clients until it is disarmed."""
+
+    @property
+    def alarm(self) -> str:
+        """Its name: NOSPACE or CORRUPT."""
+        return "NOSPACE" if "space" in self.detail else "CORRUPT"
+
+
 class TooLarge(EtcdError):
     """The answer has more bytes than this client accepts; ask for less."""
 

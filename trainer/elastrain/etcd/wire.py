@@ -21,7 +21,7 @@ from etcd3.utils import prefix_range_end
 
 from elastrain.etcd import tls
 from elastrain.etcd.config import EtcdConfig
-from elastrain.etcd.errors import Compacted, EtcdDenied, EtcdError, EtcdUnavailable, LeaseLost, TooLarge
+from elastrain.etcd.errors import Compacted, EtcdDenied, EtcdError, EtcdUnavailable, LeaseLost, TooLarge, WritesRefused
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +46,8 @@ _TOLD_BY_WORDS = (
     (LeaseLost, grpc.StatusCode.NOT_FOUND, "lease"),
     (Compacted, grpc.StatusCode.OUT_OF_RANGE, "compacted"),
     (TooLarge, grpc.StatusCode.RESOURCE_EXHAUSTED, "message larger than max"),
+    (WritesRefused, grpc.StatusCode.RESOURCE_EXHAUSTED, "database space exceeded"),
+    (WritesRefused, grpc.StatusCode.DATA_LOSS, "corrupt cluster"),
 )
 # A member without quorum ends streams at once instead of serving silence.
 _REQUIRE_LEADER = ("hasleader", "true")
