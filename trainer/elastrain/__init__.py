@@ -12,6 +12,7 @@ The import is cheap: the first use of :func:`join` imports torch.
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
+    if name == "join" and "ELASTRAIN_VERIFY" in os.environ:  # a run of `elastrain verify`
+        from elastrain.verify import watched
+
+        return watched.join
     if name in ("Job", "join"):
         from elastrain import elastic
 

@@ -88,6 +88,8 @@ class Loop:
         """Whether code of the script runs, from the beginning of a loop body to the end of its commit."""
         self.between = Between(world, heartbeat, self.settle)
         """The script between its steps."""
+        self.after_commit: Callable[[Step], None] = lambda _: None
+        """Called with each step that was committed here, after the script's callbacks."""
         self._unfinished: Step | None = None
         """The last step, if it was discarded and its peers may have committed it."""
         world.state.on_adopt = self._adopt
@@ -310,6 +312,7 @@ class Loop:
         self.batch.commit(step)
         if not step.incomplete:
             self._call_back(step)
+        self.after_commit(step)
         self.step = None
         self._world.committed(step.saves)
 

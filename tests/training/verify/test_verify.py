@@ -1,0 +1,119 @@
+"""The command on real scripts: what is safe is called safe, and a planted fault is found in the run that shows it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+SECONDS = 600.0
+HEAD = """
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+import elastrain
+
+torch.manual_seed(0)
+x, y = torch.randn(160, 10), torch.randint(0, 3, (160,))
+with elastrain.join() as job:
+    net = nn.Linear(10, 3)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.5, momentum=0.9)
+    model = job.wrap(net, optimizer=optimizer)
+    loader = job.dataloader(TensorDataset(x, y), global_batch_size=16)
+"""
+
+
+def verify(script: Path, *options: str) -> dict:
+    """The answer of ``elastrain verify script --json``, with its exit code."""
+    command = [sys.executable, "-m", "elastrain", "verify", str(script), "--json", *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+    assert done.stdout, done.stderr
+    return {**json.loads(done.stdout), "exit": done.returncode}
+
+
+def written(folder: Path, body: str) -> Path:
+    path = folder / "train.py"
+    path.write_text(HEAD + textwrap.indent(textwrap.dedent(body), "    "))
+    return path
+
+
+def test_script_is_safe_if_all_ranks_end_each_step_with_the_reference_state(tmp_path: Path) -> None:
+    script = written(
+        tmp_path,
+        """
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
+        job.track(scheduler=scheduler)
+        for a, b in job.steps(loader, steps=1000):
+            optimizer.zero_grad()
+            job.backward(nn.functional.cross_entropy(model(a), b))
+            optimizer.step()
+            scheduler.step()
+        """,
+    )
+    answer = verify(script, "--only", "workers-2", "--steps", "8")
+    assert (answer["exit"], answer["verdict"], answer["steps"], answer["runs"]) == (0, "safe", 8, ["workers-2"])
+
+
+def test_value_kept_on_one_rank_is_named_with_entry_step_and_kind(tmp_path: Path) -> None:
+    script = written(
+        tmp_path,
+        """
+        seen = 0.0
+        for a, b in job.steps(loader, steps=1000):
+            optimizer.zero_grad()
+            job.backward(nn.functional.cross_entropy(model(a - seen), b))
+            optimizer.step()
+            seen = seen + a.mean().item() if job.committed else seen
+        """,
+    )
+    answer = verify(script, "--only", "workers-2", "--steps", "6")
+    assert (answer["exit"], answer["run"], answer["step"], answer["entry"]) == (1, "workers-2", 2, "job.loss")
+    assert answer["kind"] == "one rank"
+
+
+RUNS_OF_FAULTS = {
+    "one": """
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
+        for a, b in job.steps(loader, steps=1000):
+            optimizer.zero_grad()
+            job.backward(nn.functional.cross_entropy(model(a), b))
+            optimizer.step()
+            scheduler.step()
+        """,
+    "growth": """
+        smoothing = 0.0
+        for a, b in job.steps(loader, steps=1000):
+            if job.step == 2:
+                smoothing = 0.3
+            optimizer.zero_grad()
+            job.backward(nn.functional.cross_entropy(model(a), b, label_smoothing=smoothing))
+            optimizer.step()
+        """,
+    "kill-within": """
+        bodies = 0
+        for a, b in job.steps(loader, steps=1000):
+            optimizer.zero_grad()
+            bodies += bool(job.step)
+            job.backward(nn.functional.cross_entropy(model(a), b) * (1 + (bodies - job.step)))
+            optimizer.step()
+        """,
+}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("run", RUNS_OF_FAULTS)
+def test_fault_is_found_by_the_run_that_shows_it_and_by_none_before(tmp_path: Path, run: str) -> None:
+    answer = verify(written(tmp_path, RUNS_OF_FAULTS[run]))
+    assert (answer["exit"], answer["run"]) == (1, run), answer
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("script", ["01-digits/train.py", "zoo/mnist/elastic.py", "zoo/nanogpt/elastic.py"])
+def test_example_is_safe_through_all_runs(script: str) -> None:
+    answer = verify(ROOT / "examples" / script)
+    assert (answer["exit"], answer["skipped"]) == (0, []), answer

@@ -1,0 +1,133 @@
+"""The answer of a verification, on the terminal and as JSON."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from elastrain.cli.verify.execute import RunFailed
+from elastrain.verify.compare import Parting
+from elastrain.verify.kinds import Fault, advice
+from elastrain.verify.runs import Run
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a verification has found."""
+
+    exit_code: int
+    script: str
+    steps: int
+    workers: int
+    dtype: str
+    seconds: float
+    done: tuple[Run, ...]
+    """Runs that are equal to the reference."""
+    skipped: tuple[str, ...] = ()
+    """What was not run, and why."""
+    run: Run | None = None
+    """The run that parts, or fails."""
+    fault: Fault | None = None
+    parting: Parting | None = None
+    error: RunFailed | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        found: dict[str, Any] = {
+            "verdict": {0: "safe", 1: "parts", 2: "not judged"}[self.exit_code],
+            "script": self.script, "steps": self.steps, "workers": self.workers, "dtype": self.dtype,
+            "seconds": round(self.seconds, 1), "runs": [run.name for run in self.done], "skipped": [*self.skipped],
+        }  # fmt: skip
+        if self.run is not None and self.fault is not None:
+            found |= {"run": self.run.name, "kind": self.fault.name, "docs": self.fault.paragraph}
+        if (p := self.parting) is not None:
+            found |= {
+                "step": p.step, "entry": p.entry, "rank": p.rank, "ranks": [*p.ranks], "worker": p.worker,
+                "expected": p.expected, "found": p.found,
+            }  # fmt: skip
+        if self.error is not None:
+            found |= {"error": str(self.error), "output": self.error.tail}
+        return found
+
+
+class Report:
+    """Prints what happens, and the answer. With ``as_json`` only the answer goes to standard output."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self._as_json = as_json
+        self._console = Console(stderr=as_json, highlight=False, soft_wrap=True)
+
+    @contextmanager
+    def running(self, run: Run) -> Iterator[None]:
+        """Around the execution of ``run``."""
+        began = time.monotonic()
+        if self._console.is_terminal:
+            with self._console.status(run.title):
+                yield
+        else:
+            yield
+        self._console.print(f"  {run.title}: {time.monotonic() - began:.1f} s", style="dim")
+
+    def conclude(self, answer: Answer, kept: Path | None) -> None:
+        """Print the answer. ``kept``: where the output of the runs is."""
+        if self._as_json:
+            Console(soft_wrap=True).print_json(json.dumps(answer.to_json()))
+            return
+        for line, style in lines(answer, kept):
+            self._console.print(line, style=style, markup=False)
+
+
+def lines(answer: Answer, kept: Path | None = None) -> Iterator[tuple[str, str]]:
+    """The answer as lines, each with its style. Pure."""
+    if answer.exit_code == 0:
+        events = [run.title for run in answer.done if run.at]
+        yield (
+            f"{answer.script} is safe: {answer.steps} steps on 1 to {answer.workers} workers, {len(events)} "
+            f"disturbances, all equal to plain torch in {answer.dtype} ({answer.seconds:.0f} s)",
+            "bold green",
+        )
+    elif answer.run is not None and answer.fault is not None:
+        yield from _fault(answer)
+    for skipped in answer.skipped:
+        yield f"not run: {skipped}", "yellow"
+    if kept is not None:
+        yield f"output of the runs: {kept}", ""
+
+
+def _fault(answer: Answer) -> Iterator[tuple[str, str]]:
+    run, fault = answer.run, answer.fault
+    assert run is not None and fault is not None
+    yield f"{answer.script}: {fault.title}", "bold red"
+    if (p := answer.parting) is not None:
+        where = "in the code after the loop, " * p.ended
+        who = f"all {p.world} ranks" if p.all_ranks and p.world > 1 else f"rank {p.rank} of {p.world}"
+        yield f"  run       {run.title}", ""
+        yield f"  step      {p.step}, {where}{who}", ""
+        yield f"  entry     {p.entry}" + (f"  (and {p.others} more)" if p.others else ""), ""
+        yield f"  reference {shown(p.expected)}", ""
+        yield f"  this run  {shown(p.found)}", ""
+        if text := advice(p):
+            yield text, ""
+    if answer.error is not None:
+        yield f"  run       {run.title}", ""
+        yield f"  {answer.error}", ""
+        for line in answer.error.tail.splitlines():
+            yield f"    {line}", "dim"
+    if fault.about:
+        yield fault.about, ""
+    yield f"See {fault.paragraph}", "bold"
+
+
+def shown(value: Any) -> str:
+    """A value of an entry, for the terminal."""
+    if isinstance(value, dict):
+        sample = ", ".join(f"{x:.12g}" for x in value["sample"][:4])
+        more = ", …" if value["size"] > 4 else ""
+        return f"{value['type']}  norm {value['norm']:.12g}  [{sample}{more}]"
+    return f"{value:.12g}" if isinstance(value, float) else str(value)

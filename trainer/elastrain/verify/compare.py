@@ -1,0 +1,181 @@
+"""Finds the first entry, step, run and rank in which the record of a run parts from the reference. Pure."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from elastrain.verify.history import Committed, Entries, History
+
+ABSENT = "absent"
+"""In place of the value of an entry that one side lacks."""
+_GRADIENT = ".grad"
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """How far entries of a run may be apart from the reference, by the kind of entry (:func:`family`)."""
+
+    relative: float = 1e-10
+    """Of the largest element of all entries of a family."""
+    measured: Mapping[str, float] | None = None
+    """The distance by family, in place of that; None: float64."""
+
+    def of(self, kind: str, scale: float) -> float:
+        """The largest permitted distance of two elements."""
+        if self.measured is None:
+            return self.relative * scale
+        return max(self.measured.get(kind, 0.0), self.relative * scale)
+
+
+@dataclass(frozen=True, slots=True)
+class Parting:
+    """Where a run parts from the reference."""
+
+    step: int
+    entry: str
+    expected: Any
+    found: Any
+    rank: int = 0
+    world: int = 1
+    worker: str = ""
+    ranks: tuple[int, ...] = ()
+    """All ranks that part in this entry and step."""
+    ended: bool = False
+    """In the code after the loop."""
+    others: int = 0
+    """Further entries that part in the same step."""
+
+    @property
+    def all_ranks(self) -> bool:
+        """Whether all ranks part alike."""
+        return len(self.ranks) >= self.world
+
+
+def parting(reference: History, run: History, bounds: Bounds = Bounds()) -> Parting | None:
+    """The first one; None: all that ``run`` has committed is equal to the ``reference`` within ``bounds``."""
+    expected = {(c.step, c.ended): c.entries for p in reference.processes for c in p.committed}
+    if (twice := _twice(run)) is not None:
+        return twice
+    by_step: dict[tuple[int, bool], list[Committed]] = {}
+    for process in run.processes:
+        for c in process.committed:
+            if not (c.ended and c.rank):  # after the loop, rank 0 may do more than the others: evaluate, say
+                by_step.setdefault((c.step, c.ended), []).append(c)
+    for key in sorted(by_step):
+        if key not in expected:
+            if not key[1]:
+                return Parting(key[0], "committed steps", reference.last_step, run.last_step)
+            continue
+        if (found := _of_step(expected[key], by_step[key], bounds)) is not None:
+            return found
+    if run.last_step < reference.last_step:
+        return Parting(run.last_step, "committed steps", reference.last_step, run.last_step)
+    return None
+
+
+def _twice(run: History) -> Parting | None:
+    for process in run.processes:
+        steps = [c.step for c in process.committed if not c.ended]
+        for before, after in pairwise(steps):
+            if after != before + 1:
+                return Parting(after, "committed steps", before + 1, after, worker=process.worker)
+    return None
+
+
+def _of_step(expected: Entries, all_ranks: Sequence[Committed], bounds: Bounds) -> Parting | None:
+    scales = scales_of(expected)
+    apart = {id(c): differing(expected, c.entries, bounds, scales) for c in all_ranks}
+    order = {name: number for number, name in enumerate([*expected, *(n for c in all_ranks for n in c.entries)])}
+    names = sorted({name for found in apart.values() for name in found}, key=lambda name: order[name])
+    if not names:
+        return None
+    name = names[0]
+    which = sorted((c for c in all_ranks if name in apart[id(c)]), key=lambda c: c.rank)
+    first = which[0]
+    return Parting(
+        step=first.step,
+        entry=name,
+        expected=expected.get(name, ABSENT),
+        found=first.entries.get(name, ABSENT),
+        rank=first.rank,
+        world=first.world,
+        worker=first.worker,
+        ranks=tuple(c.rank for c in which),
+        ended=first.ended,
+        others=len(names) - 1,
+    )
+
+
+def differing(expected: Entries, found: Entries, bounds: Bounds, scales: Mapping[str, float]) -> list[str]:
+    """Names of the entries that are further apart than permitted, those of ``expected`` first."""
+    return [
+        name
+        for name in dict.fromkeys([*expected, *found])
+        if not equal(name, expected.get(name, ABSENT), found.get(name, ABSENT), bounds, scales)
+    ]
+
+
+def equal(name: str, one: Any, other: Any, bounds: Bounds, scales: Mapping[str, float]) -> bool:
+    """Whether two values of the entry ``name`` are equal within ``bounds``."""
+    if one == other:
+        return True
+    if name.endswith(_GRADIENT) and ABSENT in (one, other):  # no gradient and one of zeros make the same update
+        return all(value == ABSENT or value["largest"] == 0.0 for value in (one, other))
+    if isinstance(one, dict) and isinstance(other, dict):
+        kind = family(name)
+        return _equal_tensors(one, other, bounds.of(kind, scales.get(kind, one["largest"])))
+    if isinstance(one, float | int) and isinstance(other, float | int) and isinstance(one * other, float):
+        apart = abs(one - other)
+        return apart <= bounds.of(family(name), max(abs(one), abs(other), 1e-3)) or (
+            math.isnan(one) and math.isnan(other)
+        )
+    return False
+
+
+def _equal_tensors(one: Mapping[str, Any], other: Mapping[str, Any], permitted: float) -> bool:
+    if (one["type"], one["size"]) != (other["type"], other["size"]):
+        return False
+    inexact = str(one["type"]).startswith(("float", "bfloat", "complex"))
+    return bool(one["digest"] == other["digest"] or (inexact and distance(one, other) <= permitted))
+
+
+def distance(one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
+    """How far the elements of two tensors of one shape are apart, as far as their records show: at least so much, by
+    the sample, or by sums over all elements, which are divided by what rounding adds up to in them."""
+    size = max(int(one["size"]), 1)
+    found: list[float] = [abs(a - b) for a, b in zip(one["sample"], other["sample"], strict=False)]
+    found += [abs(one["largest"] - other["largest"]), abs(one["norm"] - other["norm"]) / math.sqrt(size)]
+    found += [abs(one[key] - other[key]) / size for key in ("sum", "absolute")]
+    if any(math.isnan(x) for x in found):
+        alike = all(math.isnan(one[k]) == math.isnan(other[k]) for k in ("largest", "norm", "sum"))
+        return max((x for x in found if not math.isnan(x)), default=0.0) if alike else math.inf
+    return max(found)
+
+
+def family(name: str) -> str:
+    """Entries whose sizes are compared with each other: all parameters of a model, all its gradients, and so on.
+
+    A value that is zero but for rounding, as the gradient of a bias before a normalisation, has no scale of its own.
+    """
+    if name.endswith(_GRADIENT):
+        return name.partition(".")[0] + _GRADIENT
+    if name.endswith(" (buffer)"):
+        return name.partition(".")[0] + "." + name.rpartition(".")[2]
+    if found := re.match(r"(.*)\.state\[.*\]\.(.*)", name):
+        return f"{found[1]}.state.{found[2]}"
+    return name.partition(".")[0]
+
+
+def scales_of(entries: Entries) -> dict[str, float]:
+    """The largest element of each family."""
+    scales: dict[str, float] = {}
+    for name, value in entries.items():
+        if isinstance(value, dict) and math.isfinite(value["largest"]):
+            kind = family(name)
+            scales[kind] = max(scales.get(kind, 0.0), value["largest"])
+    return scales

@@ -1,0 +1,97 @@
+"""What the processes of one run have recorded, read back. Pure, except that it reads the files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+Entries = Mapping[str, Any]
+"""By name, as :func:`elastrain.verify.record.entries` returns them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """The state of one process after a committed step, or at its end."""
+
+    step: int
+    worker: str
+    entries: Entries
+    rank: int = 0
+    world: int = 1
+    """Ranks of the generation that computed the step."""
+    share: tuple[int, int] = (0, 1)
+    ended: bool = False
+    """The state with which the script left the job, after ``step``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One process of a run."""
+
+    worker: str
+    pid: int
+    committed: Sequence[Committed] = ()
+    waits: Sequence[int] = ()
+    """Positions at which it was held."""
+    receives: int = 0
+    """How often it was held before it received state."""
+    drew: bool = False
+    """Of a reference: whether a loop body has drawn random numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """All processes of a run."""
+
+    processes: Sequence[Process] = field(default=())
+
+    @property
+    def last_step(self) -> int:
+        """The last step that a process has committed; 0: none."""
+        return max((c.step for p in self.processes for c in p.committed), default=0)
+
+    @property
+    def drew(self) -> bool:
+        return any(p.drew for p in self.processes)
+
+    def of(self, worker: str) -> Sequence[Process]:
+        """The processes of one worker, oldest first."""
+        return [p for p in self.processes if p.worker == worker]
+
+
+def read(folder: Path) -> History:
+    """The records in ``folder``; lines that a kill has cut off are left out."""
+    files = sorted(folder.glob("*.jsonl"), key=lambda path: path.stat().st_ctime_ns)
+    return History([process(path.read_text().splitlines()) for path in files])
+
+
+def process(lines: Iterable[str]) -> Process:
+    """One process by the lines of its record."""
+    worker, pid, receives, drew = "", 0, 0, False
+    committed: list[Committed] = []
+    waits: list[int] = []
+    for line in lines:
+        try:
+            found = json.loads(line)
+        except ValueError:
+            continue
+        match found["kind"]:
+            case "start":
+                worker, pid = found["worker"], found["pid"]
+            case "waits":
+                waits.append(found["at"])
+            case "receives":
+                receives += 1
+            case "step":
+                rank, world, share = found["rank"], found["world"], tuple(found["share"])
+                committed.append(Committed(found["step"], worker, found["entries"], rank, world, share))
+                drew = found.get("drew", drew)
+            case "end":
+                last = committed[-1] if committed else Committed(0, worker, {})
+                committed.append(
+                    Committed(found["step"], worker, found["entries"], last.rank, last.world, last.share, ended=True)
+                )
+    return Process(worker, pid, tuple(committed), tuple(waits), receives, drew)

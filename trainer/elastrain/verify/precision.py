@@ -1,0 +1,32 @@
+"""Runs a script in float64, whatever types it names, so that two runs of it agree to ten digits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree
+
+
+def use_float64() -> None:
+    """New floating tensors are float64, and casts to a smaller type give float64 too. Autocast leaves float64 alone."""
+    torch.set_default_dtype(torch.float64)
+    for name in ("float", "half", "bfloat16"):
+        setattr(torch.Tensor, name, torch.Tensor.double)
+        setattr(nn.Module, name, nn.Module.double)
+
+
+def cast(tree: Any) -> Any:
+    """``tree`` with its floating tensors in float64."""
+    return _pytree.tree_map_only(torch.Tensor, _double, tree)
+
+
+def cast_module(module: nn.Module) -> None:
+    """Make the parameters and buffers float64, and what is passed to its forward."""
+    module.double()
+    module.register_forward_pre_hook(lambda _, args, kwargs: (cast(args), cast(kwargs)), with_kwargs=True)
+
+
+def _double(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.double() if tensor.is_floating_point() and tensor.dtype != torch.float64 else tensor

@@ -1,0 +1,152 @@
+"""Writes what a training process holds after each committed step: one JSON line each, small for models of any size.
+
+A tensor is recorded as a digest of its bytes, sums over its elements in float64, and a sample of them. Two that differ
+in any element differ in the digest; the sums and the sample say by how much.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import weakref
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import xxhash
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
+
+SAMPLE = 16
+"""Elements of a tensor in its record; smaller ones are recorded whole."""
+MOST_LEAVES = 20_000
+"""Numbers and texts of one object in its record."""
+
+_made: list[weakref.ref[Any]] = []
+"""Optimizers and schedulers of this process, tracked or not."""
+
+
+def watch_constructors() -> None:
+    """From now on :func:`entries` includes optimizers and schedulers that the script does not track."""
+    for kind in (torch.optim.Optimizer, LRScheduler):
+        original = kind.__init__
+
+        def noting(self: Any, *args: Any, _original: Any = original, **kwargs: Any) -> None:
+            _original(self, *args, **kwargs)
+            if not any(ref() is self for ref in _made):
+                _made.append(weakref.ref(self))
+
+        kind.__init__ = noting
+
+
+class Recorder:
+    """The record of one process."""
+
+    def __init__(self, folder: Path, **about: Any) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file = (folder / f"{about['worker']}.{about['pid']}.jsonl").open("a", buffering=1)
+        self.write("start", **about)
+
+    def write(self, kind: str, **fields: Any) -> None:
+        """A whole line at once: a kill loses none before it."""
+        self._file.write(json.dumps({"kind": kind, "time": time.time(), **fields}) + "\n")
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def entries(tracked: Mapping[str, Any], loss: float | None) -> dict[str, Any]:
+    """All that the script trains, by name, in the order in which a cause comes before its effects."""
+    return dict(_entries(tracked, loss))
+
+
+def _entries(tracked: Mapping[str, Any], loss: float | None) -> Iterator[tuple[str, Any]]:
+    models = {name: obj for name, obj in tracked.items() if isinstance(obj, nn.Module)}
+    names = {id(p): f"{name}.{path}" for name, m in models.items() for path, p in m.named_parameters()}
+    others = {name: obj for name, obj in tracked.items() if name not in models} | _untracked(tracked)
+    optimizers = {name: obj for name, obj in others.items() if isinstance(obj, torch.optim.Optimizer)}
+    for name, optimizer in optimizers.items():
+        yield from _groups(name, optimizer, names)
+    for name, obj in others.items():
+        if name not in optimizers:
+            yield from leaves(name, obj.state_dict())
+    yield "job.loss", loss
+    for name, model in models.items():
+        for path, p in model.named_parameters():
+            if p.grad is not None:
+                yield f"{name}.{path}.grad", tensor(p.grad)
+    for name, model in models.items():
+        for path, buffer in model.named_buffers():
+            yield f"{name}.{path} (buffer)", tensor(buffer)
+    for name, optimizer in optimizers.items():
+        for number, (p, state) in enumerate(optimizer.state.items()):
+            yield from leaves(f"{name}.state[{names.get(id(p), number)}]", state)
+    for name, model in models.items():
+        yield f"{name}.training", model.training
+        for path, p in model.named_parameters():
+            yield f"{name}.{path}", tensor(p)
+
+
+def _groups(name: str, optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> Iterator[tuple[str, Any]]:
+    for number, group in enumerate(optimizer.param_groups):
+        for key, value in group.items():
+            if key == "params":
+                yield (
+                    f"{name}.param_groups[{number}].params",
+                    [names.get(id(p), "outside of the models") for p in value],
+                )
+            else:
+                yield from leaves(f"{name}.param_groups[{number}].{key}", value)
+
+
+def _untracked(tracked: Mapping[str, Any]) -> dict[str, Any]:
+    """Optimizers and schedulers that are not among ``tracked``, by a name that says so."""
+    known = {id(obj) for obj in tracked.values()}
+    found = [obj for ref in _made if (obj := ref()) is not None and id(obj) not in known]
+    return {f"untracked {type(obj).__name__}" + f" {i}" * (i > 0): obj for i, obj in enumerate(found)}
+
+
+def leaves(path: str, tree: Any, most: int = MOST_LEAVES) -> Iterator[tuple[str, Any]]:
+    """The tensors, numbers and texts in a tree of dicts and sequences, by path; of other objects only their type."""
+    if isinstance(tree, Mapping):
+        for key, value in list(tree.items())[:most]:
+            yield from leaves(f"{path}.{key}" if isinstance(key, str) else f"{path}[{key}]", value, most)
+    elif isinstance(tree, (list, tuple)):
+        for number, value in enumerate(tree[:most]):
+            yield from leaves(f"{path}[{number}]", value, most)
+    elif isinstance(tree, torch.Tensor):
+        yield path, tensor(tree)
+    elif isinstance(tree, (np.ndarray, np.generic)):
+        array = np.asarray(tree)
+        yield path, tensor(torch.from_numpy(array.copy())) if array.dtype.kind in "biuf" else str(array)[:200]
+    elif tree is None or isinstance(tree, (bool, int, float, str)):
+        yield path, tree
+    else:
+        yield path, f"a {type(tree).__name__}"
+
+
+def tensor(value: torch.Tensor) -> dict[str, Any]:
+    """The record of a tensor; of a sharded one, that of the part which this process holds."""
+    value = value.detach()
+    local = getattr(value, "_local_tensor", value)
+    if local.layout is not torch.strided:
+        local = local.to_dense()
+    flat = local.reshape(-1).cpu()
+    if flat.is_complex():
+        flat = torch.view_as_real(flat).reshape(-1)
+    raw = flat.contiguous().view(torch.uint8).numpy().data if flat.numel() else b""
+    exact = flat.double()
+    step = max(1, -(-flat.numel() // SAMPLE))
+    largest = float(exact.abs().max()) if flat.numel() else 0.0
+    return {
+        "type": f"{str(value.dtype).removeprefix('torch.')}{list(local.shape)}",
+        "digest": xxhash.xxh64_hexdigest(raw),
+        "size": flat.numel(),
+        "largest": largest,
+        "norm": float(exact.norm()),
+        "sum": float(exact.sum()),
+        "absolute": float(exact.abs().sum()),
+        "sample": exact[::step].tolist(),
+    }

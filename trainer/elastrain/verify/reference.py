@@ -1,0 +1,250 @@
+"""The job's interface in plain torch: one process, no agent, no peers. What the job's model must be equal to.
+
+A second implementation, as short as possible. It shares only the order of the data and the keys of random numbers with
+the runtime: these are the job's by definition. No step is repeated, and there is no warm-up. To cut a global batch into
+parts (``micro_batch_size``, or those of several ranks), the loop body runs for each, and the gradients are added here.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.utils.data import default_collate
+
+from elastrain.data.fetch import Fetcher, Task
+from elastrain.data.loader import ElasticLoader
+from elastrain.data.options import order_of
+from elastrain.data.order import Order, Slice
+from elastrain.data.rng import Randomness
+from elastrain.data.share import Share
+
+_GATED = ("step", "unscale_", "update", "update_parameters", "set")
+
+
+class Wrapped(nn.Module):
+    """What :meth:`Reference.wrap` returns: the model, with DDP's ``module``."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module(*args, **kwargs)
+
+
+class Reference(AbstractContextManager["Reference"]):
+    """As :class:`elastrain.Job`, which documents the calls."""
+
+    rank, world_size, epoch, step = 0, 1, 0, 0
+    loss: float | None = None
+    chooses_batch = False
+    _last = property(lambda self: self._body == len(self._bodies) - 1 or not self._bodies)  # part of the step, or none
+    synchronised = committed = property(lambda self: self._last and self._backwards > 0)
+    effective_samples = property(lambda self: float(self._order.samples_before(self.step)) if self._order else 0.0)
+
+    def __init__(self, parts: Sequence[tuple[int, int]] = ()) -> None:
+        """``parts``: (step, number of parts): from this step on, of each global batch."""
+        self.device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+        self.tracked: dict[str, Any] = {}
+        self.drew = False  # whether a loop body has drawn random numbers
+        self._parts_from = parts
+        self._order: Order | None = None
+        self._models: list[nn.Module] = []
+        self._callbacks: list[Callable[[], None]] = []
+        self._pauses: list[tuple[int, Callable[[], None]]] = []
+        self._bodies: list[Slice] = []  # the parts of the step under way
+        self._body = self._backwards = 0
+        self._losses = self._count = 0.0
+        self._sums: dict[nn.Parameter, torch.Tensor] = {}
+        self._asked = self._stops = self._stopped = False
+        self._scaled: tuple[Any, Any] = (None, None)
+
+    # -- values and set-up ---------------------------------------------------------------------------------------------
+    @property
+    def mesh(self) -> Any:
+        if not dist.is_initialized():
+            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        return init_device_mesh(self.device.type, (1,), mesh_dim_names=("dp_shard",))
+
+    def acts(self, call: Any, name: str) -> bool:
+        return bool(self._last)
+
+    def wrap(self, module: nn.Module, *, optimizer: Any = None, name: str | None = None, **_of_ddp: Any) -> nn.Module:
+        number = "" if not self._models else str(len(self._models) + 1)
+        self._models.append(module)
+        self.tracked[name or f"model{number}"] = getattr(module, "_orig_mod", module)
+        if optimizer is not None:
+            self.track(**{f"{name}_optimizer" if name else f"optimizer{number}": optimizer})
+        return Wrapped(module)
+
+    def track(self, **objects: Any) -> None:
+        for name, obj in objects.items():
+            self.tracked[name] = obj
+            if "step" in vars(obj):  # a scheduler has put it there
+                vars(obj)["step"] = _skipped(vars(obj)["step"], self)
+            else:
+                methods = {m: _skipped(getattr(type(obj), m), self) for m in _GATED if hasattr(type(obj), m)}
+                if hasattr(obj, "unscale_"):  # a scaler of losses
+                    methods["scale"] = staticmethod(functools.partial(self._scale, obj.scale))
+                obj.__class__ = type(type(obj).__name__, (type(obj),), methods)
+
+    def _scale(self, original: Any, loss: Any) -> Any:
+        self._scaled = (original(loss), loss)
+        return self._scaled[0]
+
+    def on_commit(self, callback: Callable[[], None]) -> None:
+        self._callbacks.append(callback)
+
+    def dataloader(self, dataset: Any, *, randomness: str = "keyed", **options: Any) -> ElasticLoader:
+        chosen: dict[str, Any] = {"seed": 0, "drop_last": False, "shuffle": None, "global_batch_size": None}
+        chosen |= {name: options.pop(name) for name in inspect.signature(order_of).parameters.keys() & options.keys()}
+        return ElasticLoader(dataset, order_of(dataset, **chosen), keyed=randomness == "keyed", **options)
+
+    # -- the loop ------------------------------------------------------------------------------------------------------
+    def steps(
+        self, loader: ElasticLoader, *, epochs: int | None = None, steps: int | None = None, **_several: bool
+    ) -> Iterator[Any]:
+        self._order = loader.order
+        total = steps or (epochs or 0) * loader.order.steps_per_epoch
+        while self.step < total and not self._stopped:
+            yield from self._compute(loader)
+            for function in (function for interval, function in self._pauses if self.step % interval == 0):
+                function()
+
+    def _compute(self, loader: ElasticLoader) -> Iterator[Any]:
+        parts = max([(0, 1), *(p for p in self._parts_from if p[0] <= self.step)])[1]
+        shares = [Share(part, parts) for part in range(parts)]
+        cuts = [loader.order.micro_slices(self.step, *share) for share in shares]
+        self._bodies, self._body = [part for cut in cuts for part in cut], -1
+        self.epoch, self._losses, self._count, self._sums = cuts[0][0].epoch, 0.0, 0.0, {}
+        try:
+            for share in shares:
+                for part in loader.begin(self.step, share):
+                    self._body, self._backwards = self._body + 1, 0
+                    with loader.randomness.kept if loader.randomness else nullcontext():
+                        data = loader.load().data
+                        if loader.randomness is not None:
+                            loader.randomness.seed_body(self.step, part)
+                        before = torch.default_generator.get_state()
+                        yield data
+                        self.drew |= not torch.equal(before, torch.default_generator.get_state())
+                    if not self._backwards:
+                        raise RuntimeError("job.steps(): the loop body must call job.backward(loss) once per batch")
+        except GeneratorExit:  # the script broke out of the loop
+            if self.committed:
+                self._commit()
+            raise
+        self._commit()
+
+    def _commit(self) -> None:
+        self.step, self.loss, self._stopped = self.step + 1, self._losses, self._stops
+        for callback in self._callbacks:
+            callback()
+        self.observe()
+        self._bodies, self._backwards = [], 0
+
+    def observe(self) -> None:
+        """A step is committed, and its callbacks have run."""
+
+    def backward(self, loss: torch.Tensor, *, count: Any = None, retain_graph: bool = False) -> torch.Tensor:
+        unscaled = self._scaled[1] if self._scaled[0] is loss else loss
+        count = None if count is None else int(count)
+        self._backwards += 1
+        self._stops = self._asked if self._last else self._stops
+        if len(self._bodies) == 1:
+            divisor = max(1 if count is None else count, 1)
+            (loss if divisor == 1 else loss / divisor).backward(retain_graph=retain_graph)
+            self._losses = float(unscaled.detach()) / divisor
+            return torch.tensor(self._losses, dtype=torch.float64)
+        if self._backwards > 1:
+            raise RuntimeError("job.backward(): several in a loop body need the whole batch at once")
+        part = self._bodies[self._body]
+        weight = part.weight if count is None else float(bool(part.indices))
+        kept = [(p, p.grad) for p in self._parameters()]
+        for p, _ in kept:
+            p.grad = None
+        loss.backward(retain_graph=retain_graph)
+        for p, before in kept:
+            if p.grad is not None:
+                self._sums[p] = self._sums[p] + p.grad * weight if p in self._sums else p.grad * weight
+            p.grad = before
+        self._losses += float(unscaled.detach()) * weight
+        self._count += (count or 0) * bool(part.indices)
+        if not self._last:
+            return unscaled.detach()
+        divisor = 1 if count is None else max(self._count, 1)
+        for p, gradient in self._sums.items():
+            p.grad = gradient / divisor if p.grad is None else p.grad + gradient / divisor
+        self._losses /= divisor
+        return torch.tensor(self._losses, dtype=torch.float64)
+
+    def _parameters(self) -> list[nn.Parameter]:
+        return [p for model in self._models for p in model.parameters()]
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor | None:
+        return nn.utils.clip_grad_norm_(self._parameters(), max_norm, norm_type) if self._last else None
+
+    def epochs(self, loader: ElasticLoader, epochs: int) -> Iterator[int]:
+        return iter(range(epochs))
+
+    def every(self, steps: int, function: Callable[[], None]) -> None:
+        self._pauses.append((steps, function))
+
+    def stop(self) -> None:
+        self._asked = True
+
+    def fit(self, step_fn: Callable[[Any], torch.Tensor], loader: ElasticLoader, **bounds: Any) -> None:
+        optimizers = [o for o in self.tracked.values() if isinstance(o, torch.optim.Optimizer)]
+        others = [o for o in self.tracked.values() if hasattr(o, "step") and o not in optimizers]
+        for batch in self.steps(loader, **bounds):
+            _ = [optimizer.zero_grad() for optimizer in optimizers]
+            self.backward(step_fn(batch))
+            _ = [obj.step() for obj in (*optimizers, *others)]
+
+    # -- between loops -------------------------------------------------------------------------------------------------
+    def all_reduce(self, value: Any, op: str = "sum") -> Any:
+        return value / 1 if op == "mean" else value
+
+    def all_gather_object(self, value: Any) -> list[Any]:
+        return [value]
+
+    def evaluate(self, loader: Any, fn: Callable[[Any], Any]) -> dict[str, Any]:
+        elastic = isinstance(loader, ElasticLoader)
+        order = loader.order if elastic else Order(None, loader.batch_size or 1, shuffle=False)
+        batches = map(order.batch, range(order.steps_per_epoch)) if elastic else loader.batch_sampler
+        keys, newest = Randomness(order), torch.zeros(1, dtype=torch.int64)
+        fetch = Fetcher(loader.dataset, loader.collate_fn or default_collate, keys, newest)
+        roots = [obj for obj in self.tracked.values() if isinstance(obj, nn.Module)]
+        modes = {m: m.training for root in roots for m in root.modules()}
+        sums: dict[str, Any] = {}
+        with keys.kept, torch.no_grad():
+            _ = [root.eval() for root in roots]
+            for number, indices in enumerate(batches):
+                data = fetch[Task(0, 0, tuple(indices), number)][1]
+                keys.seed_body(number, Slice((), (), 0.0, 0))
+                for name, given in fn(data).items():
+                    value, weight = given if isinstance(given, tuple) else (given, None)
+                    value = torch.as_tensor(value).detach().cpu() * (1 if weight is None else weight)
+                    value = value.to(torch.float64 if value.is_floating_point() else torch.int64)
+                    total, weights = sums.get(name, (0, 0))
+                    sums[name] = total + value, None if weight is None else weights + weight
+        for m, training in modes.items():
+            m.training = training
+        means = {name: value if weight is None else value / weight for name, (value, weight) in sums.items()}
+        return {name: value.item() if value.dim() == 0 else value for name, value in means.items()}
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def _skipped(original: Any, job: Reference) -> Any:
+    """``original``, for the last part of a step only."""
+    return functools.wraps(original)(lambda *args, **kwargs: original(*args, **kwargs) if job._last else None)

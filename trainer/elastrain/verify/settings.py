@@ -1,0 +1,52 @@
+"""What ``elastrain verify`` passes to the training processes, in one environment variable. Pure."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+ENV = "ELASTRAIN_VERIFY"
+"""``Settings`` as JSON. Set for the processes of a run of ``elastrain verify``, and in no other."""
+
+
+class Settings(BaseModel):
+    """One run."""
+
+    model_config = ConfigDict(frozen=True)
+
+    mode: Literal["reference", "job"]
+    """The reference in plain torch, or the job itself."""
+    records: Path
+    """Folder of the records, one file for each process."""
+    steps: int
+    """Committed steps after which loops end."""
+    seconds: float | None = None
+    """Of a reference: it ends earlier, after at least ``fewest`` steps, if its loops have taken so long."""
+    fewest: int = 1
+    dtype: Literal["float64", "float32"] = "float64"
+    epoch_steps: int | None = None
+    """Epochs of more steps are cut to so many, so that a short run has several; None: as the script says."""
+    parts: tuple[tuple[int, int], ...] = ()
+    """Of a reference: (step, parts): from this step on, each global batch is computed in so many parts, one after the
+    other. Empty: as a whole."""
+    gate: Path | None = None
+    """A file with the last :func:`position` that ranks may pass; None: all."""
+    held: Path | None = None
+    """A rank that is about to receive state waits while this file exists; None: it does not wait."""
+
+    def to_environment(self) -> dict[str, str]:
+        return {ENV: self.model_dump_json()}
+
+    @classmethod
+    def of_environment(cls, environ: Mapping[str, str] = os.environ) -> Settings:
+        """Raises ``KeyError`` outside of a run."""
+        return cls.model_validate_json(environ[ENV])
+
+
+def position(step: int, *, in_body: bool) -> int:
+    """A place where ranks can be held: after ``step`` commits, or in the loop body that follows. Ordered."""
+    return 2 * step + in_body

@@ -1,0 +1,214 @@
+"""The job, or its reference, in a run of ``elastrain verify``: bounded, in float64, recorded, held at chosen steps."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from elastrain.api import names
+from elastrain.data.loader import ElasticLoader
+from elastrain.elastic.job import Job
+from elastrain.elastic.start import join as join_job
+from elastrain.elastic.state.handover import Handover
+from elastrain.elastic.step import Step
+from elastrain.verify import precision, record
+from elastrain.verify.reference import Reference
+from elastrain.verify.settings import Settings, position
+
+POLL_SECONDS = 0.005
+SEED = 0
+"""Of the generators, at :func:`join`, for scripts that seed them later or not at all."""
+
+
+def join(*, numerics: str = "exact") -> Any:
+    """What ``elastrain.join()`` is in a run of ``elastrain verify``. Raises as it."""
+    settings = Settings.of_environment()
+    torch.manual_seed(SEED)
+    np.random.seed(SEED)
+    random.seed(SEED)
+    record.watch_constructors()
+    if settings.dtype == "float64":
+        precision.use_float64()
+    worker = os.environ.get(names.ENV_WORKER, "reference")
+    recorder = record.Recorder(settings.records, pid=os.getpid(), worker=worker, mode=settings.mode)
+    if settings.mode == "reference":
+        if numerics == "bitwise":
+            torch.use_deterministic_algorithms(True)
+        return WatchedReference(settings, recorder)
+    job = join_job(numerics=numerics)  # type: ignore[arg-type]
+    job.__class__ = WatchedJob
+    assert isinstance(job, WatchedJob)
+    job.begin(settings, recorder)
+    return job
+
+
+class Watched:
+    """What both have in common; a class before :class:`Job` or :class:`Reference`."""
+
+    settings: Settings
+    recorder: record.Recorder
+    began: float | None = None
+    _called = 0
+    """Callbacks of this step."""
+
+    def begin(self, settings: Settings, recorder: record.Recorder) -> None:
+        self.settings, self.recorder = settings, recorder
+
+    # -- in float64 ----------------------------------------------------------------------------------------------------
+    def wrap(self, module: Any, **options: Any) -> Any:
+        if self.settings.dtype == "float64":
+            precision.cast_module(module)
+        return super().wrap(module, **options)  # type: ignore[misc]
+
+    def track(self, **objects: Any) -> None:
+        for obj in objects.values():
+            if self.settings.dtype == "float64" and isinstance(obj, torch.nn.Module):
+                precision.cast_module(obj)
+        super().track(**objects)  # type: ignore[misc]
+
+    def evaluate(self, loader: Any, fn: Callable[[Any], Mapping[str, Any]]) -> Any:
+        return super().evaluate(loader, lambda batch: fn(self._cast(batch)))  # type: ignore[misc]
+
+    def _cast(self, batch: Any) -> Any:
+        return precision.cast(batch) if self.settings.dtype == "float64" else batch
+
+    # -- bounded -------------------------------------------------------------------------------------------------------
+    def dataloader(self, dataset: Any, **options: Any) -> ElasticLoader:
+        loader: ElasticLoader = super().dataloader(dataset, **options)  # type: ignore[misc]
+        order, most = loader.order, self.settings.epoch_steps or 0
+        if not most or order.length is None or order.sampled or order.steps_per_epoch <= most:
+            return loader
+        size = int(order.global_batch_size)
+        order = replace(order, length=(most - 1) * size + (size if order.drop_last else -(-size // 2)))
+        of_order = ("global_batch_size", "shuffle", "sampler", "batch_sampler", "micro_batch_size", "micro_batches")
+        others = {k: v for k, v in options.items() if k not in (*of_order, "seed", "drop_last", "randomness")}
+        return ElasticLoader(dataset, order, keyed=loader.randomness is not None, **others)
+
+    def steps(
+        self, loader: ElasticLoader, *, epochs: int | None = None, steps: int | None = None, **options: Any
+    ) -> Iterator[Any]:
+        if epochs is not None and steps is None and loader.order.length is not None:
+            steps = loader.order.steps_per_epoch * epochs
+            epochs = None
+        if steps is not None:
+            steps = min(steps, self.settings.steps)
+        self.began = self.began or time.monotonic()
+        with closing(super().steps(loader, epochs=epochs, steps=steps, **options)) as bodies:  # type: ignore[misc]
+            for batch in bodies:
+                yield self._cast(batch)
+
+    def epochs(self, loader: ElasticLoader, epochs: int) -> Iterator[int]:
+        for epoch in super().epochs(loader, epochs):  # type: ignore[misc]
+            if self.ended:
+                return
+            yield epoch
+
+    @property
+    def ended(self) -> bool:
+        """Whether the run's last step is committed."""
+        return bool(self.step >= self.settings.steps)  # type: ignore[attr-defined]
+
+    # -- recorded ------------------------------------------------------------------------------------------------------
+    def on_commit(self, callback: Callable[[], None]) -> None:
+        def counted() -> None:
+            self._called += 1
+            callback()
+
+        super().on_commit(counted)  # type: ignore[misc]
+
+    def note(self, tracked: Mapping[str, Any], **place: Any) -> None:
+        """Record the step that was just committed."""
+        called, self._called = self._called, 0
+        loss: float | None = self.loss  # type: ignore[attr-defined]
+        found = {"callbacks of the step": called, **record.entries(tracked, loss)}
+        self.recorder.write("step", step=self.step, entries=found, **place)  # type: ignore[attr-defined]
+
+    def note_end(self, tracked: Mapping[str, Any], error: BaseException | None) -> None:
+        """Record the state with which the script leaves the job."""
+        step: int = self.step  # type: ignore[attr-defined]
+        if error is None and step:
+            self.recorder.write("end", step=step, entries=record.entries(tracked, None))
+        self.recorder.close()
+
+
+class WatchedReference(Watched, Reference):
+    """The reference in a run."""
+
+    def __init__(self, settings: Settings, recorder: record.Recorder) -> None:
+        super().__init__(settings.parts)
+        self.begin(settings, recorder)
+
+    @property
+    def ended(self) -> bool:
+        return super().ended or self._stopped
+
+    def backward(self, loss: torch.Tensor, **options: Any) -> torch.Tensor:
+        limit = self.settings.seconds
+        if limit is not None and self.step + 1 >= self.settings.fewest and self.began is not None:
+            self._asked |= time.monotonic() - self.began > limit
+        return super().backward(loss, **options)
+
+    def observe(self) -> None:
+        self.note(self.tracked, rank=0, world=1, share=[0, 1], drew=self.drew)
+
+    def __exit__(self, *why: Any) -> None:
+        self.note_end(self.tracked, why[1])
+
+
+class WatchedJob(Watched, Job):
+    """The job in a run."""
+
+    def begin(self, settings: Settings, recorder: record.Recorder) -> None:
+        super().begin(settings, recorder)
+        self._loop.after_commit = self._observe
+        self._waited = -1
+        if settings.held is not None:
+            _hold_receivers(settings.held, recorder)
+
+    def backward(self, loss: torch.Tensor, **options: Any) -> torch.Tensor:
+        self._pass(position(self.step, in_body=True))
+        return super().backward(loss, **options)
+
+    def _observe(self, step: Step) -> None:
+        if not step.incomplete:
+            place = {"rank": step.place.rank, "world": step.place.world_size, "share": [*step.share]}
+            self.note(self._tracked, **place, generation=step.place.generation)
+        self._pass(position(self.step, in_body=False))
+
+    def _pass(self, here: int) -> None:
+        """Wait until the gate permits ranks to pass this position."""
+        gate = self.settings.gate
+        if gate is None or (self._loop.step is not None and self._loop.step.warm_up):
+            return
+        while here > int(gate.read_text()):
+            if here != self._waited:
+                self._waited = here
+                self.recorder.write("waits", at=here)
+            time.sleep(POLL_SECONDS)
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        self.note_end(self._tracked, error)
+        super().__exit__(kind, error, trace)
+
+
+def _hold_receivers(held: Path, recorder: record.Recorder) -> None:
+    """This process waits before it receives state while the file ``held`` exists."""
+    original = Handover.receive
+
+    def receive(self: Handover, *args: Any, **options: Any) -> None:
+        if held.exists():
+            recorder.write("receives")
+        while held.exists():
+            time.sleep(POLL_SECONDS)
+        original(self, *args, **options)
+
+    Handover.receive = receive  # type: ignore[method-assign]
