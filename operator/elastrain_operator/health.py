@@ -8,6 +8,8 @@ from typing import Any
 
 from aiohttp import web
 
+from elastrain import listening
+
 
 @asynccontextmanager
 async def serving(port: int, state: Callable[[], Mapping[str, Any]]) -> AsyncIterator[None]:
@@ -26,7 +28,7 @@ async def serving(port: int, state: Callable[[], Mapping[str, Any]]) -> AsyncIte
     runner = web.AppRunner(app, handle_signals=False, shutdown_timeout=1.0, access_log=None)
     await runner.setup()
     try:
-        await web.TCPSite(runner, "0.0.0.0", port).start()  # noqa: S104 - the kubelet probes the pod's address
+        await web.SockSite(runner, listening.everywhere(port)).start()  # the kubelet probes the pod's address
         yield
     finally:
         await runner.cleanup()

@@ -9,13 +9,14 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterable
-from socketserver import TCPServer
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 from wsgiref.types import StartResponse, WSGIEnvironment
 
 import structlog
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
+
+from elastrain import listening
 
 REQUEST_SECONDS = 10
 STOP_SECONDS = 5.0
@@ -26,8 +27,10 @@ log = structlog.get_logger(__name__)
 class MetricsServer:
     """Serves a text until it is closed."""
 
-    def __init__(self, text: Callable[[], bytes], port: int, host: str = "0.0.0.0") -> None:  # noqa: S104
+    def __init__(self, text: Callable[[], bytes], port: int, host: str = "") -> None:
         """``text`` is called for each scrape, in the server's thread. Port 0: any free port, see ``port``.
+
+        ``host``: where to listen; empty: on all addresses.
 
         Raises ``OSError`` if the port is taken.
         """
@@ -61,8 +64,11 @@ class MetricsServer:
 
 class _Server(WSGIServer):
     def server_bind(self) -> None:
-        """Without a reverse lookup of its own address, which takes seconds if DNS is slow."""
-        TCPServer.server_bind(self)
+        """Without a reverse lookup of its own address, which takes seconds if DNS is slow; on IPv6 too."""
+        host, port = str(self.server_address[0]), int(self.server_address[1])
+        self.socket.close()
+        self.socket = listening.on(host, port) if host else listening.everywhere(port)
+        self.server_address = self.socket.getsockname()
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
         self.setup_environ()
 

@@ -105,6 +105,16 @@ mistake(
     says=("has no attribute 'no_sync'", "micro_batch_size"),
 )
 
+# -- the state ---------------------------------------------------------------------------------------------------------
+mistake(
+    "an object is tracked whose state has a lock",
+    ("before()", "import threading\nclass Metrics:\n    def __init__(self): self.lock = threading.Lock()\n"
+     "    def state_dict(self): return vars(self)\n    def load_state_dict(self, state): pass"),
+    ("made()", "job.track(metrics=Metrics())"),
+    (STEPS + ":", STEPS + ":  # here"),
+    says=("job.track: the state['tracked']['metrics']['lock'] is a _thread.lock, which cannot be sent",),
+)  # fmt: skip
+
 # -- the data ----------------------------------------------------------------------------------------------------------
 mistake(
     "a DataLoader is given to job.steps",

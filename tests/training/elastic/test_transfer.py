@@ -8,7 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elastrain.elastic.comm import channel
 from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
+from elastrain.elastic.reshard import snapshots
 from elastrain.elastic.state import digest, transfer
 from elastrain.elastic.state.slices import StateSlice, Transfer
 
@@ -143,6 +145,44 @@ def test_sender_and_receiver_stop_waiting_for_a_silent_peer_if_aborted(pair, min
         move(pair[mine], TREE, sources, receivers)
 
 
+@pytest.mark.parametrize("error", [ValueError, KeyError, MemoryError, SystemExit])
+@pytest.mark.parametrize("place", [0, 1])
+def test_an_error_of_any_kind_in_any_thread_of_a_transfer_reaches_the_caller_and_ends_the_others(
+    pair, error, place
+) -> None:
+    here, _ = pair
+    waiting = here.connect(1, channel.Purpose.STATE)  # nothing is ever sent on it
+
+    def fail() -> None:
+        raise error("a piece")
+
+    def wait() -> None:
+        channel.receive(waiting, bytearray(1))
+
+    with pytest.raises(error, match="a piece"):
+        transfer._at_once([fail, wait] if place == 0 else [wait, fail], here)
+    assert "a piece" in (here.broken or "")
+
+
+def test_a_state_that_cannot_travel_is_refused_by_its_place() -> None:
+    with pytest.raises(
+        TypeError, match=r"job\.track: the state\['metrics'\]\['lock'\] is a _thread\.lock, which cannot"
+    ):
+        transfer.header_of({"metrics": {"lock": threading.Lock()}, "weights": torch.ones(3)})
+
+
+def test_a_header_of_any_announced_length_is_refused_or_costs_what_arrives(pair, each) -> None:
+    def receive(c: Communicator) -> None:
+        (connection,) = c.accept([1], channel.Purpose.STATE).values()
+        transfer.receive_small(None, c, 1, connection)
+
+    def lie(c: Communicator) -> None:
+        c.connect(0, channel.Purpose.STATE).sendall((2**62).to_bytes(8, "big"))
+
+    with pytest.raises(GenerationBroken, match=f"state from rank 1 arrived damaged: a header of {2**62} bytes"):
+        each(lambda c: (receive, lie)[c.rank](c), pair)
+
+
 def test_small_tensors_arrive_as_they_were_when_the_transfer_began(pair, each, small_pieces) -> None:
     tree = {"statistics": torch.zeros(5), "large": torch.ones(999), "steps": 7}
     given = threading.Event()
@@ -159,3 +199,11 @@ def test_small_tensors_arrive_as_they_were_when_the_transfer_began(pair, each, s
         return None
 
     assert_same(each(exchange, pair)[1], {"statistics": torch.zeros(5), "large": torch.ones(999), "steps": 7})
+
+
+@pytest.mark.parametrize("error", [OSError, ValueError, KeyError, MemoryError])
+def test_an_error_of_any_kind_ends_a_snapshot_and_its_generation(pair, error) -> None:
+    ring = snapshots._Ring(pair[0], partner=None, ward=None, shard=0)
+    with snapshots._Errors(ring):
+        raise error("a piece")
+    assert ring.failed and "a piece" in (pair[0].broken or "")

@@ -26,6 +26,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from elastrain import listening
 from elastrain.api import names
 from elastrain.api.keys import JobKeys
 from elastrain.api.records import Generation
@@ -121,7 +122,7 @@ def _await_token(environ: Mapping[str, str]) -> str:
 def serve(address: str, token: str) -> int:
     """Start mpirun's processes until mpirun reports its end; returns the exit code."""
     host, _, port = address.rpartition(":")
-    with socket.create_server((host, int(port)), reuse_port=False) as server:
+    with listening.on(host.strip("[]"), int(port)) as server:
         while True:
             connection, _ = server.accept()
             with connection:

@@ -7,7 +7,6 @@ the ranks that remain continue with the first batch that has no result.
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, Protocol
@@ -23,6 +22,7 @@ from elastrain.data.rng import Kept, Randomness
 from elastrain.data.share import Place
 from elastrain.elastic import reduction
 from elastrain.elastic.comm.header import Kind
+from elastrain.elastic.encoding import decode, encode
 
 Terms = dict[str, tuple[torch.Tensor, torch.Tensor | None]]
 """What a batch adds, by name: a value, or a value times its weight, and the weight."""
@@ -160,9 +160,9 @@ class Evaluation:
             ranks.computes()
             terms = {} if self._together and ranks.missed else self._compute(mine)
             exchange = ranks.attempt if self._together else ranks.exchange
-            if (given := exchange(Kind.EVALUATE, pickle.dumps((shape, terms)))) is None:
+            if (given := exchange(Kind.EVALUATE, encode((shape, terms)))) is None:
                 continue
-            rows = [pickle.loads(row) for row in given]  # noqa: S301 - from ranks of the same job
+            rows = [decode(row) for row in given]
             for rank, (other, _) in enumerate(rows):
                 if other != rows[0][0]:
                     raise ValueError(

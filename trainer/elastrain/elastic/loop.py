@@ -235,6 +235,7 @@ class Loop:
             self._allow_several_backwards()
         self.step = None
         self._strategy.check_warm_up(self._buffers.after_warm_up())
+        transfer.header_of(self._world.state.tree())  # what cannot be sent is refused here, and not by the first joiner
         # Buffers that forward changes can be sent while training goes on only if they are small, and so copied before.
         learns = self._world.model.learner is not None
         self._world.overlaps_transfer = learns and self._buffers.largest < transfer.SMALL_BYTES

@@ -11,6 +11,8 @@ import threading
 from collections.abc import Callable
 from enum import Enum
 
+from elastrain import listening
+
 GREETING = "elastrain "
 TIMEOUT = 0.5
 """Seconds for the connection and again for the answer."""
@@ -51,7 +53,7 @@ class ProbeServer:
         Raises ``OSError`` if it cannot listen.
         """
         self._member_id = member_id
-        self._socket = socket.create_server((host, 0), backlog=128)
+        self._socket = listening.on(host) if host else listening.everywhere()
         self.port: int = self._socket.getsockname()[1]
         self._thread = threading.Thread(target=self._serve, name="probe-server", daemon=True)
         self._thread.start()

@@ -7,7 +7,6 @@ step, and a copy in any node's memory is used.
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +19,7 @@ from elastrain.elastic.checkpoint.decide import Candidate, Checkpoint, candidate
 from elastrain.elastic.checkpoint.levels import Level
 from elastrain.elastic.checkpoint.tier import Tier, Unreadable
 from elastrain.elastic.checkpoint.writers import WHOLE, Cut
+from elastrain.elastic.encoding import decode, encode
 
 log = structlog.get_logger(__name__)
 
@@ -73,7 +73,7 @@ class ColdStart:
         if self._leads and durable:
             self._begin_lineage()
             self._report(way, saved_step, reached)
-        self.lineage = pickle.loads(self.ranks.gather(pickle.dumps(self.lineage))[0])  # noqa: S301
+        self.lineage = decode(self.ranks.gather(encode(self.lineage))[0])
         if way is None:
             return None, [list(self.ranks.shards).index(shard) for shard in range(max(self.ranks.shards) + 1)]
         return tree, sorted(way.loads, key=lambda rank: self.ranks.shards[rank])
@@ -97,8 +97,8 @@ class ColdStart:
     def _load_first(self, ways: Any) -> tuple[Any, Candidate | None]:
         """The first of ``ways``, which rank 0 has, that all ranks can load that have to; and this rank's tree."""
         while True:
-            mine = pickle.dumps(next(ways, None)) if self._leads else b""
-            way: Candidate | None = pickle.loads(self.ranks.gather(mine)[0])  # noqa: S301
+            mine = encode(next(ways, None)) if self._leads else b""
+            way: Candidate | None = decode(self.ranks.gather(mine)[0])
             if way is None:
                 return None, None
             tree, reason = self._try(way)
@@ -192,7 +192,7 @@ def in_memories(levels: Sequence[Level], gather: Callable[[bytes], list[bytes]])
         mine = memory.complete() if memory is not None else []
     except OSError as e:
         log.warning("checkpoints of a tier cannot be read", tier="memory", error=str(e))
-    return [pickle.loads(raw) for raw in gather(pickle.dumps(mine))]  # noqa: S301
+    return [decode(raw) for raw in gather(encode(mine))]
 
 
 def survey(levels: Sequence[Level]) -> tuple[list[tuple[Tier, list[Checkpoint]]], list[Unreadable]]:

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from elastrain import listening
 from elastrain.elastic.comm.exchange import PROTOCOL
 from elastrain.elastic.comm.handshake import (
     HELLO_BYTES,
@@ -25,8 +26,6 @@ from elastrain.elastic.comm.handshake import (
     Unauthenticated,
 )
 
-BACKLOG = 512
-"""Connections that the kernel holds until they are accepted."""
 _PAUSE_SECONDS = 0.05
 """Pause after the system refuses a further descriptor."""
 
@@ -39,8 +38,7 @@ class Listener:
 
         Raises ``OSError`` if ``address`` is not one of this host's.
         """
-        family = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0][0]
-        self._socket = socket.create_server((address, 0), family=family, backlog=BACKLOG)
+        self._socket = listening.on(address)
         self._socket.setblocking(False)
         self.port: int = self._socket.getsockname()[1]
         self._identity, self._arrived = identity, arrived
@@ -96,6 +94,7 @@ class Listener:
             time.sleep(_PAUSE_SECONDS)
             return
         connection.setblocking(False)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         caller = _Caller(connection)
         self._callers.add(caller)
         self._selector.register(connection, selectors.EVENT_READ, caller)

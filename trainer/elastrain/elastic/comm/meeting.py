@@ -24,6 +24,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
+from elastrain import listening
 from elastrain.api.records import Generation
 from elastrain.elastic.comm.handshake import (
     HELLO_BYTES,
@@ -46,7 +47,6 @@ START_TIMEOUT = 10.0
 """Bound, in seconds, of starting the server's thread."""
 _BUFFER_BYTES = 2**12
 """Of what a client has sent and the server has not read yet, the system's own buffers apart."""
-_BACKLOG = 512
 
 
 def framed(message: dict[str, Any]) -> bytes:
@@ -121,7 +121,8 @@ class MeetingPoint:
 
     async def _serve(self, address: str) -> None:
         try:
-            server = await asyncio.start_server(self._answer, address, 0, limit=_BUFFER_BYTES, backlog=_BACKLOG)
+            own = listening.on(address)
+            server = await asyncio.start_server(self._answer, sock=own, limit=_BUFFER_BYTES, backlog=listening.BACKLOG)
         except OSError as e:
             self._failed = e
             self._listening.set()

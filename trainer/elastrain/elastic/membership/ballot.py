@@ -10,12 +10,12 @@ Either way no state is copied or rolled back.
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Sequence
 from dataclasses import replace
 
 from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.comm.header import Kind
+from elastrain.elastic.encoding import decode, encode
 from elastrain.elastic.membership.control import Summed
 from elastrain.elastic.membership.verdict import Row, Verdict
 
@@ -45,9 +45,9 @@ class Ballot:
         verdict = Verdict.of(table)
         if not verdict.late:
             return verdict, None
-        mine = pickle.dumps(self._result) if communicator.rank == verdict.ahead else b""
+        mine = encode(self._result) if communicator.rank == verdict.ahead else b""
         result = communicator.all_gather_bytes(mine, Kind.ENTRY)[verdict.ahead]
         if communicator.rank not in verdict.late:
             return verdict, None
-        summed: Summed = pickle.loads(result)  # noqa: S301 - from a rank of the same job
+        summed: Summed = decode(result)
         return verdict, replace(summed, connected=())

@@ -234,7 +234,7 @@ class _Errors:
         pass
 
     def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> bool:
-        if not isinstance(error, OSError | RuntimeError):
+        if error is None:
             return False
         self._ring.failed = True
         if not self._ring.closing and self._ring.communicator.over is None:

@@ -31,7 +31,7 @@ from elastrain.elastic.state.portions import (
 )
 from elastrain.elastic.state.slices import Transfer
 from elastrain.elastic.state.staging import Stage, apart
-from elastrain.elastic.state.transfer import compare, encode, receive_small
+from elastrain.elastic.state.transfer import as_bytes, compare, receive_small
 
 
 class NotKept(RuntimeError):
@@ -154,7 +154,7 @@ class StateReceiver:
                 for home in raw_bytes(tensor).split(transfer.PIECE_BYTES):
                     data = stage.begin(home)
                     channel.receive(connection, data.numpy())
-                    sums += encode(digest.of_bytes(data))
+                    sums += as_bytes(digest.of_bytes(data))
                     stage.finish(data, home)
             compare(sums, self._communicator, source, connection)
             portions.append(index)

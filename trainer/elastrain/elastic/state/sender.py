@@ -26,7 +26,7 @@ from elastrain.elastic.state.portions import (
 )
 from elastrain.elastic.state.slices import Transfer
 from elastrain.elastic.state.staging import Stage, apart, settle
-from elastrain.elastic.state.transfer import SmallState, encode
+from elastrain.elastic.state.transfer import SmallState, as_bytes
 
 STEP_SHARE = 0.6
 """A portion is begun only if, at the rate so far, it will have left within this share of a step's time."""
@@ -210,7 +210,7 @@ class _Lane:
                 data = self._stage.to_host(piece)
                 connection.sendall(data.numpy())
                 sums.append(digest.of_bytes(data))
-        connection.sendall(b"".join(map(encode, sums)))
+        connection.sendall(b"".join(map(as_bytes, sums)))
         self._sent += self._portions[index].nbytes
         self._took += time.monotonic() - began
 

@@ -1,7 +1,7 @@
 """The training state on its way between ranks, whole and in one step.
 
-A tree is split into its tensors, which travel as raw bytes, and the rest (structure, numbers, strings), which travels
-pickled between the ranks of one job. Every rank with the newest state sends a part of it to every rank without, all at
+A tree is split into its tensors, which travel as raw bytes, and the rest: structure, numbers, strings
+(:mod:`elastrain.elastic.encoding`). Every rank with the newest state sends a part of it to every rank without, all at
 the same time. Large tensors are cut into pieces that go straight from the memory of the sender into the memory of the
 receiver. Small tensors are packed and come from one rank, since they may differ between replicas (statistics of a batch
 normalisation do). The receiver compares a checksum of each piece with the sender's: a bit that was flipped on the way
@@ -14,7 +14,6 @@ state.
 from __future__ import annotations
 
 import contextlib
-import pickle
 import socket
 import threading
 import time
@@ -27,6 +26,8 @@ from torch.utils import _pytree
 
 from elastrain.elastic.comm import channel
 from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
+from elastrain.elastic.comm.transport import first_line
+from elastrain.elastic.encoding import Malformed, NotEncodable, decode, encode
 from elastrain.elastic.state import digest, staging
 from elastrain.elastic.state.capture import Slot, is_dense, raw_bytes, slot
 from elastrain.elastic.state.slices import StateSlice, Transfer
@@ -39,6 +40,8 @@ RESERVED = 4
 """Page-locked buffers of a piece that a rank on a device reserves: one for each of so many connections."""
 SMALL_BYTES = 256 * 2**10
 """Tensors below this size are packed."""
+MAX_HEADER = 2**30
+"""Bytes of a tree without its tensors."""
 _LENGTH_BYTES = 8
 
 
@@ -67,11 +70,29 @@ def pack_small(sizes: Sequence[int]) -> list[list[int]]:
     return packs
 
 
+def header_of(tree: Any) -> bytes:
+    """A tree without its tensors, as it travels.
+
+    Raises :class:`elastrain.elastic.encoding.NotEncodable` naming an entry that cannot travel, and ``ValueError`` if it
+    is too large.
+    """
+    try:
+        header = encode(_pytree.tree_map(slot, tree), "the state")
+    except NotEncodable as e:
+        raise NotEncodable(
+            f"job.track: {e}: let state_dict() return tensors, plain values and containers of them"
+        ) from None
+    if len(header) > MAX_HEADER:
+        raise ValueError(f"the tracked objects' state has {len(header)} bytes beside its tensors; at most {MAX_HEADER}")
+    return header
+
+
 class SmallState:
     """A tree without its large tensors, as it is now: structure, numbers, strings, and copies of small tensors."""
 
     def __init__(self, tree: Any) -> None:
-        self._header = pickle.dumps(_pytree.tree_map(slot, tree))
+        """Raises as :func:`header_of`."""
+        self._header = header_of(tree)
         tensors = tensors_of(tree)
         settle(tensors)
         self._packs = [_pack([tensors[number] for number in pack]) for pack in pack_small(_sizes(tensors))]
@@ -81,7 +102,7 @@ class SmallState:
         connection.sendall(len(self._header).to_bytes(_LENGTH_BYTES, "big") + self._header)
         for data in self._packs:
             connection.sendall(data.numpy())
-        connection.sendall(b"".join(encode(digest.of_bytes(data)) for data in self._packs))
+        connection.sendall(b"".join(as_bytes(digest.of_bytes(data)) for data in self._packs))
 
 
 def receive_small(mine: Any, communicator: Communicator, source: int, connection: socket.socket) -> Any:
@@ -89,16 +110,18 @@ def receive_small(mine: Any, communicator: Communicator, source: int, connection
 
     Raises ``OSError``, and ``GenerationBroken`` if the tree arrived damaged.
     """
-    length = int.from_bytes(channel.receive(connection, bytearray(_LENGTH_BYTES)), "big")
-    header = channel.receive(connection, bytearray(length))
-    tree = _allocate(pickle.loads(header), mine)  # noqa: S301 - from a rank of the same job
+    try:
+        header = decode(_receive_header(connection))
+    except Malformed as e:
+        communicator.fail(f"state from rank {source} arrived damaged: {e}")
+    tree = _allocate(header, mine)
     tensors = tensors_of(tree)
     sums = bytearray()
     for pack in pack_small(_sizes(tensors)):
         parts = [tensors[number] for number in pack]
         data = torch.empty(sum(_sizes(parts)), dtype=torch.uint8)
         channel.receive(connection, data.numpy())
-        sums += encode(digest.of_bytes(data))
+        sums += as_bytes(digest.of_bytes(data))
         for tensor, chunk in zip(parts, data.split(_sizes(parts)), strict=True):
             raw_bytes(tensor).copy_(chunk)
     compare(sums, communicator, source, connection)
@@ -110,7 +133,18 @@ def tensors_of(tree: Any) -> list[torch.Tensor]:
     return [leaf.detach() for leaf in _pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
-def encode(checksum: int) -> bytes:
+def _receive_header(connection: socket.socket) -> bytearray:
+    """Its memory grows with what arrives. Raises ``OSError``, and :class:`Malformed` if it is too long."""
+    length = int.from_bytes(channel.receive(connection, bytearray(_LENGTH_BYTES)), "big")
+    if length > MAX_HEADER:
+        raise Malformed(f"a header of {length} bytes")
+    header = bytearray()
+    while len(header) < length:
+        header += channel.receive(connection, bytearray(min(length - len(header), PIECE_BYTES)))
+    return header
+
+
+def as_bytes(checksum: int) -> bytes:
     """A checksum as it travels."""
     return checksum.to_bytes(8, "big")
 
@@ -169,7 +203,8 @@ class WholeStateSender:
         receivers = self._transfer.receivers
         with contextlib.suppress(GenerationBroken), self._communicator.guard():
             connections = self._communicator.accept(receivers, channel.Purpose.STATE)
-            _at_once(partial(self._serve, receiver, connections[receiver]) for receiver in receivers)
+            tasks = (partial(self._serve, receiver, connections[receiver]) for receiver in receivers)
+            _at_once(tasks, self._communicator)
         self.ended_at = time.monotonic()
 
     def _serve(self, receiver: int, connection: socket.socket) -> None:
@@ -184,7 +219,7 @@ class WholeStateSender:
                     data = stage.to_host(_bytes_of(self._tensors, part))
                     connection.sendall(data.numpy())
                     sums.append(digest.of_bytes(data))
-        connection.sendall(b"".join(map(encode, sums)))
+        connection.sendall(b"".join(map(as_bytes, sums)))
 
 
 def receive(mine: Any, communicator: Communicator, transfer: Transfer) -> Any:
@@ -211,18 +246,18 @@ def receive(mine: Any, communicator: Communicator, transfer: Transfer) -> Any:
                         home = _bytes_of(tensors, part)
                         data = stage.begin(home)
                         channel.receive(connection, data.numpy())
-                        sums += encode(digest.of_bytes(data))
+                        sums += as_bytes(digest.of_bytes(data))
                         stage.finish(data, home)
             compare(sums, communicator, source, connection)
 
-        _at_once(partial(fetch, *pair) for pair in connections.items())
+        _at_once((partial(fetch, *pair) for pair in connections.items()), communicator)
         return tree
 
 
-def _at_once(tasks: Iterable[Callable[[], None]]) -> None:
-    """Run all tasks, each in its own thread except the first. Raises the first error.
+def _at_once(tasks: Iterable[Callable[[], None]], communicator: Communicator) -> None:
+    """Run all tasks, each in its own thread except the first. Raises the first error, of any kind.
 
-    If one task fails, the others end too: their connections have ended, or end as a consequence.
+    If one task fails, the others end too: their connections do.
     """
     first, *others = tasks
     errors: list[BaseException] = []
@@ -230,8 +265,9 @@ def _at_once(tasks: Iterable[Callable[[], None]]) -> None:
     def run(task: Callable[[], None]) -> None:
         try:
             task()
-        except (OSError, RuntimeError) as e:
+        except BaseException as e:
             errors.append(e)
+            communicator.abort(first_line(e))
 
     threads = [threading.Thread(target=run, args=(task,), name="elastrain-transfer") for task in others]
     for thread in threads:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 import psutil  # which Horovod depends on
 import structlog
 
+from elastrain import listening
 from elastrain.contrib.restart import end
 from elastrain.etcd.errors import EtcdError
 from elastrain.integrations.horovod.channel import Channel, Request, Signed
@@ -51,7 +52,7 @@ class Programs:
         self._open = False
         self._running: dict[int, subprocess.Popen[bytes]] = {}
         self._ended_by_us: set[int] = set()
-        self._server = socket.create_server((address, 0))
+        self._server = listening.on(address)
         self.port: int = self._server.getsockname()[1]
         threading.Thread(target=self._accept, name="horovod-node", daemon=True).start()
 
