@@ -7,6 +7,7 @@ from torch import nn
 from elastrain.data.order import Order
 from elastrain.elastic.comm.control_vector import ControlInputs
 from elastrain.elastic.membership import control
+from elastrain.elastic.state.kept import KeptGradients
 from elastrain.elastic.strategies import after_backward
 from elastrain.elastic.strategies.replicated import Replicated
 
@@ -25,12 +26,16 @@ class Rank:
         (self.part,) = order.micro_slices(0, communicator.rank, communicator.world_size)
         self.x = INPUTS[list(self.part.fetch)]
         self.way.begin_step()
+        self.kept = KeptGradients({"one": self.one, "other": self.other})
+        self.kept.begin_loop()
+        self.kept.begin_step()
 
-    def backward(self, loss: torch.Tensor, **options: bool) -> float:
-        inputs = ControlInputs(list)
-        summed = self.way.backward(loss, loss, self.part, inputs, self.communicator, last=True, **options)
+    def backward(self, loss: torch.Tensor, *, factor: float = 1.0) -> float:
+        self.kept.put_aside(first=not self.kept.begun)
+        summed = self.way.backward(loss, loss, self.part, ControlInputs(list), self.communicator, last=True)
         assert not self.communicator.broken
-        self.way.whole().scale_gradients(1.0)
+        self.way.whole().scale_gradients(factor)
+        self.kept.add()
         return summed.sums[control.LOSS]
 
     def gradients(self) -> list[torch.Tensor | None]:
@@ -142,7 +147,5 @@ def test_no_rank_is_a_learner_if_there_are_several_models() -> None:
 def test_a_factor_leaves_the_gradients_of_earlier_backwards_alone(connect) -> None:
     rank = Rank(*connect(1))
     rank.backward(of_one(rank))
-    inputs = ControlInputs(list)
-    rank.way.backward(of_one(rank), of_one(rank), rank.part, inputs, rank.communicator, last=True)
-    rank.way.whole().scale_gradients(0.5)
+    rank.backward(of_one(rank), factor=0.5)
     same(rank.gradients(), alone(of_one, lambda r: 0.5 * of_one(r)))

@@ -19,6 +19,12 @@ from elastrain.elastic.step import Step
 from elastrain.elastic.strategies.strategy import Strategy
 from elastrain.elastic.voting import Voting
 
+_KEPT = "the parameters have gradients of a step before, which cannot be kept"
+_DROP = (
+    "call optimizer.zero_grad() in each loop body; to accumulate gradients, use a larger global_batch_size and give "
+    "micro_batch_size"
+)
+
 
 class Backward:
     """For the training thread."""
@@ -55,6 +61,7 @@ class Backward:
         """
         communicator = self._world.communicator
         assert communicator is not None
+        self._put_aside(step)
         if step.share.learner:
             summed: Summed | None = self._learning.gradients(communicator, buffers)
         else:
@@ -69,6 +76,7 @@ class Backward:
                 counted=0.5 if 0 < step.counted < step.done else float(step.counted > 0),
                 count=step.count,
                 save=self._world.saving.vote(self._world.step + 1),
+                kept=step.keeps,
                 batch=self._batch.votes(self._world.place) if step.complete else (0, 0.0),
             )
             summed = self._strategy.backward(
@@ -85,8 +93,30 @@ class Backward:
             self._weigh(step)
         self._heartbeat.resumed(summed.sums[control.COMPUTE] if summed is not None and step.counts else None)
 
+    def _put_aside(self, step: Step) -> None:
+        """The gradients that the parameters have are of earlier backwards, and summed already. Raises ``RuntimeError``
+        if gradients of a step before cannot be kept."""
+        if not (step.first or step.backwards > 1):
+            return  # the micro-batches of a step are added by the strategy
+        kept, model = self._world.state.kept, self._world.model
+        assert model is not None
+        step.keeps = kept.put_aside(first=step.first) or step.keeps
+        model.aside = kept.aside
+        if step.keeps and not self._strategy.keeps_gradients:
+            raise RuntimeError(f"job.backward(): {_KEPT} with spec.parallelism.shards: all: {_DROP}")
+        if step.keeps and self._batch.small is not None:
+            raise RuntimeError(f"job.backward(): {_KEPT} with spec.batch, which chooses the batch of a step: {_DROP}")
+
     def _weigh(self, step: Step) -> None:
-        """The gradients that were added become those of the mean. Raises :class:`RanksDiverged` if there is none."""
+        """The gradients that were added become those of the mean, and those of steps before are added.
+
+        Raises :class:`RanksDiverged` if the ranks differ in what they have given.
+        """
+        if step.counts and (0 < step.kept < step.share.parts or (step.share.learner and step.keeps != (step.kept > 0))):
+            raise RanksDiverged(
+                f"job.backward(): in step {step.number + 1} some ranks have gradients of a step before, and others do "
+                "not: call zero_grad() on all ranks before the same steps: always, or by job.step"
+            )
         if step.counts and step.mixed:
             raise RanksDiverged(
                 f"job.backward(): in step {step.number + 1} some calls had a count=… and others had none: give it in "
@@ -95,3 +125,4 @@ class Backward:
         if step.counts and (model := self._world.model) is not None:
             model.scale_gradients(step.factor)
             self._batch.measure(step, model)
+            self._world.state.kept.add()

@@ -152,6 +152,7 @@ class Loop:
         """Raises :class:`LoopOver`."""
         self.between.passed = False
         self.batch.begin_loop(loader.order)
+        self._world.state.kept.begin_loop()
         if not self._world.begin_loop(loader.order, total):
             raise LoopOver
 
@@ -169,6 +170,7 @@ class Loop:
             self.several.check(step, "a further job.backward() in a loop body")
         part = step.take(count)
         if step.warm_up:
+            self._world.state.kept.put_aside(first=step.first)
             loss.backward(retain_graph=retain_graph)
             model.bare = True  # DDP serves one backward; with several it is left after the warm-up
             return unscaled.detach()
@@ -221,6 +223,7 @@ class Loop:
         mine = self._learning.warm_share = Place(0, 0, self._session.expected_world_size(), self._strategy.tensor).share
         if (learner := self._world.model.learner) is not None:
             learner.outputs.forget()
+        self._world.state.kept.begin_step()
         with Kept():
             first, *_ = loader.begin(0, mine, self.batch.single)
             cut = loader.order.in_micro_batches or self.batch.small is not None
@@ -229,6 +232,7 @@ class Loop:
             self._world.model.warms_up = True
             yield from self._run_body(loader, self.step, batch.data)
             self._world.model.warms_up = self._world.model.bare = False
+        self._drop_gradients()
         self._world.model.detach()
         self._warmed_by = loader
         if self.step.backwards > 1 or self.step.closures:
@@ -282,6 +286,7 @@ class Loop:
         if self.several.allowed:
             self.several.snapshot.save()
         self._strategy.begin_step()
+        self._world.state.kept.begin_step()
         self._heartbeat.body(place.generation, place.world_size)
         step = Step(number, place, share, parts, unit=1 / (span * order.global_batch_size), span=span)
         step.in_micro_batches = order.in_micro_batches or self.batch.small is not None
@@ -340,10 +345,17 @@ class Loop:
     def _discard(self) -> None:
         """Put the state back to the one with which the step began."""
         assert self._world.model is not None and self._buffers is not None
-        self._world.model.drop_gradients()
+        self._drop_gradients()
         if self.several.allowed:
             self.several.snapshot.restore()
         self._buffers.restore()
+
+    def _drop_gradients(self) -> None:
+        """The gradients are those with which the step began; of the warm-up as of a discarded one."""
+        kept = self._world.state.kept
+        if kept.begun and self._world.model is not None:
+            self._world.model.drop_gradients()
+        kept.restore()
 
     def _adopt(self) -> None:
         """The state that is about to be loaded is that of the step which this rank has discarded, and peers committed.

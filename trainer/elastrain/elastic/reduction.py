@@ -65,16 +65,21 @@ def reduce(rows: Sequence[bytes], like: Any) -> Any:
 
 
 def sum_of_squares(tensors: Iterable[torch.Tensor]) -> float:
-    """Of all elements, in float64. Reads a tensor of the host once, in parts that stay in the processor's cache: five
-    times as fast as a float64 copy of the whole."""
+    """Of all elements, in float64."""
+    return sum_of_products((tensor, tensor) for tensor in tensors)
+
+
+def sum_of_products(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> float:
+    """Of the elements of each pair, of equal shapes, in float64. Reads a tensor of the host once, in parts that stay in
+    the processor's cache: five times as fast as a float64 copy of the whole."""
     total = 0.0
-    for tensor in tensors:
-        if tensor.device.type != "cpu":
-            total += torch.linalg.vector_norm(tensor, dtype=torch.float64).item() ** 2
+    for one, other in pairs:
+        if one is other and one.device.type != "cpu":
+            total += torch.linalg.vector_norm(one, dtype=torch.float64).item() ** 2
             continue
-        for part in tensor.reshape(-1).split(_CACHED):
+        for part, of_other in zip(one.reshape(-1).split(_CACHED), other.reshape(-1).split(_CACHED), strict=True):
             exactly = part.double()
-            total += torch.dot(exactly, exactly).item()
+            total += torch.dot(exactly, exactly if one is other else of_other.double()).item()
     return total
 
 

@@ -56,6 +56,10 @@ class Step:
     """Some ranks will still be receiving their state in the next step."""
     factor: float = 1.0
     """What the summed gradients are multiplied by to be those of the mean."""
+    keeps: bool = False
+    """Whether this rank adds the gradients to those of a step before."""
+    kept: float = 0.0
+    """Ranks that do so, without learners."""
     mixed: bool = False
     """Losses of the step were means in some calls and sums over a count in others: there is no mean of both."""
     loss: float = 0.0
@@ -86,7 +90,7 @@ class Step:
         if counting := summed.sums[control.COUNTED]:
             self.mixed = counting != self.share.parts
             self.factor = 1.0 / (self.unit * summed.count) if summed.count else 0.0
-        self.loss = summed.sums[control.LOSS] * self.factor
+        self.loss, self.kept = summed.sums[control.LOSS] * self.factor, summed.sums[control.KEPT]
         self.learning = summed.sums[control.LEARNING] > 0
         self.stops = summed.sums[control.STOP] > 0
         self.saves = int(summed.sums[control.SAVE])
@@ -115,6 +119,11 @@ class Step:
     def complete(self) -> bool:
         """Whether all micro-batches have run backward."""
         return self.done == len(self.parts)
+
+    @property
+    def first(self) -> bool:
+        """Whether no backward was before the present one."""
+        return self.done == 1 and self.backwards <= 1
 
     @property
     def phase(self) -> Phase:

@@ -28,18 +28,15 @@ class Voting:
         model, ballot = self._world.model, self._world.position.ballot
         assert model is not None
         if not step.counts:
-            gradients = [(p, p.grad) for p in model.module.parameters() if p.grad is not None]
             ballot.voted = generation
             late = self._missing()
             ballot.voted = 0
-            for parameter, gradient in gradients:
-                parameter.grad = gradient
             if late is None:
                 return
             log.info("the step counts: peers have committed it", step=step.number)
             step.decide(late, generation, intact=True, updatable=True)
             summed = late
-        model.squares, model.copying = summed.squares, summed.copying
+        model.products, model.copying = summed.products, summed.copying
         ballot.count(summed, generation, step.number + 1)
 
     def _missing(self) -> Summed | None:

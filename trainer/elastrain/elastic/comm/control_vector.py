@@ -44,13 +44,16 @@ class ControlInputs:
     """Their sum."""
     save: int = 0
     """This rank's vote on a checkpoint after this step."""
+    kept: bool = False
+    """Whether this rank adds the gradients of this step to those of a step before."""
     batch: tuple[int, float] = (0, 0.0)
     """With ``spec.batch``: as of :meth:`elastrain.elastic.batching.ScriptsBatch.votes`."""
 
     @property
     def known(self) -> list[float]:
         """The values from ``control.LEARNING`` on, which no device computes."""
-        return [float(self.learning), float(self.stop), self.counted, *control.digits(self.count), float(self.save)]
+        decided = [float(self.save), float(self.kept)]
+        return [float(self.learning), float(self.stop), self.counted, *control.digits(self.count), *decided]
 
 
 class Published:

@@ -26,7 +26,9 @@ COUNT_LOW, COUNT_HIGH = SLOTS + 5, SLOTS + 6
 """Indices of the sum of the counts, in two digits: float32 adds those of 4,096 ranks exactly, up to 2**36 in all."""
 SAVE = SLOTS + 7
 """Index of the votes on a checkpoint that all ranks write together (:mod:`elastrain.elastic.checkpoint.decide`)."""
-SIZE = SAVE + 1
+KEPT = SLOTS + 8
+"""Index of the ranks that add their gradients to those of a step before (:mod:`elastrain.elastic.state.kept`)."""
+SIZE = KEPT + 1
 
 BATCH, NOISE = SIZE, SIZE + 1
 """Indices of what rank 0 decides with ``spec.batch``: the batches of the script in a step, and the noise scale. 0: as
@@ -59,14 +61,16 @@ class Summed:
     """Of length ``SIZE``."""
     connected: Collection[int]
     """The proposals that this rank had published."""
-    squares: float | None = None
-    """Of a sharded model: the sum of the squares of all gradients; travels beside the vector."""
+    products: tuple[float, float, float] | None = None
+    """Of a sharded model, over all gradients: the sums of their squares, of their products with those that are kept
+    from a step before, and of the squares of these. They travel beside the vector."""
     copying: int = 0
     """The same: the number of ranks that had not received all of the newest snapshot when they voted."""
 
-    def with_votes(self, squares: float, copying: float) -> Summed:
-        """The same vector with the sums that came with it."""
-        return replace(self, squares=squares, copying=round(copying))
+    def with_votes(self, *products: float, copying: float) -> Summed:
+        """The same vector with the sums that came with it: the three of :attr:`products`, and :attr:`copying`."""
+        squares, mixed, kept = products
+        return replace(self, products=(squares, mixed, kept), copying=round(copying))
 
     def agreed(self, current: int) -> int | None:
         """The newest proposal that every rank of generation ``current`` is connected to, or None."""

@@ -11,6 +11,7 @@ from elastrain.elastic.membership.report import Reporter
 from elastrain.elastic.pauses import Pauses
 from elastrain.elastic.state import capture
 from elastrain.elastic.state.capture import Stateful
+from elastrain.elastic.state.kept import KeptGradients
 from elastrain.elastic.state.trained import TrainedSet
 
 
@@ -30,6 +31,7 @@ class RankState:
         self.pauses = Pauses()
         """Of the loop, between two steps."""
         self.trained = TrainedSet(tracked)
+        self.kept = KeptGradients(tracked)
         self.on_adopt: Callable[[], None] = lambda: None
         """Called when a newer state is about to replace this one."""
         self.tracked, self.reporter = tracked, reporter
@@ -41,8 +43,8 @@ class RankState:
         self.calls.reset()
         self.pauses.served = 0
 
-    def tree(self, *, emptied: bool = False) -> dict[str, Any]:
-        """As of :func:`capture.capture`, and all that belongs to it."""
+    def tree(self, *, emptied: bool = False, gradients: bool = True) -> dict[str, Any]:
+        """As of :func:`capture.capture`, and all that belongs to it. ``gradients``: with those that are kept."""
         position = {
             "step": self.step,
             "by": self.by,
@@ -51,7 +53,8 @@ class RankState:
             **self.reporter.state(),
         }
         tracked = capture.capture(self.tracked, emptied=emptied)
-        return {"tracked": tracked, "position": position, "trained": self.trained.describe()}
+        tree = {"tracked": tracked, "position": position, "trained": self.trained.describe()}
+        return {**tree, "kept": self.kept.capture()} if gradients and not emptied else tree
 
     def load(self, tree: dict[str, Any]) -> None:
         """Go on with ``tree``."""
@@ -64,3 +67,5 @@ class RankState:
         if trained := tree.get("trained"):
             self.trained.adopt(trained)
         capture.restore(self.tracked, tree["tracked"])
+        if kept := tree.get("kept"):
+            self.kept.load(kept)

@@ -360,7 +360,7 @@ class World:
             layout=self.model.layout,
             trained=state.trained.digest,
             overlaps=overlaps,
-            in_portions=joined and overlaps and permits(holds=self._has_state),
+            in_portions=joined and overlaps and permits(holds=self._has_state) and not state.kept.present,
             script=Script(position.loop_end, state.calls.count, position.between, self.boundary.act is Act.STEP),
             voted=position.ballot.voted,
             counted=position.ballot.counted(state.step),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import structlog
@@ -27,12 +28,15 @@ class Handover:
     """At most one transfer at a time, in the generation in force."""
 
     def __init__(
-        self, tracked: Mapping[str, Stateful], capture: Callable[[], Any], load: Callable[[Any], None]
+        self, tracked: Mapping[str, Stateful], capture: Callable[..., Any], load: Callable[[Any], None]
     ) -> None:
-        """``capture()`` returns the tree of this rank's state; ``load(tree)`` replaces the state by such a tree."""
+        """``capture()`` returns the tree of this rank's state, ``capture(gradients=False)`` the same without those that
+        are kept; ``load(tree)`` replaces the state by such a tree."""
         self.torn = False
         """Whether this rank's memory holds a part of a state that never arrived as a whole."""
         self._tracked, self._capture, self._load = tracked, capture, load
+        self._without_gradients = partial(capture, gradients=False)
+        """For a state in portions: a rank that receives it has the gradients of the steps meanwhile itself."""
         self._sender: WholeStateSender | StateSender | None = None
         self._receiver: StateReceiver | None = None
         self._taken = False
@@ -60,20 +64,19 @@ class Handover:
 
     def send(self, communicator: Communicator, to: Transfer, *, in_portions: bool) -> None:
         """Begin to send this rank's part of the state, as one of the sources of ``to``."""
-        tree = self._capture()
         if not in_portions:
-            self._sender = WholeStateSender(tree, communicator, to)
+            self._sender = WholeStateSender(self._capture(), communicator, to)
             return
         parts = portions.cut(self._tracked)
         assert parts is not None, "permits_portions() was true"
-        self._sender = StateSender(tree, parts, communicator, to)
+        self._sender = StateSender(self._without_gradients(), parts, communicator, to)
 
     def receive(self, communicator: Communicator, by: Transfer, *, in_portions: bool, keep: bool) -> None:
         """Receive the state, or begin to. ``keep``: this rank's own state must stay until the other is complete.
 
         Raises ``GenerationBroken``.
         """
-        mine = None if keep else self._capture()
+        mine = None if keep else self._without_gradients()
         self.torn = not keep
         if not in_portions:
             self._load(transfer.receive(mine, communicator, by))
@@ -82,13 +85,13 @@ class Handover:
         self._steps = 0
         self._receiver = StateReceiver(mine, communicator, by)
         self._load(self._receiver.opening)
-        self._receiver.begin(self._tracked, self._capture)
+        self._receiver.begin(self._tracked, self._without_gradients)
 
     def resume(self, step_seconds: float | None) -> None:
         """A step begins. ``step_seconds``: the time that it is expected to take."""
         if isinstance(self._sender, StateSender):
             until = float("inf") if step_seconds is None else time.monotonic() + STEP_SHARE * step_seconds
-            self._sender.resume(self._capture, until)
+            self._sender.resume(self._without_gradients, until)
 
     def before_body(self, communicator: Communicator) -> None:
         """A loop body follows, after this rank has begun its sums. If the state may be completed in this step, wait.
@@ -119,7 +122,7 @@ class Handover:
         while self._receiver is not None and communicator.broken is None:
             self._receive_step(communicator, self._receiver)
         if self._sender is not None:
-            self._sender.finish(self._capture)
+            self._sender.finish(self._without_gradients)
             self._sender = None
 
     def end(self) -> None:

@@ -117,6 +117,8 @@ def dims_of(objects: Mapping[str, object], path: tuple[Any, ...], shape: Sequenc
     parameter to which it belongs, if it has that shape.
     """
     keys = [getattr(key, "key", getattr(key, "idx", None)) for key in path]
+    if keys[:2] == ["kept", "gradients"]:  # a gradient is sharded like its parameter
+        keys = ["tracked", *keys[2:]]
     if keys[:1] != ["tracked"] or len(keys) < 3:
         return None
     owner, parameter = objects.get(str(keys[1])), None

@@ -8,7 +8,7 @@ has reached keep what they have: None, or the gradient of a backward before. Not
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import nn
@@ -30,7 +30,7 @@ class AfterBackward:
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         """Raises ``ValueError`` for models with sparse gradients, of which buckets have no memory."""
-        self.model = _Models(modules, self._add_earlier)
+        self.model = ElasticModule(nn.ModuleList(modules))
         """All models as one."""
         if any(isinstance(m, nn.Embedding | nn.EmbeddingBag) and m.sparse for m in self.model.modules()):
             raise ValueError(
@@ -43,12 +43,10 @@ class AfterBackward:
         self._loss: torch.Tensor | None = None
         self._local: Gradients = {}
         """Of the micro-batches so far, between the bodies of a step."""
-        self._summed: Gradients = {}
-        """Of backwards before, which the present one adds to."""
 
     def begin_step(self) -> None:
         """As of :meth:`Strategy.begin_step`."""
-        self._loss, self._local, self._summed = None, {}, {}
+        self._loss, self._local = None, {}
 
     def backward(
         self,
@@ -67,7 +65,6 @@ class AfterBackward:
         """
         value = unscaled.detach() * part.weight
         self._loss = value if self._loss is None else self._loss + value
-        self._summed |= self._take()
         _put(self._local)
         (loss * part.weight).backward(retain_graph=retain_graph)
         self._local = {}
@@ -77,12 +74,6 @@ class AfterBackward:
         self._vector.prepare(inputs, self._loss)
         self._loss = None
         return self._sum(communicator)
-
-    def _add_earlier(self) -> None:
-        """Add the gradients that were summed before."""
-        for parameter, gradient in self._summed.items():
-            parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
-        self._summed = {}
 
     def _take(self) -> Gradients:
         """The gradients of all parameters, which have none afterwards."""
@@ -111,18 +102,6 @@ class AfterBackward:
                 parameter.grad = total.view(parameter.shape)
         torch.futures.wait_all(sums)
         return self._vector.conclude(communicator)
-
-
-class _Models(ElasticModule):
-    """All models as one."""
-
-    def __init__(self, modules: Sequence[nn.Module], add_earlier: Callable[[], None]) -> None:
-        super().__init__(nn.ModuleList(modules))
-        self._add_earlier = add_earlier
-
-    def scale_gradients(self, factor: float) -> None:
-        super().scale_gradients(factor)
-        self._add_earlier()
 
 
 def _put(gradients: Gradients) -> None:

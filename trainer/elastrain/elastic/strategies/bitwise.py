@@ -63,6 +63,7 @@ class Bitwise:
 
     tensor = 1
     votes = False
+    keeps_gradients = True
 
     def __init__(self) -> None:
         self._models: list[ElasticModule] = []
@@ -123,8 +124,6 @@ class Bitwise:
         self._release()
 
     def body(self, part: Slice, communicator: Communicator, *, last: bool) -> AbstractContextManager[object]:
-        assert self._buffers is not None
-        self._buffers.clear_gradients()
         return nullcontext()
 
     def backward(
@@ -141,6 +140,7 @@ class Bitwise:
         buffers = self._buffers
         assert buffers is not None
         if self._sum is None:
+            buffers.clear_gradients()
             buffers.follow()
         buffers.fit(communicator.world_size)
         tree = self._sum = self._sum or TreeSum(part.leaves, self._add)

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 class FullySharded(Sharded):
     """One group of all ranks."""
 
+    keeps_gradients = False
+
     def __init__(self, first: Callable[[torch.device], tuple[int, int]]) -> None:
         """``first(device)``: number of shards, and this rank's shard, with which the script builds its model."""
         super().__init__(0, 0)

@@ -71,6 +71,7 @@ class Replicated:
 
     tensor = 1
     votes = False
+    keeps_gradients = True
 
     def __init__(self, small: SmallGradient | None = None) -> None:
         """``small``: with ``spec.batch``: what the steps measure of the gradients' noise."""
@@ -216,8 +217,7 @@ class ReplicatedModule(ElasticModule):
             self._wrap_anew()
 
     def detach(self) -> None:
-        self._communicator = None
-        super().detach()
+        self._communicator, self._aside = None, []
         if self._ddp is not None and self._keeps and not self._layout:
             self._rebuild()
 

@@ -15,7 +15,7 @@ collective after it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -29,7 +29,7 @@ from elastrain.elastic.comm.backend import Offer
 from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.comm.control_vector import ControlInputs, ControlVector
 from elastrain.elastic.membership.control import Summed
-from elastrain.elastic.reduction import sum_of_squares
+from elastrain.elastic.reduction import sum_of_products, sum_of_squares
 from elastrain.elastic.reshard.first import OFFER
 from elastrain.elastic.state.parts import dims
 from elastrain.elastic.state.slices import Holders
@@ -48,6 +48,7 @@ class Sharded:
     """One model, sharded by FSDP2. See :class:`elastrain.elastic.strategies.strategy.Strategy` for the methods."""
 
     votes = True
+    keeps_gradients = True
 
     def __init__(self, shards: int, shard: int, tensor: int = 1) -> None:
         """``shard``: the part of the model that this rank holds, of ``shards``."""
@@ -55,6 +56,7 @@ class Sharded:
         self._mesh: DeviceMesh | None = None
         self._group: TensorGroup | None = None
         self._model: ShardedModule | None = None
+        self._loss: torch.Tensor | None = None
 
     def mesh(self, device: torch.device) -> DeviceMesh:
         """The ranks of this rank's group, for ``fully_shard``; always the same one. Raises ``RuntimeError``."""
@@ -110,6 +112,7 @@ class Sharded:
 
     def begin_step(self) -> None:
         assert self._model is not None
+        self._loss = None
         self._model.begin_step()
 
     def body(self, part: Slice, communicator: Communicator, *, last: bool) -> AbstractContextManager[object]:
@@ -131,6 +134,8 @@ class Sharded:
         assert model is not None
         if unscaled is not loss:
             raise ValueError(f"job.backward(): a loss that a GradScaler has scaled {_NOT_YET}; use bfloat16")
+        value = unscaled.detach() * part.weight
+        self._loss = value if self._loss is None else self._loss + value
         (loss * part.weight).backward(retain_graph=retain_graph)
         if not last:
             model.put_aside()
@@ -138,9 +143,9 @@ class Sharded:
         model.add_up()
         if communicator.broken is not None:
             return None
-        mine = unscaled.detach() * part.weight
+        mine = self._loss
         if communicator.rank % self.tensor:
-            inputs, mine = replace(inputs, counted=0.0, count=0), torch.zeros_like(mine)
+            inputs, mine = replace(inputs, counted=0.0, count=0, kept=False), torch.zeros_like(mine)
         return model.vote(communicator, inputs, mine)
 
 
@@ -175,6 +180,8 @@ class ShardedModule(ElasticModule):
         self._vector = ControlVector(first)
         self._partial: dict[nn.Parameter, torch.Tensor] = {}
         """Sums of the gradients of the step's micro-batches so far."""
+        self._squares: float | None = None
+        """Sum of the squares of all gradients of the step; None: of the warm-up, or of a step that does not count."""
         self._evaluates = False
 
     def offer(self, demanded: Transport) -> Offer:
@@ -201,10 +208,9 @@ class ShardedModule(ElasticModule):
 
     def detach(self) -> None:
         self._comm.leave()
-        super().detach()
 
     def begin_step(self) -> None:
-        self.squares, self._partial, self._comm.voted = None, {}, False
+        self._squares, self._partial, self._comm.voted = None, {}, False
 
     def put_aside(self) -> None:
         """Keep the gradients of a micro-batch where no code of the script changes them."""
@@ -239,21 +245,25 @@ class ShardedModule(ElasticModule):
 
     def vote(self, communicator: Communicator, inputs: ControlInputs, loss: torch.Tensor) -> Summed:
         """All gradients are complete on this rank: publish the control vector. Void if the communicator has broken."""
-        squares = self._sum_of_squares() / self._comm.groups  # twins hold the same gradients
-        votes = torch.tensor([squares, float(self.copies())], dtype=torch.float64)
+        products = [value / self._comm.groups for value in self._products()]  # twins hold the same gradients
+        votes = torch.tensor([*products, float(self.copies())], dtype=torch.float64)
         self._comm.voted = True
         self._vector.prepare(inputs, loss)
-        return self._vector.conclude(communicator, votes).with_votes(*votes.tolist())
+        summed = self._vector.conclude(communicator, votes)
+        *products, copying = votes.tolist()
+        return summed.with_votes(*products, copying=copying)
 
     def scale_gradients(self, factor: float) -> None:
+        if self.products is not None:
+            squares, mixed, kept = self.products
+            self._squares = squares * factor**2 + 2 * mixed * factor + kept
         if factor != 1.0:
-            self.squares = None if self.squares is None else self.squares * factor**2
             self._multiply(factor)
 
     def clip_gradients(self, max_norm: float, norm_type: float) -> torch.Tensor:
         if norm_type != 2.0:
             raise ValueError(f"job.clip_grad_norm_(norm_type={norm_type:g}): {_NOT_YET}; use 2")
-        squares = self.squares  # None: of the warm-up, or of a step that does not count
+        squares = self._squares
         norm = math.sqrt(sum_of_squares(self._gradients()) if squares is None else squares)
         if (factor := max_norm / (norm + 1e-6)) < 1.0:  # as in torch
             self._multiply(factor)
@@ -262,13 +272,17 @@ class ShardedModule(ElasticModule):
     def _serves(self) -> bool:
         return self.in_body() or self._evaluates
 
-    def _sum_of_squares(self) -> float:
-        """Of the gradients. What ranks that compute a layer together hold alike counts once over them."""
-        if self._tensor == 1:
-            return sum_of_squares(self._gradients())
-        alike = [p.grad.to_local() for p in self._alike if p.grad is not None]
-        cut = [p.grad.to_local() for p in self.module.parameters() if p.grad is not None and p not in self._alike]
-        return sum_of_squares(cut) + sum_of_squares(alike) / self._tensor
+    def _products(self) -> tuple[float, float, float]:
+        """This rank's part of :attr:`Summed.products`."""
+        new = {p: p.grad for p in self.module.parameters() if p.grad is not None}
+        both = {p: gradient for p, gradient in self.aside.items() if p in new}
+        return self._product(new, new), self._product(both, new), self._product(self.aside, self.aside)
+
+    def _product(self, of: Mapping[nn.Parameter, Any], by: Mapping[nn.Parameter, Any]) -> float:
+        """The scalar product. What ranks that compute a layer together hold alike counts once over them."""
+        alike = [(g.to_local(), by[p].to_local()) for p, g in of.items() if p in self._alike]
+        cut = [(g.to_local(), by[p].to_local()) for p, g in of.items() if p not in self._alike]
+        return sum_of_products(cut) + sum_of_products(alike) / self._tensor
 
     def _gradients(self) -> list[torch.Tensor]:
         """This rank's parts of the gradients that it has."""

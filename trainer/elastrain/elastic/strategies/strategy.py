@@ -7,7 +7,7 @@ Two strategies implement it, both with one replica of the model per rank: :class
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -38,8 +38,10 @@ class ElasticModule(nn.Module):
     """Whether the warm-up's loop body runs."""
     bare = False
     """Whether forward runs through the user's model alone: nothing is summed during backward."""
-    squares: float | None = None
-    """Sum of the squares of all gradients of the step, where this rank has only a part of them; None: not known."""
+    aside: Mapping[nn.Parameter, torch.Tensor] = {}
+    """Gradients that the backward under way adds to, and which the parameters do not have meanwhile."""
+    products: tuple[float, float, float] | None = None
+    """As of :attr:`Summed.products`, before the gradients are scaled."""
     copying = 0
     """Ranks that had not received all of the newest snapshot when they voted for the step."""
     learner: Learner | None = None
@@ -95,8 +97,7 @@ class ElasticModule(nn.Module):
         self.detach()
 
     def detach(self) -> None:
-        """Train over no communicator; drop the gradients of the last step."""
-        self.drop_gradients()
+        """Train over no communicator."""
 
     def agree(self, communicator: Communicator) -> None:
         """No rank has received state, so that each has what it has built, or loaded: make what all hold alike the same.
@@ -117,7 +118,7 @@ class ElasticModule(nn.Module):
         return nn.utils.clip_grad_norm_(self.module.parameters(), max_norm, norm_type)
 
     def drop_gradients(self) -> None:
-        """Forget the gradients of the last step."""
+        """Forget all gradients, also those of the micro-batches of a step so far."""
         for p in self.module.parameters():
             p.grad = None
 
@@ -136,6 +137,8 @@ class Strategy(Protocol):
 
     tensor: int
     """Neighbouring ranks that compute each layer together, on the same samples (tensor parallelism); 1: none do."""
+    keeps_gradients: bool
+    """Whether gradients may outlive a step (:mod:`elastrain.elastic.state.kept`)."""
     votes: bool
     """Whether a rank can hold all its gradients of a step while a peer lacks some: then peers tell a rank that lost
     the result of its last sum whether the step counts. A forward then needs all ranks of a group, which therefore run
@@ -191,7 +194,8 @@ class Strategy(Protocol):
         """Compute the gradients of micro-batch ``part``; with the last one, sum them over the ranks.
 
         Before that the parameters have no gradients outside of this method, so that no code of the script can change
-        partial sums. ``loss``: scalar, the mean over the micro-batch. ``unscaled``: its value to report, which differs
-        from it by the factor of a scaler. Returns None before the last micro-batch, and with it the
-        control vector of all ranks, which is void if the communicator broke meanwhile.
+        partial sums; those of steps before are put aside (:mod:`elastrain.elastic.state.kept`). ``loss``: scalar, the
+        mean over the micro-batch. ``unscaled``: its value to report, which differs from it by the factor of a scaler.
+        Returns None before the last micro-batch, and with it the control vector of all ranks, which is void if the
+        communicator broke meanwhile.
         """
