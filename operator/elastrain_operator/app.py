@@ -122,7 +122,7 @@ class App:
     async def _connect(self, etcd: EtcdClient) -> Mirror:
         """The mirror of all records; waits a moment for etcd, and claims the fence."""
         fenced = self._fence(etcd) if self._fence else None
-        mirror = Mirror(fenced or etcd, self._config.owner, self._etcd_changed, self._steps_made)
+        mirror = Mirror(fenced or etcd, self._config.owner, self._etcd_changed, self._steps_made, self._job_refused)
         mirror.start()
         self._started.push_async_callback(mirror.close)
         if not await mirror.wait_listed(ETCD_SECONDS):
@@ -220,6 +220,10 @@ class App:
             self._loops.wake_all()
         else:
             self._loops.wake(keys.uid)
+
+    def _job_refused(self, keys: JobKeys) -> None:
+        if self._vault is not None:
+            self._vault.suspend(keys)
 
     def _steps_made(self, keys: JobKeys) -> None:
         self._loops.wake_later(keys.uid)

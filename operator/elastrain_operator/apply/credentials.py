@@ -82,6 +82,7 @@ class Vault:
         self._wanted = credentials.fingerprint(self._ca, self._key, self._prefix)
         self._recent: dict[JobKeys, tuple[Issued, float, int]] = {}  # with the time, and etcd's losses of data by then
         self._written: dict[JobKeys, float] = {}  # when this process wrote the job's Secret
+        self._suspended: dict[JobKeys, bool] = {}  # whether etcd knows
         self._nudged = asyncio.Event()
 
     # ---- one job ---------------------------------------------------------------------------------------------------
@@ -89,6 +90,8 @@ class Vault:
         """Ensure that a job's workers can log in. Without a change it makes no call: the Secret is written once, and
         again while workers ``wait_long`` to start, since it may have been deleted."""
         keys = JobKeys(job.namespace, job.name, job.uid)
+        if keys in self._suspended:
+            return
         wanted, issued = self._wanted, self._issued(keys)
         if issued is None and (self._records.outage or self._records.is_unread(keys)):
             return  # unknown, which differs from absent
@@ -124,11 +127,27 @@ class Vault:
         self._recent.pop(keys, None)
         return self._records.issued(keys)
 
+    # ---- jobs that write too much -----------------------------------------------------------------------------------
+    def suspend(self, keys: JobKeys) -> None:
+        """Take the job's rights in etcd, soon, and give them back to its user no more. It trains on, as in an outage of
+        etcd. Another operator process gives them again: it refuses the job anew if need be."""
+        self._suspended.setdefault(keys, False)
+        self._nudged.set()
+
+    async def _suspend_users(self) -> None:
+        """Raises ``EtcdError``."""
+        for keys in [keys for keys, done in self._suspended.items() if not done]:
+            await asyncio.to_thread(self._users.suspend, credentials.user(self._prefix, keys), keys.prefix)
+            await self._records.put_issued(keys, Issued(ca=self._wanted.ca, key=""))
+            self._suspended[keys] = True
+            log.warning("took a job's rights in etcd: it writes too much", prefix=keys.prefix)
+
     # ---- jobs that are gone ----------------------------------------------------------------------------------------
     async def remove(self, keys: JobKeys) -> None:
         """Remove the user of a job that is gone."""
         self._recent.pop(keys, None)
         self._written.pop(keys, None)
+        self._suspended.pop(keys, None)
         await asyncio.to_thread(self._users.remove, credentials.user(self._prefix, keys))
 
     async def jobs(self) -> set[JobKeys]:
@@ -149,6 +168,7 @@ class Vault:
         while True:
             pause = INTERVAL
             try:
+                await self._suspend_users()
                 self._look_at_ca()
                 await asyncio.to_thread(self._have_users_checked)
             except (EtcdError, OSError, ValueError) as error:

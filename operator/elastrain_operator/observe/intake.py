@@ -3,13 +3,15 @@ for all others, and then its successor.
 
 Between the watch's thread and the mirror's loop. Keys that no job has are dropped. A record that is too large is kept
 without its content. Of several changes of a key only the last one is kept, and the loop gets a bounded number of
-changes of each job at a time. A job with too many records is refused: nothing of it is kept but its owner.
+changes of each job at a time. A job with too many records, or that writes too much, is refused: nothing of it is kept
+but its owner, and its user may write no more (``apply/credentials.py``).
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
@@ -18,6 +20,9 @@ from elastrain.etcd import Batch, Delete, Event, KeyValue, Put
 
 LONGEST_KEY = 1024
 """Characters. Namespace, names of job and pod, and a UID have at most 300."""
+
+WINDOW = 60.0
+"""Seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +35,12 @@ class Limits:
     """Bytes of a member's record, which takes 0.5 kB."""
     job: int = 8 << 20
     """Bytes of one job's records. A job of 1,000 workers takes 1 MB."""
+    unread: int = 32 << 20
+    """Bytes of one job's records that the operator does not read, as written since its start. Checks of pairs of nodes
+    write some kB."""
+    churn: int = 64 << 20
+    """Bytes that one job may write within :data:`WINDOW`: etcd keeps what was overwritten for about so long. The
+    largest jobs write 1 MB."""
     all: int = 64 << 20
     """Bytes of all records; 3,000 jobs of 4 workers take 18 MB. Beyond it, the largest job is refused."""
     changes: int = 1000
@@ -39,8 +50,9 @@ class Limits:
 class Intake:
     """Thread-safe: the watch's thread sifts and puts, the loop takes."""
 
-    def __init__(self, limits: Limits = Limits()) -> None:
-        self._limits = limits
+    def __init__(self, limits: Limits = Limits(), clock: Callable[[], float] = time.monotonic) -> None:
+        """``clock()``: seconds."""
+        self._limits, self._clock = limits, clock
         self._lock = threading.Lock()
         self._jobs: dict[JobKeys, _Job] = {}
         self._changed: set[JobKeys] = set()
@@ -58,7 +70,10 @@ class Intake:
         the record is noted anywhere: a list of all records may be larger than the memory."""
         keys = JobKeys.of(kv.key)
         with self._lock:
-            if keys is None or not _is_known(keys, kv.key) or (keys in self.refused and kv.key != keys.owner):
+            known = keys is not None and _is_known(keys, kv.key)
+            if keys is not None and keys not in self.refused:
+                self._count(keys, len(kv.key) + len(kv.value), known=known)
+            if keys is None or not known or (keys in self.refused and kv.key != keys.owner):
                 self.dropped += 1
                 return None
             most = self._limits.member if kv.key.startswith(keys.members) else self._limits.record
@@ -78,9 +93,12 @@ class Intake:
                     self._note(keys, key, event)
             self._snapshot = self._snapshot or batch.snapshot
             self._revision = batch.revision
-            tell = not self._told and bool(self._changed or self._snapshot)
-            self._told = self._told or tell
-            return tell
+            return self._tell()
+
+    def tell(self) -> bool:
+        """Whether the loop must be told, after records that are not kept: their job may have been refused for them."""
+        with self._lock:
+            return self._tell()
 
     def take(self) -> Batch:
         """The next changes, in order within a job: all that there are, but of each job a bounded number."""
@@ -105,6 +123,11 @@ class Intake:
             return bool(self._changed)
 
     # ---- inside, under the lock --------------------------------------------------------------------------------------
+    def _tell(self) -> bool:
+        tell = not self._told and bool(self._changed or self._snapshot)
+        self._told = self._told or tell
+        return tell
+
     def _note(self, keys: JobKeys, key: str, event: Event) -> None:
         if keys in self.refused:
             if key != keys.owner:
@@ -116,6 +139,18 @@ class Intake:
             self._bytes += job.size(key, 0)
         job.change(key, event)
         self._changed.add(keys)
+
+    def _count(self, keys: JobKeys, written: int, *, known: bool) -> None:
+        """A job has written so many bytes, under a key that the operator reads or under another one."""
+        job, now = self._jobs.setdefault(keys, _Job()), self._clock()
+        if now - job.since > WINDOW:
+            job.since, job.written = now, 0
+        job.written += written
+        job.unread += 0 if known else written
+        if job.written > self._limits.churn:
+            self._refuse(keys, f"it has written more than {self._limits.churn >> 10} KiB within {WINDOW:g} s")
+        elif job.unread > self._limits.unread:
+            self._refuse(keys, f"it has written more than {self._limits.unread >> 10} KiB under keys of its own")
 
     def _bound(self, keys: JobKeys, job: _Job) -> None:
         if job.bytes > self._limits.job:
@@ -138,11 +173,15 @@ class Intake:
 
 @dataclass(slots=True)
 class _Job:
-    """The records of one job: how large they are, and which changes are not taken yet."""
+    """The records of one job: how large they are, which changes are not taken yet, and what it has written."""
 
     sizes: dict[str, int] = field(default_factory=dict)
     changes: dict[str, Event] = field(default_factory=dict)
     bytes: int = 0
+    since: float = 0.0
+    written: int = 0
+    """Bytes, after the time ``since``."""
+    unread: int = 0
 
     def size(self, key: str, size: int) -> int:
         """Note a record's size, 0: it is gone; returns by how much the job has grown."""

@@ -56,18 +56,21 @@ class Mirror:
         cluster: str,
         on_change: Callable[[JobKeys | None], None],
         on_steps: Callable[[JobKeys], None] | None = None,
+        on_refused: Callable[[JobKeys], None] = lambda _: None,
     ) -> None:
         """``on_change`` is called in the event loop with the job whose records changed, or None: all may have.
 
         ``cluster``: identifies this cluster in the records ``owner``.
 
         ``on_steps`` is called instead where a job has only made steps, which all jobs do all the time, or a record is
-        as this operator has just written it; absent: so is ``on_change``.
+        as this operator has just written it; absent: so is ``on_change``. ``on_refused``: with a job whose records are
+        not kept from now on, since they are too many.
         """
         self._etcd = etcd
         self._cluster = cluster
         self._on_change = on_change
         self._on_steps = on_steps or on_change
+        self._on_refused = on_refused
         self._intake = Intake()
         self._refused: dict[JobKeys, str] = {}
         self._dropped = 0
@@ -95,7 +98,13 @@ class Mirror:
             if self._intake.put(batch):
                 post(self._drain, None)
 
-        self._watch = self._etcd.watch_prefix(ROOT, put, lambda state: post(self.heard, state), self._intake.sift)
+        def sift(kv: KeyValue) -> KeyValue | None:
+            kept = self._intake.sift(kv)
+            if kept is None and self._intake.tell():
+                post(self._drain, None)
+            return kept
+
+        self._watch = self._etcd.watch_prefix(ROOT, put, lambda state: post(self.heard, state), sift)
 
     async def wait_listed(self, seconds: float) -> bool:
         """Whether the first full list has come within so many seconds."""
@@ -207,6 +216,7 @@ class Mirror:
             if keys in refused:
                 log.warning("records of a job are refused", prefix=keys.prefix, why=refused[keys])
                 RECORDS_REFUSED.labels("job").inc()
+                self._on_refused(keys)
             self._on_change(keys)
         RECORDS_REFUSED.labels("record").inc(dropped - self._dropped)
         self._refused, self._dropped = refused, dropped

@@ -159,6 +159,22 @@ def test_the_next_operator_completes_the_writes_of_a_killed_one(new_vault, world
         client.put(KEYS.target, b"1")
 
 
+def test_a_job_that_writes_too_much_loses_its_rights_until_another_operator_takes_over(new_vault, world, secure_etcd):
+    vault = new_vault()
+    keep(vault, creating=True)
+    with logged_in(secure_etcd, world) as client:
+        client.put(KEYS.target, b"1")
+        vault.suspend(KEYS)
+        asyncio.run(vault._suspend_users())
+        with pytest.raises(EtcdDenied):
+            client.put(KEYS.target, b"1")
+        keep(vault, live=True)
+        with pytest.raises(EtcdDenied):
+            client.put(KEYS.target, b"1")
+        keep(new_vault(), live=True)
+        client.put(KEYS.target, b"1")
+
+
 def test_the_same_password_is_restored_if_etcd_lost_its_users(new_vault, world, secure_etcd, root):
     keep(new_vault(), creating=True)
     before = world.values()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,6 +14,7 @@ from elastrain_operator.observe.intake import Intake, Limits
 
 ONE, TWO = JobKeys("ns", "one", "uid-1"), JobKeys("ns", "two", "uid-2")
 LIMITS = Limits(record=1000, member=100, job=5000, all=8000, changes=10)
+HASTY = replace(LIMITS, churn=12000, unread=3000)
 
 
 def kv(key: str, size: int = 10, revision: int = 1) -> KeyValue:
@@ -66,6 +69,28 @@ def test_a_record_that_is_too_large_loses_its_content_so_that_it_counts_as_unrea
     assert {key: len(value) for key, value in watched.kept.items()} == {
         ONE.target: 0, ONE.progress: 900, ONE.member("a"): 0, ONE.member("b"): 99,
     }  # fmt: skip
+
+
+def test_a_job_that_writes_too_much_within_a_minute_is_refused():
+    watched, now = Watched(), [0.0]
+    watched.intake = Intake(HASTY, lambda: now[0])
+    for second in range(100):
+        now[0] = float(second)
+        watched.write(kv(ONE.progress, 100))
+    assert not watched.intake.refused, "slowly it may"
+    for _ in range(60):
+        watched.write(kv(ONE.progress, 200))
+    assert "within 60 s" in watched.intake.refused[ONE]
+    assert TWO not in watched.intake.refused
+
+
+def test_a_job_that_fills_etcd_under_keys_which_are_not_read_is_refused():
+    watched, now = Watched(), [0.0]
+    watched.intake = Intake(HASTY, lambda: now[0])
+    for minute in range(40):
+        now[0] = minute * 61.0
+        watched.write(kv(f"{ONE.prefix}mine/{minute}", 100))
+    assert "under keys of its own" in watched.intake.refused[ONE]
 
 
 def test_a_job_with_too_many_records_is_refused_and_others_are_not():

@@ -48,6 +48,12 @@ class EtcdUsers:
         self._add_user(name, password)
         self._grant(name, name)
 
+    def suspend(self, name: str, prefix: str) -> None:
+        """Take the user's rights on the keys with ``prefix``; :meth:`ensure` gives them again."""
+        revoked = messages.AuthRoleRevokePermissionRequest(role=name, key=prefix.encode(), range_end=range_end(prefix))
+        what = f"take rights on {prefix} from role {name!r}"
+        self._call("RoleRevokePermission", revoked, what, "not")  # "… not granted to the role", "role name not found"
+
     def remove(self, name: str) -> None:
         """Remove user and role if they exist. The user's tokens end with it."""
         self._call(
