@@ -17,6 +17,7 @@ from elastrain.cli.shell.completion import Shell, script
 from elastrain.cli.shell.completion import jobs as jobs_of_cluster
 from elastrain.cli.shell.manual import Program
 from elastrain.cli.shell.spelling import Commands, job_name
+from elastrain.cli.verify.app import verify
 
 PANELS = HERE, BOTH, CLUSTER, PROGRAM, OPERATOR = (
     "On this machine", "On this machine or a cluster", "On a cluster", "This program", "Called by the operator",
@@ -34,6 +35,7 @@ app = Program(
 
     [bold]On this machine[/bold], with the manifest that the cluster takes:
 
+        elastrain verify train.py      is the script safe? two minutes
         elastrain run job.yaml         train; Ctrl-C drains
         elastrain scale digits 4       from another terminal: go on with four
         elastrain status digits        the state of the job
@@ -176,66 +178,7 @@ def run(
     )
 
 
-@app.command(rich_help_panel=HERE)
-def verify(
-    target: Annotated[
-        Path, typer.Argument(help="A training script (.py), or the manifest of a job (.yaml).", metavar="FILE")
-    ],
-    arguments: Annotated[
-        list[str] | None, typer.Argument(help="For a script: its arguments, after --.", metavar="[-- ARG...]")
-    ] = None,
-    *,
-    steps: Annotated[
-        int | None, typer.Option(help="Steps of each run. Default: what the script computes in 4 s, 12 to 16.", min=1)
-    ] = None,
-    time: Annotated[
-        float | None, typer.Option(help="Start no further run after so many seconds. Default: all runs.", min=1)
-    ] = None,
-    workers: Annotated[int, typer.Option(help="Largest number of workers.", min=2, max=8)] = 3,
-    only: Annotated[
-        list[str] | None,
-        typer.Option(help="Only this run, by its name in --json, and the reference. Repeatable.", metavar="RUN"),
-    ] = None,
-    dtype: Annotated[str, typer.Option(help="float64, or float32.", metavar="TYPE")] = "float64",
-    whole_epochs: Annotated[
-        bool, typer.Option("--whole-epochs", help="Leave epochs as long as they are. Default: 5 steps.")
-    ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
-    keep: Annotated[
-        Path | None, typer.Option(help="Keep the output of all runs in this folder.", metavar="DIR")
-    ] = None,
-    etcd: Annotated[Path | None, typer.Option(help="The etcd binary. Default: $ELASTRAIN_ETCD, PATH.")] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", help="Set a field of the job, as of elastrain run.", metavar="F=V")
-    ] = None,
-    env: Annotated[
-        list[str] | None, typer.Option("--env", help="Set a variable for the script.", metavar="NAME=VALUE")
-    ] = None,
-) -> None:
-    """Check that a script trains the same model, whatever happens to its workers. Takes about two minutes.
-
-    The script runs in plain torch first, then on 1, 2 and 3 workers, then with a worker that joins, is killed or
-    leaves, and from a checkpoint. After each step the state of each rank is compared with that of plain torch. The
-    command stops at the first difference and names its step, entry, rank and kind.
-
-    The script is not changed. It runs in a temporary copy of its working directory, for a few steps, in float64.
-
-    Exit codes: 0: safe; 1: a run differs or fails; 2: not judged, for example because two runs in plain torch differ.
-
-    Examples:
-
-        elastrain verify train.py -- --lr 0.1
-        elastrain verify job.yaml --env EPOCHS=2
-        elastrain verify train.py --keep runs --json
-    """
-    from elastrain.cli.verify.command import Options
-    from elastrain.cli.verify.command import verify as judge
-
-    options = Options(
-        target, arguments or [], steps=steps, seconds=time, workers=workers, only=only or [], dtype=dtype,
-        whole_epochs=whole_epochs, as_json=json, keep=keep, etcd=etcd, overrides=set_ or [], variables=env or [],
-    )  # fmt: skip
-    raise typer.Exit(judge(options))
+app.command(rich_help_panel=HERE)(verify)
 
 
 @app.command(rich_help_panel=BOTH)

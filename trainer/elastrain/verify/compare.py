@@ -13,7 +13,7 @@ from elastrain.verify.history import Committed, Entries, History
 
 ABSENT = "absent"
 """In place of the value of an entry that one side lacks."""
-_GRADIENT = ".grad"
+_GRADIENT, _BUFFER = ".grad", " (buffer)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,8 @@ class Parting:
     """In the code after the loop."""
     others: int = 0
     """Further entries that part in the same step."""
+    of_a_part: bool = False
+    """The run is equal to a reference that computes the same parts of each batch."""
 
     @property
     def all_ranks(self) -> bool:
@@ -56,9 +58,19 @@ class Parting:
         return len(self.ranks) >= self.world
 
 
-def parting(reference: History, run: History, bounds: Bounds = Bounds()) -> Parting | None:
-    """The first one; None: all that ``run`` has committed is equal to the ``reference`` within ``bounds``."""
-    expected = {(c.step, c.ended): c.entries for p in reference.processes for c in p.committed}
+def parting(
+    reference: History,
+    run: History,
+    bounds: Bounds = Bounds(),
+    alternative: History | None = None,
+) -> Parting | None:
+    """The first one; None: all that ``run`` has committed is equal to the ``reference`` within ``bounds``.
+
+    ``alternative``: another reference, which computes the parts of ``run``: an entry may be equal to either of them.
+    Statistics of parts, in floating buffers, are then not compared: each rank has its own.
+    """
+    expected = _by_step(reference)
+    others = {} if alternative is None else _by_step(alternative)
     if (twice := _twice(run)) is not None:
         return twice
     by_step: dict[tuple[int, bool], list[Committed]] = {}
@@ -71,11 +83,15 @@ def parting(reference: History, run: History, bounds: Bounds = Bounds()) -> Part
             if not key[1]:
                 return Parting(key[0], "committed steps", reference.last_step, run.last_step)
             continue
-        if (found := _of_step(expected[key], by_step[key], bounds)) is not None:
+        if (found := _of_step(expected[key], others.get(key), by_step[key], bounds)) is not None:
             return found
     if run.last_step < reference.last_step:
         return Parting(run.last_step, "committed steps", reference.last_step, run.last_step)
     return None
+
+
+def _by_step(reference: History) -> dict[tuple[int, bool], Entries]:
+    return {(c.step, c.ended): c.entries for p in reference.processes for c in p.committed}
 
 
 def _twice(run: History) -> Parting | None:
@@ -87,9 +103,15 @@ def _twice(run: History) -> Parting | None:
     return None
 
 
-def _of_step(expected: Entries, all_ranks: Sequence[Committed], bounds: Bounds) -> Parting | None:
+def _of_step(
+    expected: Entries, other: Entries | None, all_ranks: Sequence[Committed], bounds: Bounds
+) -> Parting | None:
     scales = scales_of(expected)
     apart = {id(c): differing(expected, c.entries, bounds, scales) for c in all_ranks}
+    if other is not None:
+        for c in all_ranks:
+            both = set(differing(other, c.entries, bounds, scales_of(other))).intersection(apart[id(c)])
+            apart[id(c)] = [name for name in apart[id(c)] if name in both and not _is_statistic(name, c.entries)]
     order = {name: number for number, name in enumerate([*expected, *(n for c in all_ranks for n in c.entries)])}
     names = sorted({name for found in apart.values() for name in found}, key=lambda name: order[name])
     if not names:
@@ -109,6 +131,11 @@ def _of_step(expected: Entries, all_ranks: Sequence[Committed], bounds: Bounds) 
         ended=first.ended,
         others=len(names) - 1,
     )
+
+
+def _is_statistic(name: str, entries: Entries) -> bool:
+    value = entries.get(name)
+    return name.endswith(_BUFFER) and isinstance(value, dict) and str(value["type"]).startswith("float")
 
 
 def differing(expected: Entries, found: Entries, bounds: Bounds, scales: Mapping[str, float]) -> list[str]:
@@ -164,7 +191,7 @@ def family(name: str) -> str:
     """
     if name.endswith(_GRADIENT):
         return name.partition(".")[0] + _GRADIENT
-    if name.endswith(" (buffer)"):
+    if name.endswith(_BUFFER):
         return name.partition(".")[0] + "." + name.rpartition(".")[2]
     if found := re.match(r"(.*)\.state\[.*\]\.(.*)", name):
         return f"{found[1]}.state.{found[2]}"

@@ -38,8 +38,8 @@ class Process:
     """Positions at which it was held."""
     receives: int = 0
     """How often it was held before it received state."""
-    drew: bool = False
-    """Of a reference: whether a loop body has drawn random numbers."""
+    depends_on_parts: tuple[str, ...] = ()
+    """Of a reference: what makes the model depend on how a batch is cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +54,9 @@ class History:
         return max((c.step for p in self.processes for c in p.committed), default=0)
 
     @property
-    def drew(self) -> bool:
-        return any(p.drew for p in self.processes)
+    def depends_on_parts(self) -> tuple[str, ...]:
+        """Of a reference: as of its process."""
+        return next((p.depends_on_parts for p in self.processes), ())
 
     def of(self, worker: str) -> Sequence[Process]:
         """The processes of one worker, oldest first."""
@@ -70,7 +71,8 @@ def read(folder: Path) -> History:
 
 def process(lines: Iterable[str]) -> Process:
     """One process by the lines of its record."""
-    worker, pid, receives, drew = "", 0, 0, False
+    worker, pid, receives = "", 0, 0
+    depends: tuple[str, ...] = ()
     committed: list[Committed] = []
     waits: list[int] = []
     for line in lines:
@@ -88,10 +90,10 @@ def process(lines: Iterable[str]) -> Process:
             case "step":
                 rank, world, share = found["rank"], found["world"], tuple(found["share"])
                 committed.append(Committed(found["step"], worker, found["entries"], rank, world, share))
-                drew = found.get("drew", drew)
+                depends = tuple(found.get("depends_on_parts", ()))
             case "end":
                 last = committed[-1] if committed else Committed(0, worker, {})
                 committed.append(
                     Committed(found["step"], worker, found["entries"], last.rank, last.world, last.share, ended=True)
                 )
-    return Process(worker, pid, tuple(committed), tuple(waits), receives, drew)
+    return Process(worker, pid, tuple(committed), tuple(waits), receives, depends)

@@ -8,6 +8,7 @@ from elastrain.verify.compare import Parting
 from elastrain.verify.runs import Kind, Run
 
 PAGE = "docs/verify.md"
+PAGE_OF_PARTS = "docs/numerics.md"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,13 @@ KEPT_GRADIENTS = Fault(
     "kept gradients",
     "gradients kept over several steps",
     "Gradients of earlier steps are still in place when the next ones are summed over the ranks.",
+    "from-two-workers-on",
+)
+OF_A_PART = Fault(
+    "of a part",
+    "decided or computed over a part of the batch",
+    "Each rank computes a part of the batch. The loss is not the mean over the samples of the part: it depends on how "
+    "the batch is cut, so another number of workers trains another model.",
     "from-two-workers-on",
 )
 NOT_TRAVELLING = Fault(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
+from torch.amp.grad_scaler import GradScaler
 from torch.utils import _pytree
+
+_FLOAT = torch.Tensor.float
 
 
 def use_float64() -> None:
@@ -15,6 +19,20 @@ def use_float64() -> None:
     for name in ("float", "half", "bfloat16"):
         setattr(torch.Tensor, name, torch.Tensor.double)
         setattr(nn.Module, name, nn.Module.double)
+    GradScaler._unscale_grads_ = _with_float32(GradScaler._unscale_grads_)
+
+
+def _with_float32(original: Callable[..., Any]) -> Callable[..., Any]:
+    """``original`` with the cast to float32 that it needs: a scaler's factors are powers of two, so exact in it."""
+
+    def unscaled(*args: Any, **options: Any) -> Any:
+        float64, torch.Tensor.float = torch.Tensor.float, _FLOAT
+        try:
+            return original(*args, **options)
+        finally:
+            torch.Tensor.float = float64
+
+    return unscaled
 
 
 def cast(tree: Any) -> Any:

@@ -74,19 +74,16 @@ def _entries(tracked: Mapping[str, Any], loss: float | None) -> Iterator[tuple[s
             yield from leaves(name, obj.state_dict())
     yield "job.loss", loss
     for name, model in models.items():
-        for path, p in model.named_parameters():
-            if p.grad is not None:
-                yield f"{name}.{path}.grad", tensor(p.grad)
+        yield from ((f"{name}.{n}.grad", tensor(p.grad)) for n, p in model.named_parameters() if p.grad is not None)
     for name, model in models.items():
-        for path, buffer in model.named_buffers():
-            yield f"{name}.{path} (buffer)", tensor(buffer)
+        yield from ((f"{name}.{n} (buffer)", tensor(buffer)) for n, buffer in model.named_buffers())
     for name, optimizer in optimizers.items():
         for number, (p, state) in enumerate(optimizer.state.items()):
             yield from leaves(f"{name}.state[{names.get(id(p), number)}]", state)
     for name, model in models.items():
-        yield f"{name}.training", model.training
-        for path, p in model.named_parameters():
-            yield f"{name}.{path}", tensor(p)
+        if not isinstance(getattr(model, "module", None), nn.Module):  # an average of the weights does not train
+            yield f"{name}.training", model.training
+        yield from ((f"{name}.{n}", tensor(p)) for n, p in model.named_parameters())
 
 
 def _groups(name: str, optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> Iterator[tuple[str, Any]]:

@@ -13,6 +13,10 @@ ENV = "ELASTRAIN_VERIFY"
 """``Settings`` as JSON. Set for the processes of a run of ``elastrain verify``, and in no other."""
 
 
+OWN = "own"
+"""The script's own types, instead of float64."""
+
+
 class Settings(BaseModel):
     """One run."""
 
@@ -27,7 +31,8 @@ class Settings(BaseModel):
     seconds: float | None = None
     """Of a reference: it ends earlier, after at least ``fewest`` steps, if its loops have taken so long."""
     fewest: int = 1
-    dtype: Literal["float64", "float32"] = "float64"
+    dtype: str = "float64"
+    """float64, or :data:`OWN`."""
     epoch_steps: int | None = None
     """Epochs of more steps are cut to so many, so that a short run has several; None: as the script says."""
     parts: tuple[tuple[int, int], ...] = ()

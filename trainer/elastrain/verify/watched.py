@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from elastrain.api import names
 from elastrain.data.loader import ElasticLoader
@@ -71,7 +73,7 @@ class Watched:
 
     def track(self, **objects: Any) -> None:
         for obj in objects.values():
-            if self.settings.dtype == "float64" and isinstance(obj, torch.nn.Module):
+            if self.settings.dtype == "float64" and isinstance(obj, nn.Module):
                 precision.cast_module(obj)
         super().track(**objects)  # type: ignore[misc]
 
@@ -158,7 +160,9 @@ class WatchedReference(Watched, Reference):
         return super().backward(loss, **options)
 
     def observe(self) -> None:
-        self.note(self.tracked, rank=0, world=1, share=[0, 1], drew=self.drew)
+        norms = {type(m).__name__ for obj in self.tracked.values() if isinstance(obj, nn.Module) for m in _norms(obj)}
+        depends = sorted(norms) + ["random numbers in the loop body"] * self.drew
+        self.note(self.tracked, rank=0, world=1, share=[0, 1], depends_on_parts=depends)
 
     def __exit__(self, *why: Any) -> None:
         self.note_end(self.tracked, why[1])
@@ -198,6 +202,11 @@ class WatchedJob(Watched, Job):
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         self.note_end(self._tracked, error)
         super().__exit__(kind, error, trace)
+
+
+def _norms(model: nn.Module) -> Iterator[nn.Module]:
+    """The layers that normalise over the batch."""
+    return (m for m in model.modules() if isinstance(m, _BatchNorm) and m.training)
 
 
 def _hold_receivers(held: Path, recorder: record.Recorder) -> None:

@@ -30,8 +30,8 @@ class Answer:
     seconds: float
     done: tuple[Run, ...]
     """Runs that are equal to the reference."""
-    skipped: tuple[str, ...] = ()
-    """What was not run, and why."""
+    notes: tuple[str, ...] = ()
+    """What was not run, and the like."""
     run: Run | None = None
     """The run that parts, or fails."""
     fault: Fault | None = None
@@ -42,7 +42,7 @@ class Answer:
         found: dict[str, Any] = {
             "verdict": {0: "safe", 1: "parts", 2: "not judged"}[self.exit_code],
             "script": self.script, "steps": self.steps, "workers": self.workers, "dtype": self.dtype,
-            "seconds": round(self.seconds, 1), "runs": [run.name for run in self.done], "skipped": [*self.skipped],
+            "seconds": round(self.seconds, 1), "runs": [run.name for run in self.done], "notes": [*self.notes],
         }  # fmt: skip
         if self.run is not None and self.fault is not None:
             found |= {"run": self.run.name, "kind": self.fault.name, "docs": self.fault.paragraph}
@@ -86,16 +86,17 @@ class Report:
 def lines(answer: Answer, kept: Path | None = None) -> Iterator[tuple[str, str]]:
     """The answer as lines, each with its style. Pure."""
     if answer.exit_code == 0:
+        types = "float64" if answer.dtype == "float64" else "the script's own types"
         events = [run.title for run in answer.done if run.at]
         yield (
             f"{answer.script} is safe: {answer.steps} steps on 1 to {answer.workers} workers, {len(events)} "
-            f"disturbances, all equal to plain torch in {answer.dtype} ({answer.seconds:.0f} s)",
+            f"disturbances, all equal to plain torch in {types} ({answer.seconds:.0f} s)",
             "bold green",
         )
     elif answer.run is not None and answer.fault is not None:
         yield from _fault(answer)
-    for skipped in answer.skipped:
-        yield f"not run: {skipped}", "yellow"
+    for note in answer.notes:
+        yield note, "yellow"
     if kept is not None:
         yield f"output of the runs: {kept}", ""
 

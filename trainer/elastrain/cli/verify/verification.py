@@ -1,0 +1,212 @@
+"""All runs of one script, one after the other, up to the first that parts from the reference."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from elastrain.api.job import ElasticTrainingJob
+from elastrain.cli.local.command import BadOption
+from elastrain.cli.local.spec import local_spec
+from elastrain.cli.verify import job as manifests
+from elastrain.cli.verify.answer import Answer, Report
+from elastrain.cli.verify.execute import Folders, JobRun, NotExercised, RunFailed, reference
+from elastrain.verify import history, kinds, parts
+from elastrain.verify.compare import Bounds, Parting, parting
+from elastrain.verify.history import History
+from elastrain.verify.runs import FEWEST_STEPS, Kind, Run, plan
+from elastrain.verify.settings import OWN, Settings
+
+MOST_STEPS = 16
+LOOP_SECONDS = 4.0
+"""The first reference decides the number of steps: as many as fit into these seconds, up to :data:`MOST_STEPS`."""
+EPOCH_STEPS = 5
+LEAST_LIMIT = 90.0
+TIMES_SLOWER = 20.0
+"""A run of the job may take so many times as long as the reference."""
+FIRST_LIMIT = 900.0
+EPSILON = 1.2e-7
+"""Of float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Of the command line."""
+
+    target: Path
+    arguments: Sequence[str] = ()
+    steps: int | None = None
+    seconds: float | None = None
+    workers: int = 3
+    only: Sequence[str] = ()
+    """Names of runs; empty: all."""
+    dtype: str | None = None
+    """None: float64 if the script runs in it, else its own types."""
+    as_json: bool = False
+    keep: Path | None = None
+    etcd: Path | None = None
+    whole_epochs: bool = False
+    overrides: Sequence[str] = ()
+    variables: Sequence[str] = ()
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Raises ``BadOption``."""
+        for text in self.variables:
+            if not text.partition("=")[1]:
+                raise BadOption(f"--env {text}: must be NAME=VALUE")
+        return {name: value for name, _, value in (text.partition("=") for text in self.variables)}
+
+
+@dataclass
+class Verification:
+    """Judges one script."""
+
+    job: ElasticTrainingJob
+    options: Options
+    root: Path
+    report: Report
+    dtype: str = "float64"
+    bounds: Bounds = field(default_factory=Bounds)
+    steps: int = 0
+    """Of each run, once the reference has decided it."""
+    limit: float = FIRST_LIMIT
+    """Seconds of each wait."""
+    done: list[Run] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    began: float = field(default_factory=time.monotonic)
+
+    def judge(self) -> Answer:
+        """Raises ``BadOption``, ``OSError``, and what a manifest's directories raise."""
+        self.dtype = self.options.dtype or self.dtype
+        self.source = local_spec(self.job, self.options.target.resolve().parent, None, self.options.environment)
+        self.notes += self.source.notes
+        first = Run("reference", Kind.REFERENCE, "plain torch, one process: the reference", 1)
+        if (error := self._begin(first)) is not None:
+            return self._answer(2, first, error=error)
+        for run in self._plan():
+            if self.options.seconds is not None and time.monotonic() - self.began > self.options.seconds:
+                self.notes.append(f"not run: {run.title}")
+                continue
+            try:
+                answer = self._judge(run)
+            except NotExercised as error:
+                self.notes.append(f"not run: {run.title}: {error}")
+                continue
+            if answer is not None:
+                return answer
+            self.done.append(run)
+        return self._answer(0)
+
+    def _begin(self, first: Run) -> RunFailed | None:
+        """Run the reference; why it can be none."""
+        started = time.monotonic()
+        try:
+            self.truth = self._reference(first, seconds=LOOP_SECONDS)
+        except RunFailed as error:
+            if self.options.dtype is not None:
+                return error
+            self.dtype, self.bounds = OWN, Bounds(EPSILON)
+            try:
+                self.truth = self._reference(first, seconds=LOOP_SECONDS)
+            except RunFailed as again:
+                return again
+            last = error.tail.strip().rpartition("\n")[2]
+            self.notes.append(f"in the script's own types, since it fails in float64: {last}")
+        self.limit = max(LEAST_LIMIT, TIMES_SLOWER * (time.monotonic() - started))
+        self.steps = self.truth.last_step
+        if not self.steps:
+            return RunFailed("it commits no step: it calls no elastrain.join(), or its loop is empty")
+        if self.steps < FEWEST_STEPS:
+            self.notes.append(f"not run: disturbances, since the script has only {self.steps} steps")
+        return None
+
+    def _plan(self) -> list[Run]:
+        runs, only = list(plan(self.steps, self.options.workers)), self.options.only
+        if unknown := sorted(set(only) - {run.name for run in runs}):
+            raise BadOption(f"--only {unknown[0]}: must be one of {', '.join(run.name for run in runs)}")
+        return [run for run in runs if run.name in (only or [run.name])]
+
+    def _judge(self, run: Run) -> Answer | None:
+        """Execute ``run``; None: it is equal to the reference. Raises :class:`NotExercised`."""
+        code = 2 if run.kind is Kind.REPEAT else 1
+        try:
+            found = self._reference(run) if run.kind is Kind.REPEAT else self._job(run)
+        except RunFailed as error:
+            return self._answer(code, run, error=error)
+        apart = parting(self.truth, found, self.bounds)
+        if apart is not None and run.kind is not Kind.REPEAT and parts.is_cut(cut := parts.schedule(found)):
+            apart = self._in_parts(run, found, cut, apart)
+        if apart is None:
+            return None
+        fault = kinds.OF_A_PART if apart.of_a_part else kinds.fault(run, apart)
+        return self._answer(code, run, parting=apart, fault=fault)
+
+    def _in_parts(self, run: Run, found: History, cut: parts.Schedule, apart: Parting) -> Parting | None:
+        """Judge ``found``, which parts from the reference, by one that cuts its batches in the same way."""
+        replay = Run(f"{run.name}-reference", Kind.REFERENCE, f"plain torch, batches cut as in: {run.title}", 1)
+        try:
+            other = self._reference(replay, cut=cut)
+        except RunFailed:  # several backwards in a loop body cannot be computed in parts
+            return apart
+        bounds = parts.measured(self.truth, other, EPSILON if self.dtype == OWN else self.bounds.relative)
+        if bounds is not None:
+            self.bounds = parts.wider(self.bounds, bounds)
+            return parting(self.truth, found, self.bounds)
+        in_parts = parting(self.truth, found, self.bounds, alternative=other)
+        if in_parts is not None:
+            return in_parts
+        reasons = self.truth.depends_on_parts
+        if not reasons:
+            return replace(apart, of_a_part=True)
+        note = f"the model depends on the number of workers, as with DDP: {', '.join(reasons)} ({kinds.PAGE_OF_PARTS})"
+        if note not in self.notes:
+            self.notes.append(note)
+        return None
+
+    def _answer(self, code: int, run: Run | None = None, **found: Any) -> Answer:
+        found.setdefault("fault", kinds.FAILS if run is not None else None)
+        return Answer(
+            exit_code=code, script=str(self.options.target), run=run, done=tuple(self.done), notes=tuple(self.notes),
+            steps=self.steps, workers=self.options.workers, dtype=self.dtype,
+            seconds=time.monotonic() - self.began, **found,
+        )  # fmt: skip
+
+    # -- runs ----------------------------------------------------------------------------------------------------------
+    def _reference(self, run: Run, *, seconds: float | None = None, cut: parts.Schedule = ()) -> History:
+        folders = self._folders(run)
+        seconds = None if self.options.steps else seconds
+        settings = self._settings(folders, "reference").model_copy(update={"seconds": seconds, "parts": cut})
+        job = manifests.of_run(self.job, folders.files, workers=1, most=1)
+        spec = local_spec(job, folders.files, folders.state, self.options.environment)
+        with self.report.running(run):
+            reference(spec, folders, settings, self.limit)
+        return history.read(folders.records)
+
+    def _job(self, run: Run) -> History:
+        folders = self._folders(run)
+        with self.report.running(run):
+            JobRun(
+                self.job, run, folders, self._settings(folders, "job"), etcd=self.options.etcd, limit=self.limit,
+                variables=self.options.environment,
+            ).execute()  # fmt: skip
+        return history.read(folders.records)
+
+    def _folders(self, run: Run) -> Folders:
+        number = len(list(self.root.glob("[0-9][0-9]-*")))
+        folders = Folders(self.root / f"{number:02}-{run.name}")
+        folders.furnish(self.source.directory)
+        return folders
+
+    def _settings(self, folders: Folders, mode: Any) -> Settings:
+        return Settings(
+            mode=mode,
+            records=folders.records,
+            steps=self.steps or self.options.steps or MOST_STEPS,
+            fewest=2 * FEWEST_STEPS,
+            dtype=self.dtype,
+            epoch_steps=None if self.options.whole_epochs else EPOCH_STEPS,
+        )
