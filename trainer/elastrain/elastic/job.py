@@ -64,7 +64,9 @@ class Job:
         self._loop = Loop(session, strategy, heartbeat, self._world, self._audit, tracked=self._tracked, batch=batch)
         longer = None if batch.small is None else batch
         self._untracked = Untracked(self._tracked, lambda: self._loop.phase in BODY)
-        self._tracker = Tracker(self._tracked, self._loop.contract, self._loop.several.step_with, longer)
+        self._tracker = Tracker(
+            self._tracked, self._loop.contract, self._loop.several.step_with, longer, self._loop.updates
+        )
 
     # -- values ------------------------------------------------------------------------------------------------------
     @property
@@ -413,6 +415,7 @@ class Job:
             if kind is None:
                 self._loop.finish()
         finally:
+            self._loop.over = True
             self._untracked.close()
             if self._audit is not None:
                 self._audit.close()

@@ -9,6 +9,7 @@ boundary             an agreed switch, or a new generation after a loss, happens
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -38,6 +39,7 @@ from elastrain.elastic.state.capture import Stateful
 from elastrain.elastic.state.snapshot import Snapshot
 from elastrain.elastic.step import Step
 from elastrain.elastic.strategies.strategy import Strategy
+from elastrain.elastic.updates import Applied, Updates, left_by_break
 
 log = structlog.get_logger(__name__)
 
@@ -84,6 +86,13 @@ class Loop:
         """The data of the last warm-up."""
         self._on_commit: list[Callable[[], None]] = []
         self._left = False
+        self.over = False
+        """Whether the script has left the job: a generator of :meth:`run` may end later."""
+        self.updates = Updates()
+        """Those that loop bodies have made."""
+        self._applied = False
+        """Whether the last body was left by an exception after all of its update: the step counts if the script goes
+        on."""
         self._in_body = False
         """Whether code of the script runs, from the beginning of a loop body to the end of its commit."""
         self.between = Between(world, heartbeat, self.settle)
@@ -202,6 +211,7 @@ class Loop:
         if self._left:
             raise Drained(0)
         try:
+            self._unfinished = self._conclude()
             self._world.finish()
         except ExitRequested:
             log.info("the job has finished", step=self._world.step)
@@ -259,12 +269,9 @@ class Loop:
                     batch = loader.load()
                     with self._strategy.body(part, communicator, last=last), self._learning.outputs():
                         yield from self._run_body(loader, step, batch.data)
-            except GeneratorExit:  # the script broke out of the loop; its optimizer may have been applied
-                if step.counts:
-                    self._commit(step)
-                else:
-                    self._discard()
-                self._world.complete()
+            except GeneratorExit:
+                if not self.over and self.step is step:
+                    self._leave_body(step, finished=left_by_break(sys._getframe(1)))
                 raise
             if step.done < step.begun:
                 raise RuntimeError(
@@ -273,6 +280,39 @@ class Loop:
                 )
         if step.counts:
             self._commit(step)
+
+    def _leave_body(self, step: Step, *, finished: bool) -> None:
+        """The script has left the loop body, by ``break`` (``finished``) or by an exception that it may catch.
+
+        The step counts only if its update was applied. Otherwise this rank is out of date, and its peers may have
+        committed the step: it leaves the generation, and takes their state in the next one.
+        """
+        applied = self.updates.applied(finished=finished)
+        if step.counts and applied is Applied.WHOLLY:
+            self._applied = not finished
+            if finished:
+                self._commit(step)
+        elif step.done:
+            restored = self.several.allowed or applied is Applied.NOTHING or not step.counts
+            step.counts = False
+            why = f"the loop body of step {step.number + 1} was left before its update was complete"
+            self._world.leave(why, void=not restored)
+        if finished:
+            self._world.complete()
+
+    def _conclude(self) -> Step | None:
+        """What becomes of a step whose body was left, or does not count. Returns it if it was discarded."""
+        if self._in_body and self.step is not None:  # a variable of the script holds the iterator that it has left
+            self._leave_body(self.step, finished=False)
+            self._in_body = False
+        step, self.step = self.step, None
+        if step is not None and self._applied:
+            self._commit(step)
+            step = None
+        if step is not None:
+            self._discard()
+        self._applied = False
+        return step
 
     def _begin(self, loader: ElasticLoader) -> Step:
         """The next step, cut into this rank's micro-batches."""
@@ -298,8 +338,10 @@ class Loop:
         if loader.randomness is not None:
             loader.randomness.seed_body(step.number, step.parts[step.begun])
         step.begun += 1
+        self.updates.begin()
         with self._body(step):
             yield data
+        self.updates.end()
 
     @contextmanager
     def _body(self, step: Step) -> Iterator[None]:
@@ -317,7 +359,11 @@ class Loop:
         self._world.commit(step)
         self.batch.commit(step)
         if not step.incomplete:
-            self._call_back(step)
+            try:
+                self._call_back(step)
+            except BaseException:
+                self._world.leave("a function given to job.on_commit() has failed", void=True)
+                raise
         self.after_commit(step)
         self.step = None
         self._world.committed(step.saves)
@@ -327,9 +373,7 @@ class Loop:
         if self._left:
             raise Drained(0)  # the script has caught the first one
         self._heartbeat.runtime()
-        self._unfinished, self.step = self.step, None
-        if self._unfinished is not None:
-            self._discard()
+        self._unfinished = self._conclude()
         try:
             self._world.settle(between=between)
         except ExitRequested as e:
