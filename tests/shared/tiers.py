@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 TESTS = Path(__file__).parents[1]
-TIERS = ("unit", "sim", "protocol", "training")
+TIERS = ("unit", "sim", "protocol", "training", "verify")
 STARTED = float(os.environ.get("ELASTRAIN_TESTS_STARTED") or time.time())
 """Seconds since the epoch at which the whole run, linters included, has begun; ``make test`` says so."""
 LONGEST_SLEEP = 0.3

@@ -83,11 +83,13 @@ class Warm:
             assert self._channel.recv(32) == b"ready", f"the warm process could not import {module}"
             self._imported.add(module)
 
-    def start(self, command: Sequence[str], env: Mapping[str, str], out: BinaryIO) -> WarmProcess:
+    def start(
+        self, command: Sequence[str], env: Mapping[str, str], out: BinaryIO, cwd: Path | None = None
+    ) -> WarmProcess:
         """Run ``command`` (the interpreter, then ``SCRIPT ...`` or ``-m MODULE ...``) in a fork: a separate session,
         the environment ``env``; its output goes to ``out``."""
         status, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        request = {"command": [*command], "env": {**env}, "cwd": str(Path.cwd()), "server": self._process.pid}
+        request = {"command": [*command], "env": {**env}, "cwd": str(cwd or Path.cwd()), "server": self._process.pid}
         with theirs, out:
             socket.send_fds(self._channel, [json.dumps(request).encode()], [out.fileno(), theirs.fileno()])
         status.settimeout(FORK_SECONDS)

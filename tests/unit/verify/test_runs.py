@@ -57,11 +57,13 @@ ONE = Parting(step=9, entry="model.w", expected=1, found=2, rank=2, world=3, ran
         (Kind.SEVERAL, ALL, kinds.ONE_RANK),
         (Kind.SEVERAL, Parting(2, "model.w.grad", 1, 2, world=2, ranks=(0, 1)), kinds.KEPT_GRADIENTS),
         (Kind.GROWTH, ONE, kinds.NOT_TRAVELLING),
-        (Kind.LOSS, ALL, kinds.DISCARDED),
+        (Kind.LOSS, Parting(9, "model.w", 1, 2, world=2, ranks=(0, 1)), kinds.DISCARDED),
+        (Kind.LOSS, Parting(16, "file log", 1, 2, world=3, ended=True), kinds.DISCARDED),
+        (Kind.LOSS, ALL, kinds.NOT_TRAVELLING),
         (Kind.LOSS, ONE, kinds.NOT_TRAVELLING),
         (Kind.RESUME, ALL, kinds.NOT_SAVED),
     ],
 )
 def test_kind_follows_from_the_run_and_the_ranks(kind: Kind, parting: Parting, expected: kinds.Fault) -> None:
     run = Run("r", kind, "a run", 3, at=4)
-    assert kinds.fault(run, parting) == expected
+    assert kinds.fault(run, parting, ranks=3) == expected

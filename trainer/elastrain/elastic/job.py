@@ -64,8 +64,7 @@ class Job:
         self._loop = Loop(session, strategy, heartbeat, self._world, self._audit, tracked=self._tracked, batch=batch)
         longer = None if batch.small is None else batch
         self._untracked = Untracked(self._tracked, lambda: self._loop.phase in BODY)
-        step_with = self._loop.several.step_with
-        self._tracker = Tracker(self._tracked, self._loop.contract, step_with, longer, self._loop.bodies.updates)
+        self._tracker = Tracker(self._tracked, self._loop.contract, self._loop.several.step_with, longer)
 
     # -- values ------------------------------------------------------------------------------------------------------
     @property
@@ -414,7 +413,8 @@ class Job:
             if kind is None:
                 self._loop.finish()
         finally:
-            self._loop.close()
             self._untracked.close()
+            if self._audit is not None:
+                self._audit.close()
             self._session.close()
             self._world.close()

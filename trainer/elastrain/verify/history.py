@@ -23,6 +23,7 @@ class Committed:
     world: int = 1
     """Ranks of the generation that computed the step."""
     share: tuple[int, int] = (0, 1)
+    generation: int = 0
     ended: bool = False
     """The state with which the script left the job, after ``step``."""
 
@@ -89,11 +90,21 @@ def process(lines: Iterable[str]) -> Process:
                 receives += 1
             case "step":
                 rank, world, share = found["rank"], found["world"], tuple(found["share"])
-                committed.append(Committed(found["step"], worker, found["entries"], rank, world, share))
+                number = found.get("generation", 0)
+                committed.append(Committed(found["step"], worker, found["entries"], rank, world, share, number))
                 depends = tuple(found.get("depends_on_parts", ()))
             case "end":
                 last = committed[-1] if committed else Committed(0, worker, {})
                 committed.append(
-                    Committed(found["step"], worker, found["entries"], last.rank, last.world, last.share, ended=True)
+                    Committed(
+                        found["step"],
+                        worker,
+                        found["entries"],
+                        last.rank,
+                        last.world,
+                        last.share,
+                        last.generation,
+                        True,
+                    )
                 )
     return Process(worker, pid, tuple(committed), tuple(waits), receives, depends)

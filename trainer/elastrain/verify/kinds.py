@@ -102,12 +102,15 @@ _BY_RUN = {
 }
 
 
-def fault(run: Run, parting: Parting) -> Fault:
-    """The kind of fault of ``run``, the first that parts from the reference, at ``parting``."""
+def fault(run: Run, parting: Parting, ranks: int) -> Fault:
+    """The kind of fault of ``run``, the first that parts from the reference, at ``parting``.
+
+    ``ranks``: in the end of the run.
+    """
     if run.kind is Kind.SEVERAL and parting.entry.endswith(".grad"):
         return KEPT_GRADIENTS
-    if run.kind is Kind.LOSS and parting.world > len(parting.ranks) == 1 and parting.step > run.at + 1:
-        return NOT_TRAVELLING  # the process that took the place of the killed one
+    if run.kind is Kind.LOSS and not parting.ended and parting.world >= ranks:
+        return NOT_TRAVELLING  # as long as survivors trained alone, all was right: it is the one that took the place
     return _BY_RUN[run.kind]
 
 

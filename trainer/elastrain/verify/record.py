@@ -17,6 +17,7 @@ import numpy as np
 import torch
 import xxhash
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LRScheduler
 
 SAMPLE = 16
@@ -24,6 +25,8 @@ SAMPLE = 16
 MOST_LEAVES = 20_000
 """Numbers and texts of one object in its record."""
 
+cuts: tuple[int, ...] = ()
+"""Of a reference: numbers of ranks over which the runs shard the model."""
 _made: list[weakref.ref[Any]] = []
 """Optimizers and schedulers of this process, tracked or not."""
 
@@ -125,9 +128,28 @@ def leaves(path: str, tree: Any, most: int = MOST_LEAVES) -> Iterator[tuple[str,
 
 
 def tensor(value: torch.Tensor) -> dict[str, Any]:
-    """The record of a tensor; of a sharded one, that of the part which this process holds."""
+    """The record of a tensor; of a sharded one, that of the part which this process holds, with its name.
+
+    A reference holds such a tensor as a whole, and records the parts of :data:`cuts` too.
+    """
     value = value.detach()
-    local = getattr(value, "_local_tensor", value)
+    if not isinstance(value, DTensor):
+        return _dense(value)
+    local, mesh = value.to_local(), value.device_mesh
+    if cuts:
+        parts = {f"{i} of {n}": _dense(part) for n in cuts for i, part in enumerate(_cut(local, n))}
+        return {**_dense(local), "parts": parts}
+    by_rows = mesh.ndim == 1 and mesh.get_coordinate() and value.placements[0].is_shard(0)
+    return {**_dense(local), "part": f"{mesh.get_coordinate()[0]} of {mesh.size()}" if by_rows else "of a grid"}
+
+
+def _cut(whole: torch.Tensor, parts: int) -> list[torch.Tensor]:
+    """As FSDP cuts it: by rows, into equal parts but for the last ones, which may be empty."""
+    cut = list(whole.chunk(parts))
+    return cut + [whole[:0]] * (parts - len(cut))
+
+
+def _dense(local: torch.Tensor) -> dict[str, Any]:
     if local.layout is not torch.strided:
         local = local.to_dense()
     flat = local.reshape(-1).cpu()
@@ -138,7 +160,7 @@ def tensor(value: torch.Tensor) -> dict[str, Any]:
     step = max(1, -(-flat.numel() // SAMPLE))
     largest = float(exact.abs().max()) if flat.numel() else 0.0
     return {
-        "type": f"{str(value.dtype).removeprefix('torch.')}{list(local.shape)}",
+        "type": f"{str(local.dtype).removeprefix('torch.')}{list(local.shape)}",
         "digest": xxhash.xxh64_hexdigest(raw),
         "size": flat.numel(),
         "largest": largest,

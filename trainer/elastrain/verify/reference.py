@@ -88,10 +88,10 @@ class Reference(AbstractContextManager["Reference"]):
     def track(self, **objects: Any) -> None:
         for name, obj in objects.items():
             self.tracked[name] = obj
-            if "step" in vars(obj):  # a scheduler has put it there
+            if callable(vars(obj).get("step")):  # a scheduler has put it there
                 vars(obj)["step"] = _skipped(vars(obj)["step"], self)
             else:
-                methods = {m: _skipped(getattr(type(obj), m), self) for m in _GATED if hasattr(type(obj), m)}
+                methods = {m: _skipped(f, self) for m in _GATED if callable(f := getattr(type(obj), m, None))}
                 if hasattr(obj, "unscale_"):  # a scaler of losses
                     methods["scale"] = staticmethod(functools.partial(self._scale, obj.scale))
                 obj.__class__ = type(type(obj).__name__, (type(obj),), methods)

@@ -48,6 +48,14 @@ class Run:
     """Workers after the disturbance."""
 
 
+def shards_of(shards: int | str, nproc: int, most: int) -> tuple[int, ...]:
+    """Numbers of ranks that hold a model together, with up to ``most`` workers of ``nproc`` ranks. ``shards``: as in
+    ``spec.parallelism``."""
+    if isinstance(shards, str):
+        return tuple(range(1, most * nproc + 1))
+    return (shards,) if shards > 1 else ()
+
+
 def plan(steps: int, most: int) -> Iterator[Run]:
     """The runs after the first reference. ``steps``: that it has committed. ``most``: workers, at least 2."""
     yield Run("repeat", Kind.REPEAT, "the reference again", 1)

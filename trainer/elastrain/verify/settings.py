@@ -38,6 +38,8 @@ class Settings(BaseModel):
     parts: tuple[tuple[int, int], ...] = ()
     """Of a reference: (step, parts): from this step on, each global batch is computed in so many parts, one after the
     other. Empty: as a whole."""
+    shards: tuple[int, ...] = ()
+    """Of a reference: numbers of ranks over which the runs shard the model; empty: each rank holds a whole one."""
     gate: Path | None = None
     """A file with the last :func:`position` that ranks may pass; None: all."""
     held: Path | None = None

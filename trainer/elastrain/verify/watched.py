@@ -45,6 +45,7 @@ def join(*, numerics: str = "exact") -> Any:
     if settings.mode == "reference":
         if numerics == "bitwise":
             torch.use_deterministic_algorithms(True)
+        record.cuts = settings.shards
         return WatchedReference(settings, recorder)
     job = join_job(numerics=numerics)  # type: ignore[arg-type]
     job.__class__ = WatchedJob
@@ -173,7 +174,7 @@ class WatchedJob(Watched, Job):
 
     def begin(self, settings: Settings, recorder: record.Recorder) -> None:
         super().begin(settings, recorder)
-        self._loop.bodies.after_commit = self._observe
+        self._loop.after_commit = self._observe
         self._waited = -1
         if settings.held is not None:
             _hold_receivers(settings.held, recorder)

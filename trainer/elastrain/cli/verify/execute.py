@@ -7,7 +7,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from elastrain.api.job import ElasticTrainingJob
@@ -19,6 +19,7 @@ from elastrain.cli.verify import job as manifests
 from elastrain.cli.verify import place
 from elastrain.cli.verify.follow import Follower
 from elastrain.tether import tethered
+from elastrain.verify.files import Tokens, present, written
 from elastrain.verify.runs import Kind, Place, Run
 from elastrain.verify.settings import Settings, position
 
@@ -43,11 +44,12 @@ class NotExercised(Exception):
     """The script ended before the disturbance could take place."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class Folders:
     """Where one run takes place."""
 
     root: Path
+    _given: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def files(self) -> Path:
@@ -71,6 +73,11 @@ class Folders:
     def furnish(self, source: Path) -> None:
         self.records.mkdir(parents=True)
         place.furnish(source, self.files)
+        self._given = present(self.files)
+
+    def written(self) -> dict[str, Tokens]:
+        """The files that the script has written into its working directory."""
+        return written(self.files, self._given)
 
 
 def reference(spec: LocalSpec, folders: Folders, settings: Settings, limit: float) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import shutil
 from collections import deque
-from collections.abc import Mapping
 from pathlib import Path
 
 MOST_ENTRIES = 5_000
@@ -42,21 +41,3 @@ def _copied(entry: os.DirEntry[str]) -> bool:
     if not entry.is_file(follow_symlinks=False) or entry.name.endswith(SOURCE):
         return False
     return entry.stat().st_size <= COPIED_BYTES
-
-
-def snapshot(folder: Path) -> dict[str, tuple[int, int]]:
-    """Size and time of each file in ``folder``, by relative path; links are not followed."""
-    found = {}
-    for root, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if name not in ("__pycache__", ".elastrain")]
-        for name in files:
-            path = Path(root) / name
-            if path.is_file() and not path.is_symlink():
-                stat = path.stat()
-                found[str(path.relative_to(folder))] = (stat.st_size, stat.st_mtime_ns)
-    return found
-
-
-def written(folder: Path, before: Mapping[str, tuple[int, int]]) -> list[str]:
-    """The files in ``folder`` that are new or changed since ``before``, by relative path."""
-    return sorted(name for name, facts in snapshot(folder).items() if before.get(name) != facts)

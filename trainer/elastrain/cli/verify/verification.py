@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,10 @@ from elastrain.cli.local.spec import local_spec
 from elastrain.cli.verify import job as manifests
 from elastrain.cli.verify.answer import Answer, Report
 from elastrain.cli.verify.execute import Folders, JobRun, NotExercised, RunFailed, reference
-from elastrain.verify import history, kinds, parts
+from elastrain.verify import files, history, kinds, parts
 from elastrain.verify.compare import Bounds, Parting, parting
 from elastrain.verify.history import History
-from elastrain.verify.runs import FEWEST_STEPS, Kind, Run, plan
+from elastrain.verify.runs import FEWEST_STEPS, Kind, Run, plan, shards_of
 from elastrain.verify.settings import OWN, Settings
 
 MOST_STEPS = 16
@@ -75,6 +75,8 @@ class Verification:
     """Of each run, once the reference has decided it."""
     limit: float = FIRST_LIMIT
     """Seconds of each wait."""
+    files: Mapping[str, files.Tokens] = field(default_factory=dict)
+    """What the reference has written, as far as a second one does so too."""
     done: list[Run] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     began: float = field(default_factory=time.monotonic)
@@ -116,6 +118,7 @@ class Verification:
                 return again
             last = error.tail.strip().rpartition("\n")[2]
             self.notes.append(f"in the script's own types, since it fails in float64: {last}")
+        self.files = self.folders.written()
         self.limit = max(LEAST_LIMIT, TIMES_SLOWER * (time.monotonic() - started))
         self.steps = self.truth.last_step
         if not self.steps:
@@ -137,13 +140,31 @@ class Verification:
             found = self._reference(run) if run.kind is Kind.REPEAT else self._job(run)
         except RunFailed as error:
             return self._answer(code, run, error=error)
+        folders = self.folders
         apart = parting(self.truth, found, self.bounds)
         if apart is not None and run.kind is not Kind.REPEAT and parts.is_cut(cut := parts.schedule(found)):
             apart = self._in_parts(run, found, cut, apart)
         if apart is None:
-            return None
-        fault = kinds.OF_A_PART if apart.of_a_part else kinds.fault(run, apart)
+            return self._judge_files(run, found, folders)
+        fault = kinds.OF_A_PART if apart.of_a_part else kinds.fault(run, apart, self._ranks(run))
         return self._answer(code, run, parting=apart, fault=fault)
+
+    def _ranks(self, run: Run) -> int:
+        """In the end of ``run``."""
+        return (run.then or run.workers) * self.source.nproc
+
+    def _judge_files(self, run: Run, found: History, folders: Folders) -> Answer | None:
+        """The files of a run whose states are equal to the reference's."""
+        if run.kind is Kind.REPEAT:
+            self.files = files.repeatable(self.files, folders.written())
+            return None
+        ranks = self._ranks(run)
+        if not any(r.kind is Kind.REPEAT for r in self.done):
+            return None
+        if (apart := files.difference(self.files, folders.written(), ranks)) is None:
+            return None
+        last = Parting(found.last_step, f"file {apart.name}", apart.expected, apart.found, world=ranks, ended=True)
+        return self._answer(1, run, parting=last, fault=kinds.fault(run, last, ranks))
 
     def _in_parts(self, run: Run, found: History, cut: parts.Schedule, apart: Parting) -> Parting | None:
         """Judge ``found``, which parts from the reference, by one that cuts its batches in the same way."""
@@ -197,9 +218,9 @@ class Verification:
 
     def _folders(self, run: Run) -> Folders:
         number = len(list(self.root.glob("[0-9][0-9]-*")))
-        folders = Folders(self.root / f"{number:02}-{run.name}")
-        folders.furnish(self.source.directory)
-        return folders
+        self.folders = Folders(self.root / f"{number:02}-{run.name}")
+        self.folders.furnish(self.source.directory)
+        return self.folders
 
     def _settings(self, folders: Folders, mode: Any) -> Settings:
         return Settings(
@@ -209,4 +230,5 @@ class Verification:
             fewest=2 * FEWEST_STEPS,
             dtype=self.dtype,
             epoch_steps=None if self.options.whole_epochs else EPOCH_STEPS,
+            shards=shards_of(self.job.spec.shards, self.source.nproc, self.options.workers),
         )

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
@@ -17,17 +16,10 @@ from torch import nn
 
 from elastrain.elastic.contract import Call, Contract
 from elastrain.elastic.state.capture import Stateful
-from elastrain.elastic.updates import Update, Updates
 
 UPDATES_OF_SCALER = ("unscale_", "step", "update")
 UPDATES_OF_AVERAGE = ("update_parameters", "update", "set")
 Closure = Callable[[], Any]
-
-
-class Around(Protocol):
-    """As of :meth:`Updates.of`, of one call."""
-
-    def __call__(self, *, acts: bool) -> AbstractContextManager[None]: ...
 
 
 class StepWith(Protocol):
@@ -58,12 +50,11 @@ class Tracker:
         contract: Contract,
         step_with: StepWith,
         longer: Longer | None = None,
-        updates: Updates | None = None,
     ) -> None:
         """``tracked`` is shared with the runtime. ``step_with`` runs an optimizer's ``step(closure)``. ``longer``: of a
-        job whose steps take several batches of the script. ``updates``: notes the calls."""
+        job whose steps take several batches of the script."""
         self._tracked, self._contract, self._step_with = tracked, contract, step_with
-        self._longer, self._updates = longer, updates or Updates()
+        self._longer = longer
         self._models = 0
         """Those that were wrapped."""
         self._scaled: tuple[torch.Tensor, torch.Tensor] | None = None
@@ -121,11 +112,9 @@ class Tracker:
             original = getattr(type(obj), name) if in_instance is None else _without_self(in_instance)
             if self._longer is not None and name == "step":
                 original = _lengthened(obj, original, self._longer)
-            around = functools.partial(self._updates.of, Update(id(obj), name, _steps(obj, name)))
-            acts = functools.partial(self._contract.acts, call, f"{type(obj).__name__}.{name}()")
-            gated = _gated(original, acts, around)
+            gated = _gated(original, functools.partial(self._contract.acts, call, f"{type(obj).__name__}.{name}()"))
             if isinstance(obj, torch.optim.Optimizer):
-                gated = _with_closure(original, gated, self._step_with, around)
+                gated = _with_closure(original, gated, self._step_with)
             if in_instance is None:
                 in_class[name] = gated
             else:  # a bound method: schedulers ask an optimizer's step for __func__
@@ -216,11 +205,6 @@ def _calls_of(obj: Any) -> Mapping[str, Call]:
     return {"step": Call.UPDATE}
 
 
-def _steps(obj: Any, name: str) -> bool:
-    """Whether this method updates the parameters."""
-    return name == "step" and (isinstance(obj, torch.optim.Optimizer) or is_scaler(obj))
-
-
 def _subclass(obj: Any, methods: dict[str, Any]) -> None:
     obj.__class__ = type(type(obj).__name__, (type(obj),), {**methods, "__module__": type(obj).__module__})
 
@@ -233,9 +217,7 @@ def _without_self(function: Callable[..., Any]) -> Callable[..., Any]:
     return method
 
 
-def _with_closure(
-    original: Callable[..., Any], gated: Callable[..., Any], step_with: StepWith, around: Around
-) -> Callable[..., Any]:
+def _with_closure(original: Callable[..., Any], gated: Callable[..., Any], step_with: StepWith) -> Callable[..., Any]:
     """``gated``, an optimizer's ``step``, with calls that pass a closure given to ``step_with``."""
     # torch's optimizers evaluate a closure once, before the update; only L-BFGS does so between its updates.
     home = getattr(original, "__module__", "")
@@ -247,8 +229,7 @@ def _with_closure(
         if given is None:
             return gated(self, *args, **kwargs)
         named = {name: value for name, value in kwargs.items() if name != "closure"}
-        with around(acts=True):
-            return step_with(lambda closure: original(self, closure, *others, **named), given, once=once)
+        return step_with(lambda closure: original(self, closure, *others, **named), given, once=once)
 
     return method
 
@@ -284,11 +265,9 @@ def _lengthened(obj: Any, original: Callable[..., Any], longer: Longer) -> Calla
     return steps
 
 
-def _gated(original: Callable[..., Any], acts: Callable[[], bool], around: Around) -> Callable[..., Any]:
+def _gated(original: Callable[..., Any], acts: Callable[[], bool]) -> Callable[..., Any]:
     @functools.wraps(original)
     def method(*args: Any, **kwargs: Any) -> Any:
-        does = acts()
-        with around(acts=does):
-            return original(*args, **kwargs) if does else None
+        return original(*args, **kwargs) if acts() else None
 
     return method

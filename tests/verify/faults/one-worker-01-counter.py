@@ -1,0 +1,27 @@
+"""A counter of the script counts loop bodies, also that of the warm-up, and drives the learning rate."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import elastrain
+
+torch.manual_seed(0)
+x = torch.randn(64, 4)
+data = TensorDataset(x, x.sum(1, keepdim=True).sin())
+bodies = 0
+
+with elastrain.join() as job:
+    net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    model = job.wrap(net, optimizer=optimizer)
+    loader = job.dataloader(data, global_batch_size=8)
+    for x, y in job.steps(loader, steps=16):
+        bodies += 1
+        for group in optimizer.param_groups:
+            group["lr"] = 0.1 * 0.9**bodies
+        loss = F.mse_loss(model(x), y)
+        job.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()

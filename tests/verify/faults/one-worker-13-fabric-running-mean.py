@@ -1,0 +1,27 @@
+"""A loop with Fabric divides its loss by a running mean that each body changes."""
+
+import torch
+import torch.nn.functional as F
+from lightning.fabric import Fabric
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import elastrain
+from elastrain.integrations.lightning import ElasticStrategy
+
+torch.manual_seed(0)
+x = torch.randn(64, 4)
+data = TensorDataset(x, x.sum(1, keepdim=True).sin())
+mean = 1.0
+
+with elastrain.join() as job:
+    fabric = Fabric(accelerator="cpu", devices=1, strategy=ElasticStrategy(job))
+    net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    model, optimizer = fabric.setup(net, torch.optim.SGD(net.parameters(), lr=0.1))
+    loader = job.dataloader(data, global_batch_size=8)
+    for x, y in job.steps(loader, steps=16):
+        loss = F.mse_loss(model(x), y) / mean
+        fabric.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        mean = 0.9 * mean + 0.1 * float(loss.detach())

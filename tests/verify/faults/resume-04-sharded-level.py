@@ -1,0 +1,30 @@
+"""Rank 0 of a sharded model hands a level to the others after each epoch; no checkpoint has it."""
+
+# verify: --set parallelism.shards=2 --set nprocPerNode=2 --workers 2
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.utils.data import TensorDataset
+
+import elastrain
+
+torch.manual_seed(0)
+x = torch.randn(16, 4)
+data = TensorDataset(x, x.sum(1, keepdim=True).sin())
+level = 1.0
+
+with elastrain.join() as job:
+    net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    fully_shard(net, mesh=job.mesh)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    model = job.wrap(net, optimizer=optimizer)
+    loader = job.dataloader(data, global_batch_size=8)
+    for epoch in job.epochs(loader, 8):
+        for x, y in job.steps(loader, epochs=epoch + 1):
+            loss = F.mse_loss(model(x), y)
+            job.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+        level = 0.7 * job.all_gather_object(level)[0]
+        optimizer.param_groups[0]["lr"] = 0.1 * level

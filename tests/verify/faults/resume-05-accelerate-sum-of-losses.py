@@ -1,0 +1,29 @@
+"""The ranks of a loop with accelerate agree on the sum of the losses after each epoch."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import elastrain
+from elastrain.integrations.accelerate import ElasticAccelerator
+
+torch.manual_seed(0)
+x = torch.randn(16, 4)
+data = TensorDataset(x, x.sum(1, keepdim=True).sin())
+total = 0.0
+
+with elastrain.join() as job:
+    accelerator = ElasticAccelerator(job)
+    net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    loader = DataLoader(data, batch_size=8, shuffle=True)
+    model, optimizer, loader = accelerator.prepare(net, optimizer, loader)
+    for _ in range(8):
+        for x, y in loader:
+            loss = F.mse_loss(model(x), y)
+            accelerator.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+        total = job.all_reduce(total, "max") + (job.loss or 0.0)
+        optimizer.param_groups[0]["lr"] = 0.1 / (1 + total)

@@ -1,0 +1,25 @@
+"""A sharded model's loss is divided by the number of positive samples in the part."""
+
+# verify: --set parallelism.shards=2 --set nprocPerNode=2 --workers 2
+import torch
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.utils.data import TensorDataset
+
+import elastrain
+
+torch.manual_seed(0)
+x = torch.randn(64, 4)
+data = TensorDataset(x, x.sum(1, keepdim=True).sin())
+
+with elastrain.join() as job:
+    net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    fully_shard(net, mesh=job.mesh)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    model = job.wrap(net, optimizer=optimizer)
+    loader = job.dataloader(data, global_batch_size=8)
+    for x, y in job.steps(loader, steps=16):
+        loss = (model(x) - y).square().mul(y > 0).sum() / (y > 0).sum().clamp(min=1)
+        job.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
