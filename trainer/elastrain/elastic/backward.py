@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 
 from elastrain.data.order import Slice
@@ -24,6 +27,16 @@ _DROP = (
     "call optimizer.zero_grad() in each loop body; to accumulate gradients, use a larger global_batch_size and give "
     "micro_batch_size"
 )
+
+
+@contextmanager
+def within_backward(step: Step) -> Iterator[None]:
+    """Autograd runs: calls of the script come from hooks."""
+    step.in_backward = True
+    try:
+        yield
+    finally:
+        step.in_backward = False
 
 
 class Backward:
@@ -79,9 +92,15 @@ class Backward:
                 kept=step.keeps,
                 batch=self._batch.votes(self._world.place) if step.complete else (0, 0.0),
             )
-            summed = self._strategy.backward(
-                loss, unscaled, part, inputs, communicator, last=step.complete, retain_graph=retain_graph
-            )
+            with within_backward(step):
+                try:
+                    summed = self._strategy.backward(
+                        loss, unscaled, part, inputs, communicator, last=step.complete, retain_graph=retain_graph
+                    )
+                except RuntimeError:
+                    if not self._strategy.votes:  # else the parameters may be those of an unfinished forward
+                        self._world.state.known.check()  # the loss may miss a layer that was replaced
+                    raise
         if step.complete:
             # Read first: if the transfer to a joiner breaks in before_update(), the sums of this step still count.
             intact = self._session.vouched(communicator)
@@ -100,6 +119,8 @@ class Backward:
             return  # the micro-batches of a step are added by the strategy
         kept, model = self._world.state.kept, self._world.model
         assert model is not None
+        if step.first and not self._strategy.votes:
+            self._world.state.known.begin_step()
         step.keeps = kept.put_aside(first=step.first) or step.keeps
         model.aside = kept.aside
         if step.keeps and not self._strategy.keeps_gradients:

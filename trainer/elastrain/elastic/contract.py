@@ -27,6 +27,10 @@ class Phase(StrEnum):
 
     SETUP = "before the first loop", "from `elastrain.join()` to the first `job.steps()`"
     FRESH = "before a step's first backward", "a loop body, up to its `job.backward()`; also that of the warm-up"
+    BACKWARD = (
+        "within job.backward()",
+        "hooks of tensors, parameters and modules that a backward calls: gradients are not summed over the ranks yet",
+    )
     WARM_UP = "after the warm-up's backward", "the rest of the first loop body of each process, which leaves no trace"
     PARTIAL = "between a step's backwards", "with several micro-batches: from the first `job.backward()` to the last"
     COMMITTED = (
@@ -49,7 +53,9 @@ class Phase(StrEnum):
     LEAVING = "after Drained", "`finally` blocks of a worker that leaves, and scripts that catch `Drained`"
 
 
-BODY = (Phase.FRESH, Phase.WARM_UP, Phase.PARTIAL, Phase.COMMITTED, Phase.LEARNING, Phase.DISCARDED)
+BODY = (
+    Phase.FRESH, Phase.BACKWARD, Phase.WARM_UP, Phase.PARTIAL, Phase.COMMITTED, Phase.LEARNING, Phase.DISCARDED
+)  # fmt: skip
 """The phases of a loop body."""
 
 
@@ -98,6 +104,10 @@ _TOO_EARLY = _raises(
     "it would act on the gradients of the step before: move it behind job.backward(loss), which replaces "
     "loss.backward(); or give it to job.on_commit()"
 )
+_IN_HOOK = _raises(
+    "a hook sees the gradients of this rank's samples only: remove it (a parameter's hook, or torch's "
+    "_apply_optimizer_in_backward), and make the call behind job.backward()"
+)
 _NO_GRADIENTS = _raises("there are gradients only in a loop body, between job.backward() and the optimizer's step()")
 _NESTED = _raises("a loop body runs already; loops may follow each other, not contain each other")
 _LATE_SET_UP = _raises("call it before the loop: in a loop body it would run once more in the warm-up of each process")
@@ -113,6 +123,7 @@ RULES: Mapping[Call, Mapping[Phase, Rule]] = {
     Call.BACKWARD: {
         Phase.SETUP: _IN_BODY_ONLY,
         Phase.FRESH: _ACTS,
+        Phase.BACKWARD: _IN_HOOK,
         Phase.WARM_UP: _ACTS,
         Phase.PARTIAL: _ACTS,
         Phase.COMMITTED: _ACTS,
@@ -126,6 +137,7 @@ RULES: Mapping[Call, Mapping[Phase, Rule]] = {
     Call.CLOSURE: {
         Phase.SETUP: _ACTS,
         Phase.FRESH: _ACTS,
+        Phase.BACKWARD: _IN_HOOK,
         Phase.WARM_UP: _SKIPPED,
         Phase.PARTIAL: _WHOLE_BATCH,
         Phase.COMMITTED: _ACTS,
@@ -139,6 +151,7 @@ RULES: Mapping[Call, Mapping[Phase, Rule]] = {
     Call.CLIP: {
         Phase.SETUP: _NO_GRADIENTS,
         Phase.FRESH: _TOO_EARLY,
+        Phase.BACKWARD: _IN_HOOK,
         Phase.WARM_UP: _ACTS,
         Phase.PARTIAL: _SKIPPED,
         Phase.COMMITTED: _ACTS,
@@ -152,6 +165,7 @@ RULES: Mapping[Call, Mapping[Phase, Rule]] = {
     Call.UPDATE: {
         Phase.SETUP: _ACTS,
         Phase.FRESH: _TOO_EARLY,
+        Phase.BACKWARD: _IN_HOOK,
         Phase.WARM_UP: _SKIPPED,
         Phase.PARTIAL: _SKIPPED,
         Phase.COMMITTED: _ACTS,
@@ -176,16 +190,32 @@ class Contract:
 
     def __init__(self, phase: Callable[[], Phase]) -> None:
         """``phase()`` returns the present one."""
+        self.waiting: dict[object, str] = {}
+        """Updates that were skipped between a step's backwards and did not act since: by object, the call."""
         self._phase = phase
 
-    def acts(self, call: Call, name: str | None = None) -> bool:
+    def acts(self, call: Call, name: str | None = None, *, of: object = None) -> bool:
         """Whether ``call`` acts now; if not, the caller does nothing.
 
-        ``name``: of the method, for the error; default: that of the call. Raises ``RuntimeError`` with the phase and
-        the way out.
+        ``name``: of the method, for the error; default: that of the call. ``of``: the identity of its object. Raises
+        ``RuntimeError`` with the phase and the way out.
         """
         phase = self._phase()
         rule = RULES[call][phase]
         if rule.effect is Effect.RAISES:
             raise RuntimeError(f"{name or call.value} {phase.value}: {rule.way_out}")
+        if of is not None and phase is Phase.PARTIAL and rule.effect is Effect.SKIPPED:
+            self.waiting[of] = name or call.value
+        elif rule.effect is Effect.ACTS:
+            self.waiting.pop(of, None)
         return rule.effect is Effect.ACTS
+
+    def check_applied(self, step: int) -> None:
+        """A step is about to be committed. Raises ``RuntimeError`` naming an update that the script has asked for, and
+        which did not act."""
+        if self.waiting:
+            raise RuntimeError(
+                f"job.steps(): {', '.join(self.waiting.values())} in step {step + 1}: called for a micro-batch before "
+                "the last one, where it does nothing, and not for the last one: call it in each loop body, or by "
+                "job.step, not by a count of loop bodies"
+            )

@@ -42,8 +42,7 @@ class Job:
     """One rank's handle of the job, made by :func:`elastrain.join`. Not thread-safe.
 
     A script calls it in this order: :attr:`device` (and :attr:`mesh` for a sharded model), :meth:`wrap`, :meth:`track`,
-    :meth:`dataloader`; then ``for batch in job.steps(...)`` with :meth:`backward` and the optimizer's ``step()``; after
-    it :meth:`evaluate` and the like. All ranks make the same calls.
+    :meth:`dataloader`; then :meth:`steps` with :meth:`backward`; then :meth:`evaluate`. All ranks make the same calls.
     """
 
     def __init__(
@@ -134,8 +133,8 @@ class Job:
 
     @property
     def loss(self) -> float | None:
-        """Mean loss over the global batch of the last committed step; None before the first."""
-        return self._world.loss
+        """In a loop body what its last :meth:`backward` returned; else that of the last committed step, or None."""
+        return self._loop.loss
 
     @property
     def chooses_batch(self) -> bool:
@@ -273,6 +272,7 @@ class Job:
             raise RuntimeError("job.steps(): the job ends with its block: with elastrain.join() as job: …")
         if self._world.model is None:
             raise RuntimeError("job.steps(): call model = job.wrap(model) first")
+        self._world.state.known.check()
         self._tracker.check_parameters(self._world.model)
         self._untracked.watch(sharded=self._strategy.votes)
         self._strategy.check(loader.order)

@@ -21,7 +21,7 @@ from elastrain.data.audit import AuditLog
 from elastrain.data.loader import ElasticLoader
 from elastrain.data.rng import Kept
 from elastrain.data.share import Place
-from elastrain.elastic.backward import Backward
+from elastrain.elastic.backward import Backward, within_backward
 from elastrain.elastic.batching import ScriptsBatch
 from elastrain.elastic.between import Between
 from elastrain.elastic.boundary import Act
@@ -86,6 +86,8 @@ class Loop:
         self._left = False
         self._in_body = False
         """Whether code of the script runs, from the beginning of a loop body to the end of its commit."""
+        self._returned: torch.Tensor | None = None
+        """What the last ``job.backward()`` of the loop body has returned."""
         self.between = Between(world, heartbeat, self.settle)
         """The script between its steps."""
         self.after_commit: Callable[[Step], None] = lambda _: None
@@ -152,14 +154,26 @@ class Loop:
         """Raises :class:`LoopOver`."""
         self.between.passed = False
         self.batch.begin_loop(loader.order)
+        self._world.state.known.begin_loop()
         self._world.state.kept.begin_loop()
         if not self._world.begin_loop(loader.order, total):
             raise LoopOver
+
+    @property
+    def loss(self) -> float | None:
+        """As of :attr:`Job.loss`."""
+        return self._world.loss if self._returned is None else self._returned.item()
 
     def backward(
         self, loss: torch.Tensor, unscaled: torch.Tensor, count: int | None = None, *, retain_graph: bool
     ) -> torch.Tensor:
         """As of :meth:`Job.backward`. ``unscaled``: the loss before a scaler multiplied it."""
+        self._returned = value = self._run_backward(loss, unscaled, count, retain_graph=retain_graph)
+        return value
+
+    def _run_backward(
+        self, loss: torch.Tensor, unscaled: torch.Tensor, count: int | None, *, retain_graph: bool
+    ) -> torch.Tensor:
         step, model = self.step, self._world.model
         if not self.contract.acts(Call.BACKWARD):
             assert model is not None
@@ -171,7 +185,8 @@ class Loop:
         part = step.take(count)
         if step.warm_up:
             self._world.state.kept.put_aside(first=step.first)
-            loss.backward(retain_graph=retain_graph)
+            with within_backward(step):
+                loss.backward(retain_graph=retain_graph)
             model.bare = True  # DDP serves one backward; with several it is left after the warm-up
             return unscaled.detach()
         assert self._buffers is not None
@@ -277,6 +292,7 @@ class Loop:
     def _begin(self, loader: ElasticLoader) -> Step:
         """The next step, cut into this rank's micro-batches."""
         place, share, number = self._world.place, self._world.share, self._world.step
+        self._world.state.known.begin_step()
         self._world.begin_step()  # first: a learner's state may be completed
         order = loader.order
         spans = self.batch.begin_step(self._world.position.loop_end, self._world.state.pauses.intervals)
@@ -287,6 +303,7 @@ class Loop:
             self.several.snapshot.save()
         self._strategy.begin_step()
         self._world.state.kept.begin_step()
+        self.contract.waiting.clear()
         self._heartbeat.body(place.generation, place.world_size)
         step = Step(number, place, share, parts, unit=1 / (span * order.global_batch_size), span=span)
         step.in_micro_batches = order.in_micro_batches or self.batch.small is not None
@@ -303,15 +320,16 @@ class Loop:
 
     @contextmanager
     def _body(self, step: Step) -> Iterator[None]:
-        self._in_body, self.batch.span = True, step.span
+        self._in_body, self.batch.span, self._returned = True, step.span, None
         try:
             yield
         finally:
-            self._in_body, self.batch.span = False, 1
+            self._in_body, self.batch.span, self._returned = False, 1, None
 
     # -- between steps -------------------------------------------------------------------------------------------------
     def _commit(self, step: Step) -> None:
         """The step is over, with the script's callbacks: only then is the state that of a committed step."""
+        self.contract.check_applied(step.number)
         self._heartbeat.committed()
         self._log(step, "commit")
         self._world.commit(step)

@@ -38,6 +38,8 @@ class Step:
     """Micro-batches that have run backward."""
     backwards: int = 0
     """Backwards of the last micro-batch; several if the loop body has several."""
+    in_backward: bool = False
+    """Whether autograd runs, and with it hooks of the script."""
     closures: bool = False
     """Of the warm-up: an optimizer runs backward between its updates."""
     counted: int = 0
@@ -128,6 +130,8 @@ class Step:
     @property
     def phase(self) -> Phase:
         """The phase of the loop body."""
+        if self.in_backward:
+            return Phase.BACKWARD
         if self.done == 0:
             return Phase.FRESH
         if self.warm_up:

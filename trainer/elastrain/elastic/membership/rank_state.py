@@ -12,6 +12,7 @@ from elastrain.elastic.pauses import Pauses
 from elastrain.elastic.state import capture
 from elastrain.elastic.state.capture import Stateful
 from elastrain.elastic.state.kept import KeptGradients
+from elastrain.elastic.state.known import KnownParameters
 from elastrain.elastic.state.trained import TrainedSet
 
 
@@ -31,7 +32,7 @@ class RankState:
         self.pauses = Pauses()
         """Of the loop, between two steps."""
         self.trained = TrainedSet(tracked)
-        self.kept = KeptGradients(tracked)
+        self.kept, self.known = KeptGradients(tracked), KnownParameters(tracked)
         self.on_adopt: Callable[[], None] = lambda: None
         """Called when a newer state is about to replace this one."""
         self.tracked, self.reporter = tracked, reporter

@@ -248,6 +248,7 @@ class World:
     def close(self) -> None:
         """Finish a running save, and send the outstanding traces of the last rescale; both bounded."""
         self._keeper.finish()
+        self.state.known.close()
         if self._traces is not None:
             self._traces.close()
 

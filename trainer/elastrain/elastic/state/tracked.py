@@ -112,7 +112,10 @@ class Tracker:
             original = getattr(type(obj), name) if in_instance is None else _without_self(in_instance)
             if self._longer is not None and name == "step":
                 original = _lengthened(obj, original, self._longer)
-            gated = _gated(original, functools.partial(self._contract.acts, call, f"{type(obj).__name__}.{name}()"))
+            gated = _gated(
+                original,
+                functools.partial(self._contract.acts, call, f"{type(obj).__name__}.{name}()", of=(id(obj), name)),
+            )
             if isinstance(obj, torch.optim.Optimizer):
                 gated = _with_closure(original, gated, self._step_with)
             if in_instance is None:

@@ -44,6 +44,10 @@ class AfterBackward:
         self._local: Gradients = {}
         """Of the micro-batches so far, between the bodies of a step."""
 
+    def follow(self) -> None:
+        """A loop begins: take the parameters that the models have now."""
+        self._parameters = list(self.model.parameters())
+
     def begin_step(self) -> None:
         """As of :meth:`Strategy.begin_step`."""
         self._loss, self._local = None, {}

@@ -83,6 +83,8 @@ class Replicated:
         self._loss: torch.Tensor | None = None
 
     def check(self, order: Order) -> None:
+        if self._after_backward is not None:
+            self._after_backward.follow()
         if order.micro_batches is not None:
             raise ValueError(
                 "job.dataloader(micro_batches=…): belongs to elastrain.join(numerics='bitwise'); "
