@@ -54,9 +54,9 @@ class Reference(AbstractContextManager["Reference"]):
         """``parts``: (step, number of parts): from this step on, of each global batch."""
         self.device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
         self.tracked: dict[str, Any] = {}
-        self.drew = False  # whether a loop body has drawn random numbers
         self._parts_from = parts
         self._order: Order | None = None
+        self._wrapped: list[nn.Parameter] = []  # if they are sharded, a forward puts whole ones in their place
         self._models: list[nn.Module] = []
         self._callbacks: list[Callable[[], None]] = []
         self._pauses: list[tuple[int, Callable[[], None]]] = []
@@ -64,7 +64,7 @@ class Reference(AbstractContextManager["Reference"]):
         self._body = self._backwards = 0
         self._losses = self._count = 0.0
         self._sums: dict[nn.Parameter, torch.Tensor] = {}
-        self._asked = self._stops = self._stopped = False
+        self.drew = self._asked = self._stops = self._stopped = False  # drew: a loop body has drawn random numbers
         self._scaled: tuple[Any, Any] = (None, None)
 
     # -- values and set-up ---------------------------------------------------------------------------------------------
@@ -79,7 +79,7 @@ class Reference(AbstractContextManager["Reference"]):
 
     def wrap(self, module: nn.Module, *, optimizer: Any = None, name: str | None = None, **_of_ddp: Any) -> nn.Module:
         number = "" if not self._models else str(len(self._models) + 1)
-        self._models.append(module)
+        self._models, self._wrapped = [*self._models, module], [*self._wrapped, *module.parameters()]
         self.tracked[name or f"model{number}"] = getattr(module, "_orig_mod", module)
         if optimizer is not None:
             self.track(**{f"{name}_optimizer" if name else f"optimizer{number}": optimizer})
@@ -187,7 +187,7 @@ class Reference(AbstractContextManager["Reference"]):
         return torch.tensor(self._losses, dtype=torch.float64)
 
     def _parameters(self) -> list[nn.Parameter]:
-        return [p for model in self._models for p in model.parameters()]
+        return list(dict.fromkeys([*self._wrapped, *(p for model in self._models for p in model.parameters())]))
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor | None:
         return nn.utils.clip_grad_norm_(self._parameters(), max_norm, norm_type) if self._last else None

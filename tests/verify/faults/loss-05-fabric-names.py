@@ -1,4 +1,4 @@
-"""Rank 0 of a loop with Fabric numbers its files by those that exist, one for each loop body."""
+"""Rank 0 of a loop with Fabric notes each loop body in a file, by the number of those before."""
 
 from pathlib import Path
 
@@ -22,7 +22,9 @@ with elastrain.join() as job:
     loader = job.dataloader(data, global_batch_size=8)
     for x, y in job.steps(loader, steps=16):
         if fabric.is_global_zero and job.step > 0:
-            Path(f"body-{len(list(Path().glob('body-*')))}.txt").write_text("")
+            notes = Path("notes.txt")
+            before = notes.read_text() if notes.exists() else ""
+            notes.write_text(before + f"body {before.count(chr(10))}\n")
         loss = F.mse_loss(model(x), y)
         fabric.backward(loss)
         optimizer.step()
