@@ -20,7 +20,6 @@ from elastrain.rendezvous.decide import Timing
 from elastrain.rendezvous.protocol import LONGEST_REST, MemberProtocol, Todo, rest_after
 from elastrain.rendezvous.view import View
 
-NOBODY: frozenset[str] = frozenset()
 Spawn = Callable[[Coroutine[Any, Any, None]], None]
 
 
@@ -93,7 +92,7 @@ class SimulatedMember:
         if not self.alive:
             return
         began, busy = _now(), time.thread_time()
-        self.view = self._protocol.look(self.record, NOBODY, NOBODY)
+        self.view = self._protocol.look(self.record)
         found = snapshot(self.view)
         if found != self._last_seen:
             self._last_seen = found

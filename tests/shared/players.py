@@ -5,7 +5,6 @@ from __future__ import annotations
 from elastrain.api.records import Generation, Phase
 from elastrain.rendezvous.decide import Timing
 from elastrain.rendezvous.membership import Membership
-from elastrain.rendezvous.probe import ProbeServer
 from elastrain.rendezvous.view import View
 
 TTL = 2
@@ -24,8 +23,6 @@ class Player:
             lease_ttl=ttl,
             timing=Timing(settle=0.3),
         )
-        self.probes = ProbeServer(lambda: self.member.id, "127.0.0.1")
-        self.member.update(agent_port=self.probes.port)
         self.member.start()
 
     def ready(self) -> None:
@@ -48,8 +45,7 @@ class Player:
         return self.sees(lambda v: number in v.notified).notified[number]
 
     def die(self) -> None:
-        """As by kill -9: no message, the port is closed, the lease expires."""
-        self.probes.close()
+        """As by kill -9: no message, the lease expires."""
         self.member.close()
 
 

@@ -29,4 +29,3 @@ def play(client, job_keys):
     yield start
     for player in players:
         player.member.leave()
-        player.probes.close()

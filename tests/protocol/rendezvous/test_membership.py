@@ -10,8 +10,8 @@ import pytest
 from elastrain.api import roster
 from elastrain.api.records import Closed, Progress, Target
 from elastrain.etcd import EtcdClient, EtcdConfig, EtcdUnavailable, Transaction
+from elastrain.rendezvous.fence import fence
 from elastrain.rendezvous.membership import Membership
-from elastrain.rendezvous.probe import Evidence, ProbeServer, probe
 from players import TTL, Player, leader, workers
 
 LONG = 20
@@ -35,7 +35,8 @@ def test_survivors_form_the_next_one_if_a_member_leaves(play):
     assert c.ended(1) == "worker a is gone"
 
 
-def test_survivors_do_not_wait_for_the_lease_if_a_generation_breaks(play):
+def test_survivors_do_not_wait_for_the_lease_if_the_workers_keeper_ends_it(play, client, job_keys):
+    """The local runner and the operator see that a worker's processes have ended."""
     a, b, c = play("a", "b", "c", ttl=LONG)
     for p in (a, b, c):
         p.enter()
@@ -43,8 +44,20 @@ def test_survivors_do_not_wait_for_the_lease_if_a_generation_breaks(play):
     a.die()  # the leader
     for p in (b, c):
         p.member.update(broken=1)
-    assert workers(b.enter()) == ["b", "c"]
-    assert time.monotonic() - began < LONG, "a closed port is sufficient evidence"
+    assert fence(client, job_keys, "a") == 1
+    assert [workers(p.enter()) for p in (b, c)] == [["b", "c"]] * 2
+    assert time.monotonic() - began < LONG, "no lease was awaited"
+    assert fence(client, job_keys, "a") == 0
+
+
+def test_a_member_is_not_passed_over_if_it_is_only_silent(play):
+    a, b, c = play("a", "b", "c", ttl=LONG)
+    for p in (a, b, c):
+        p.enter()
+    c.die()
+    for p in (a, b):
+        p.member.update(broken=1)
+    assert c.member.id in b.enter().ids, "its lease lives"
 
 
 def test_a_silent_member_is_lost_if_its_lease_expires(play):
@@ -187,15 +200,6 @@ def test_start_names_etcd_if_it_is_unreachable(job_keys):
         member = Membership(client, job_keys, worker="a", address="127.0.0.1")
         with pytest.raises(EtcdUnavailable, match=r"127\.0\.0\.1:1 is unavailable"):
             member.start()
-
-
-def test_a_probe_distinguishes_live_and_dead_members():
-    server = ProbeServer(lambda: "a.1", "127.0.0.1")
-    assert probe("127.0.0.1", server.port, "a.1") is Evidence.ALIVE
-    assert probe("127.0.0.1", server.port, "a.0") is Evidence.DEAD, "another incarnation answers"
-    server.close()
-    assert probe("127.0.0.1", server.port, "a.1") is Evidence.DEAD
-    assert probe("nowhere.invalid", 1, "a.1") is Evidence.NONE
 
 
 # ---- the leader ----------------------------------------------------------------------------------------------------

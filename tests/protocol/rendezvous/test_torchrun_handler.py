@@ -170,7 +170,7 @@ def test_threads_end_with_the_handler(agent, side, eventually):
     a = agent("a", (1, 1))
     meet(side, a)
     a.shutdown()
-    names = {"membership", "etcd-watch", "etcd-lease", "probe-server"}
+    names = {"membership", "etcd-watch", "etcd-lease"}
     eventually(lambda: not any(t.name in names and t.is_alive() for t in threading.enumerate()), what="threads to end")
 
 

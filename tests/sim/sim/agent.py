@@ -37,8 +37,6 @@ from elastrain.api.messages import RankMessage
 from elastrain.api.records import Closed, Member, Phase, Progress, Termination
 from elastrain.etcd import Batch, EtcdError, Transaction
 from elastrain.rendezvous.machine import MemberMachine
-from elastrain.rendezvous.probe import Evidence
-from elastrain.rendezvous.suspicion import Answers, Silent
 from elastrain.rendezvous.view import View
 from sim.clock import Timer
 from sim.etcd_client import Client, LeaseKeeper, WatchKeeper
@@ -48,7 +46,6 @@ from sim.ranks import Rank
 if TYPE_CHECKING:
     from sim.world import World
 
-PORT = 7000
 LOOK = 0.2
 """The agent looks at the job's records at least so often."""
 PULSE = 10.0
@@ -77,7 +74,6 @@ class Agent:
             worker=self.worker,
             node=settings.node,
             address=self.address,
-            agent_port=PORT,
             slots=settings.nproc,
             group=settings.group,
             place=settings.place,
@@ -88,7 +84,6 @@ class Agent:
         self.lease = LeaseKeeper(self.client, settings.lease_ttl, self._lease_says, self._lease_answered)
         self.vouching = Vouching(settings.lease_ttl)
         self._ended, self._extra = ended, extra
-        self._answers = Answers(settings.lease_ttl)
         self._watch: WatchKeeper | None = None
         self._view: View | None = None
         self._turning: Timer | None = None
@@ -162,13 +157,8 @@ class Agent:
         if self._over or self._watch is None:
             return
         now, own, machine = self.process.clock.now, self.own, self.machine
-        found = self._answers.of(own.id)
         before = machine.view
-        machine.look(own, *found, now)
-        for member in machine.to_probe(own, self._answers, now):
-            self._probe(member)
-        if self._answers.of(own.id) != found:
-            machine.look(own, *self._answers.of(own.id), now)
+        machine.look(own, now)
         self._vouch()
         if machine.view is not before:
             self._look_soon()
@@ -198,8 +188,6 @@ class Agent:
         deadlines = [*self.machine.deadlines(now)]
         if not self.machine.contact.reachable and self.vouching.vouch.leased > now:
             deadlines.append(self.vouching.vouch.leased)
-        if self._answers.repeat_at is not None:
-            deadlines.append(self._answers.repeat_at)
         if self._waiting is not None and self.machine.contact.reachable:
             deadlines.append(self._posted_at + PROGRESS_INTERVAL)
         if self._deadline is not None:
@@ -209,13 +197,6 @@ class Agent:
     def _turn_now(self) -> None:
         if self._turning is None:
             self._turn()
-
-    def _probe(self, member: Silent) -> None:
-        self.world.probe(self.process, member, lambda evidence: self._heard(member.id, evidence))
-
-    def _heard(self, member_id: str, evidence: Evidence) -> None:
-        self._answers.heard(member_id, evidence, self.process.clock.now)
-        self._wake()
 
     # ---- progress ----------------------------------------------------------------------------------------------------
     def _post(self, force: bool = False) -> None:
@@ -317,6 +298,7 @@ class Agent:
             case Publish():
                 self._update(
                     phase=effect.phase, generation=effect.generation, step=effect.step, broken=effect.broken,
+                    fault=effect.fault, faults=effect.faults, unsent=effect.unsent,
                     store_port=effect.store_port, health=effect.health, health_message=effect.health_message,
                     health_rank=effect.health_rank,
                 )  # fmt: skip

@@ -13,8 +13,6 @@ from elastrain.agent.core.events import StartRanks
 from elastrain.api.keys import JobKeys
 from elastrain.api.records import Generation, Termination
 from elastrain.etcd import Event, Put
-from elastrain.rendezvous.probe import Evidence
-from elastrain.rendezvous.suspicion import Silent
 from sim import apiserver
 from sim.agent import Agent
 from sim.apiserver import EPOCH, ApiServer, Body
@@ -215,18 +213,6 @@ class World:
         if key not in self._comms:
             self._comms[key] = Comm(self, generation)
         return self._comms[key]
-
-    def probe(self, asker: Process, member: Silent, answered: Callable[[Evidence], None]) -> None:
-        """What a connection to that agent tells: it is it, nobody listens, or nothing comes back."""
-        found = next((a for a in self.agents if a.address == member.address), None)
-        place = found.process.place if found else ""
-        silent = found is None or place in self.dead or found.process.stopped or self.network.is_cut(asker.place, place)
-        if silent or found is None:
-            asker.after(1.0, answered, Evidence.NONE)
-        elif found.process.alive and found.own.id == member.id:
-            asker.after(self.network.delay(), answered, Evidence.ALIVE)
-        else:
-            asker.after(self.network.delay(), answered, Evidence.DEAD)
 
     # ---- notes -------------------------------------------------------------------------------------------------------
     def note(self, what: str, *words: Any) -> None:

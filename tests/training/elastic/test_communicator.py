@@ -128,10 +128,10 @@ def test_values_are_completed_if_there_is_one_rank(connect) -> None:
     assert late.item() == 1
 
 
-def test_the_generation_is_broken_if_no_transport_sums_a_kind_of_tensor(pair) -> None:
+def test_the_rank_fails_itself_if_no_transport_sums_a_kind_of_tensor(pair) -> None:
     one, _ = pair
     one.sum_bucket(torch.ones(3).to_sparse()).wait()
-    assert one.broken == "no transport sums tensors on cpu with layout torch.sparse_coo"
+    assert str(one.failure) == "no transport sums tensors on cpu with layout torch.sparse_coo"
 
 
 def test_bytes_of_different_lengths_reach_every_rank(connect, each) -> None:

@@ -10,6 +10,7 @@ import pytest
 from elastrain.elastic.comm import exchange as module
 from elastrain.elastic.comm.exchange import Meeting
 from elastrain.elastic.comm.meeting import MeetingPoint
+from elastrain.elastic.comm.peer import PeerLost
 from elastrain.elastic.comm.transport import CalledOff
 
 
@@ -44,9 +45,7 @@ def test_the_wait_ends_if_it_is_called_off(generation) -> None:
 
 def test_missing_ranks_are_named_after_the_timeout(generation, monkeypatch) -> None:
     monkeypatch.setattr(module, "MEETING_SECONDS", 0.2)
-    with pytest.raises(
-        TimeoutError, match=r"generation 1: no rank of w1, w2 has come within 0.2 s; do all workers run"
-    ):
+    with pytest.raises(PeerLost, match=r"generation 1: no rank of w1, w2 has come within 0.2 s; do all workers run"):
         bring(generation(3), 0)
 
 
@@ -54,7 +53,7 @@ def test_the_meeting_point_is_named_if_it_does_not_answer(generation, meeting_po
     monkeypatch.setattr(module, "MEETING_SECONDS", 0.2)
     meeting_point.close()
     where = f"127.0.0.1:{meeting_point.port} \\(w0\\) does not answer"
-    with pytest.raises(TimeoutError, match=where):
+    with pytest.raises(PeerLost, match=where):
         bring(generation(2), 1)
 
 
@@ -89,7 +88,7 @@ def test_a_disconnected_rank_does_not_count(generation, each, monkeypatch) -> No
     while True:  # the server detects it later
         try:
             bring(g, 1)
-        except TimeoutError as e:
+        except PeerLost as e:
             assert "w0" in str(e)
             break
         assert time.monotonic() < end
@@ -101,7 +100,7 @@ def test_ranks_of_another_protocol_do_not_meet(generation, each, monkeypatch) ->
     g = generation(2)
 
     def rank(r: int) -> str:
-        with pytest.raises(TimeoutError) as error:
+        with pytest.raises(PeerLost) as error:
             Meeting(g, r, lambda: False, protocol=module.PROTOCOL + r).exchange({})
         return str(error.value)
 

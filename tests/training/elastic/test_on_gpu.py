@@ -16,6 +16,7 @@ from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.comm.control_vector import ControlInputs
 from elastrain.elastic.comm.header import Label
 from elastrain.elastic.comm.mates import Mates
+from elastrain.elastic.comm.peer import PeerLost
 from elastrain.elastic.comm.transport import wait_for
 from elastrain.elastic.state import transfer
 from elastrain.elastic.state.slices import Transfer
@@ -47,7 +48,7 @@ def test_nccl_can_be_aborted_and_recreated_in_one_process(device) -> None:
         assert communicator.error() is None
         communicator.abort("test")
         communicator._aborting.join(10)
-        with pytest.raises(RuntimeError):
+        with pytest.raises(PeerLost):
             communicator.sum(buffer, Label())
         communicator.close()
 

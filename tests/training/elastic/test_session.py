@@ -13,7 +13,9 @@ from bench_harness.played_ranks import SECRET
 from elastrain.api.messages import RANK_MESSAGE, AgentMessage, Broken, Proposed, Welcome
 from elastrain.api.records import Generation, GenerationMember
 from elastrain.api.settings import RankSettings
-from elastrain.elastic.membership import session as session_module
+from elastrain.elastic.comm.nccl import InitialisationFailed
+from elastrain.elastic.comm.peer import PeerLost
+from elastrain.elastic.membership import connecting
 from elastrain.elastic.membership.session import Session
 from elastrain.link import AgentLost, MessageFailed
 
@@ -63,21 +65,20 @@ def test_an_older_proposal_is_ignored_if_a_newer_one_has_come_before_it(rank):
 
 
 @pytest.mark.parametrize(
-    ("error", "has_traceback"),
+    ("error", "mine"),
     [
-        (OSError("no route"), False),
-        (RuntimeError("refused"), False),
+        (PeerLost("no route"), False),
+        (InitialisationFailed("refused"), False),
+        (OSError("too many open files"), True),
+        (RuntimeError("CUDA error: x"), True),
         (KeyError("offer/1"), True),
-        (ValueError("x"), True),
     ],
 )
-def test_another_generation_is_asked_for_if_connecting_fails_in_any_way(
-    link, monkeypatch, capsys, error, has_traceback
-):
+def test_another_generation_is_asked_for_if_connecting_fails_in_any_way(link, monkeypatch, capsys, error, mine):
     def fail(**_: object) -> None:
         raise error
 
-    monkeypatch.setattr(session_module, "Communicator", fail)
+    monkeypatch.setattr(connecting, "Communicator", fail)
     session, agent = link
     hear = agent.makefile("rb")
     assert RANK_MESSAGE.validate_json(hear.readline()).type == "hello"
@@ -89,9 +90,9 @@ def test_another_generation_is_asked_for_if_connecting_fails_in_any_way(
         agent.sendall(proposed(2).encode() + b"\n")
         newest, _ = waiting.result(timeout=10)
     assert isinstance(asked, Broken)
-    assert (asked.generation, newest.number) == (1, 2)
+    assert (asked.generation, newest.number, asked.mine, asked.leaves) == (1, 2, mine, False)
     assert asked.error.startswith(f"{type(error).__name__}: ")
-    assert ("Traceback" in capsys.readouterr().out) == has_traceback
+    assert ("Traceback" in capsys.readouterr().out) == mine
 
 
 @pytest.mark.parametrize(

@@ -29,8 +29,6 @@ class Job:
     members: dict[str, RegisteredMember] = field(default_factory=dict)
     gone: dict[str, RegisteredMember] = field(default_factory=dict)
     notified: dict[int, str] = field(default_factory=dict)
-    suspects: set[str] = field(default_factory=set)
-    unsure: set[str] = field(default_factory=set)
     generations: list[Generation] = field(default_factory=list)
     memory: DecisionState = field(default_factory=DecisionState)
     revision: int = 1
@@ -66,7 +64,6 @@ class Job:
         """Their keys vanish."""
         for worker in workers:
             self.revision += 1
-            self.suspects.discard(worker)
             seen = self.members.pop(self.seen(worker).id)
             self.gone[seen.id] = seen
 
@@ -110,8 +107,6 @@ class Job:
             gone=tuple(self.gone.values()),
             notified=self.notified,
             finished=self.finished,
-            suspects=frozenset(self.seen(w).id for w in self.suspects),
-            unsure=frozenset(self.seen(w).id for w in self.unsure),
             step=self.step,
         )
         leader = next(iter(view.alive), None)  # the eldest: as good as any

@@ -62,18 +62,14 @@ class AnyHistory(RuleBasedStateMachine):
             self.job.ready(pick.choice(warming).record.worker)
 
     @precondition(lambda self: self.job.members)
-    @rule(pick=st.randoms(use_true_random=False), known_by=st.sampled_from(["key", "probe"]), speak=st.booleans())
-    def die(self, pick: Any, known_by: str, speak: bool) -> None:
+    @rule(pick=st.randoms(use_true_random=False), speak=st.booleans())
+    def die(self, pick: Any, speak: bool) -> None:
         """``speak``: peers report that their collectives failed, before they are notified."""
         dead = pick.choice(list(self.job.members.values()))
         view = self.job.view()
         peers = [m for m in view.members if view.adopted_by(m) == view.adopted_by(dead)]
         trained = view.adopted_by(dead)
-        if known_by == "key":
-            self.job.suspects.discard(dead.record.worker)
-            self.job.die(dead.record.worker)
-        else:
-            self.job.suspects.add(dead.record.worker)
+        self.job.die(dead.record.worker)
         for peer in peers:
             if peer.id != dead.id and trained and speak:
                 self.job.fail(peer.record.worker)
@@ -150,7 +146,6 @@ class AnyHistory(RuleBasedStateMachine):
             assert own or all(view.adopted_by(view.alive[m]) for m in ids[i : i + n]), "mates of old mix to keep state"
         assert proposed.number == (base.number + 1 if base else 1), "numbers grow by one"
         assert not ids or len(ids) >= view.target.min, "no generation is smaller than min"
-        assert not set(ids) & view.suspects, "no suspect is in a proposal"
         gives = {m.id for m in view.keepers}
         others = [records[i] for i in ids if i not in gives]
         assert all(r.phase is Phase.READY for r in others), "only ready members are in a proposal"
@@ -193,9 +188,6 @@ class AnyHistory(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Without further events, the job comes to rest in the desired generation."""
         job = self.job
-        for worker in list(job.suspects):  # their leases expire
-            job.die(worker)
-        job.suspects.clear()
         for _ in range(12):
             self.judge()
             if job.base is not None and not job.view().lost:

@@ -95,7 +95,7 @@ class Job:
 
     def act(self, member: str) -> bool:
         seat, record = self.seats[member], self.records[member]
-        view = seat.look(record, frozenset(), frozenset())
+        view = seat.look(record)
         todo = seat.next(view, record, self.lease(member), self.now)
         if todo.part is not None:
             seat.found(record, todo.part, self.etcd.keys.get(todo.part))
@@ -115,7 +115,7 @@ class Job:
 
     def known(self) -> set[tuple[int, int]]:
         """Number and size of the newest generation, from every member's view."""
-        views = [s.look(self.records[m], frozenset(), frozenset()) for m, s in self.seats.items()]
+        views = [s.look(self.records[m]) for m, s in self.seats.items()]
         return {(v.generation.number, v.generation.size) for v in views if v.generation}
 
     def offsets(self) -> list[int]:
@@ -171,7 +171,7 @@ def test_a_new_leader_knows_earlier_generations(size=70):
     job.die("w0000.x")
     job.settle()
     leader = next(s for s in job.seats.values() if s.views.complete)
-    view = leader.look(job.records["w0001.x"], frozenset(), frozenset())
+    view = leader.look(job.records["w0001.x"])
     assert [g.number for g in view.generations] == [1, 2, 3]
     assert view.generation is not None and view.generation.ended == (1, 2)
 
@@ -182,9 +182,9 @@ def test_a_proposal_has_no_effect_if_another_member_leads_meanwhile():
     (leader,) = (m for m, s in job.seats.items() if s.views.complete)
     job.die("w0002.x")
     record, seat = job.records[leader], job.seats[leader]
-    todo = seat.next(seat.look(record, frozenset(), frozenset()), record, job.lease(leader), job.now)
+    todo = seat.next(seat.look(record), record, job.lease(leader), job.now)
     assert isinstance(todo.action, Propose) and todo.transaction is not None
-    usurper = Leader(member="w0001.x", worker="w0001", address="h", agent_port=1)
+    usurper = Leader(member="w0001.x", worker="w0001", address="h")
     job.etcd.write({KEYS.leader: (usurper.encode(), job.lease("w0001.x"))})
     assert not all(job.revision_of(key) == expected for key, expected in todo.transaction.unchanged)
 
@@ -195,7 +195,7 @@ def test_a_member_that_was_lost_before_an_outage_stays_lost_in_it():
     (leader,) = (m for m, s in job.seats.items() if s.views.complete)
     job.die("w0002.x")
     job.seats[leader].bridge(outage=True)
-    assert job.seats[leader].look(job.records[leader], frozenset(), frozenset()).lost == ("w0002.x",)
+    assert job.seats[leader].look(job.records[leader]).lost == ("w0002.x",)
 
 
 def test_members_of_old_generations_are_forgotten():
@@ -244,7 +244,7 @@ def test_evaluations_take_a_fifth_of_the_time_at_most_and_are_postponed_briefly(
 
 # ---- the leader's place --------------------------------------------------------------------------------------------
 def candidate(**fields: object) -> Candidate:
-    base = {"member": "a", "lease": 1, "leader": None, "leader_lease": 0, "mod_revision": 0, "suspect": False}
+    base = {"member": "a", "lease": 1, "leader": None, "leader_lease": 0, "mod_revision": 0}
     return Candidate(**{**base, "since": None, "place": None, **fields})
 
 
@@ -262,11 +262,6 @@ def test_a_vacant_key_is_left_to_members_before_this_one_for_a_moment():
 def test_a_held_key_is_not_claimed():
     assert elect(candidate(leader="b", leader_lease=2, mod_revision=7), 5.0) is None
     assert elect(candidate(leader="a", leader_lease=1, mod_revision=7), 5.0) is None
-
-
-def test_the_key_of_a_dead_leader_is_taken_only_if_it_is_unchanged():
-    dead = candidate(leader="b", leader_lease=2, mod_revision=7, suspect=True, since=5.0, place=1)
-    assert elect(dead, 5.0) == Claim(7)
 
 
 def test_a_leader_rewrites_the_key_if_its_ranks_were_restarted():

@@ -32,8 +32,6 @@ def happen(job, command: str) -> None:
                 job.set(worker, phase=Phase.LEAVING)
         case "finish":
             job.set(*words, phase=Phase.FINISHED)
-        case "suspect":
-            job.suspects.update(words)
         case "ready" | "die" | "fail":
             getattr(job, verb)(*words)
         case "adopt":

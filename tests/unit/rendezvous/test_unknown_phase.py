@@ -73,7 +73,7 @@ def test_others_begin_if_such_a_member_is_known_to_hold_no_state(job):
     job.train("a")
     job.join("b", "c")
     job.set("b", phase="hibernating")
-    job.suspects.add("a")
+    job.die("a")
     while not isinstance(job.run(), Propose):
         job.pass_time(1.0)
     assert job.workers() == ["c"]

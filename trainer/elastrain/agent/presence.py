@@ -54,14 +54,14 @@ class Presence:
         """Whether this is a member and etcd answers."""
         return self._membership is not None and self._membership.reachable
 
-    def register(self, agent_port: int, asked_to_stop: Callable[[], bool]) -> Termination | None:
+    def register(self, asked_to_stop: Callable[[], bool]) -> Termination | None:
         """Become a member; returns the ending if that is impossible. Bounded by ``ETCD_SECONDS``.
 
         ``asked_to_stop`` is called between two attempts, and waits a moment for a signal.
         """
         end = time.monotonic() + ETCD_SECONDS
         while True:
-            membership = self._new_membership(agent_port)
+            membership = self._new_membership()
             try:
                 membership.start(REGISTER_SECONDS)
             except EtcdDenied as error:
@@ -119,6 +119,9 @@ class Presence:
             generation=record.generation,
             step=record.step,
             broken=record.broken,
+            fault=record.fault,
+            faults=record.faults,
+            unsent=record.unsent,
             learning=record.learning,
             holds=record.holds,
             store_port=record.store_port,
@@ -162,7 +165,7 @@ class Presence:
         except EtcdError as error:
             log.error("the last progress was not written", error=str(error))
 
-    def _new_membership(self, agent_port: int) -> Membership:
+    def _new_membership(self) -> Membership:
         settings = self._settings
         return Membership(
             self._client,
@@ -175,7 +178,6 @@ class Presence:
             place=settings.place,
             group_size=settings.group_size,
             one_copy=settings.ranks.shards == ALL,
-            agent_port=agent_port,
             lease_ttl=settings.lease_ttl,
             on_change=self._on_change,
         )

@@ -52,7 +52,6 @@ from elastrain.agent.socket import RankServer
 from elastrain.api import names
 from elastrain.api.records import Termination
 from elastrain.etcd import EtcdConfig
-from elastrain.rendezvous.probe import ProbeServer
 from elastrain.tether import EXIT_NO_COMMAND
 
 LOOK_SECONDS = 0.2
@@ -150,10 +149,8 @@ class Agent:
         for signum in (signal.SIGTERM, signal.SIGINT):
             signal.signal(signum, self._on_signal)
         signal.signal(signal.SIGCHLD, self._on_child)
-        host = "127.0.0.1" if self._settings.address == "127.0.0.1" else ""
-        probes = ProbeServer(lambda: self._presence.id, host)
         try:
-            failed = self._presence.register(probes.port, self._asked_to_stop)
+            failed = self._presence.register(self._asked_to_stop)
             if failed is not None:
                 return failed
             self._handle(Registered(self._presence.id))
@@ -164,7 +161,6 @@ class Agent:
             self._presence.close()
             if self._server is not None:
                 self._server.close()
-            probes.close()
             if self._tracer is not None:
                 self._tracer.close()
 

@@ -69,12 +69,18 @@ class Adopted(Record):
 
 
 class Broken(Record):
-    """A collective of this generation failed or was aborted on this rank; the step was not committed."""
+    """This rank could not enter the generation, or had to give it up; the step was not committed."""
 
     type: Literal["broken"] = "broken"
     generation: int
     step: int
     error: str
+    mine: bool = False
+    """By a failure of this rank itself; else a peer was lost, or the generation was ended."""
+    leaves: bool = False
+    """This rank's process ends by that failure: nothing waits for it from now on."""
+    unsent: bool = False
+    """This rank could not send its state, which it keeps."""
 
 
 class Report(Record):

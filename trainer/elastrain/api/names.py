@@ -86,6 +86,10 @@ EXIT_FINISHED = 0
 EXIT_USAGE = 2
 EXIT_INFRASTRUCTURE = 75
 """EX_TEMPFAIL: the agent failed for a reason outside of the script (refused by etcd, fenced, ...)."""
+DEVICE_FAILED = "DeviceFailed"
+"""Reason of the end of a worker whose device failed: its node is excluded at once."""
+NETWORK_FAILED = "NetworkFailed"
+"""Reason of the end of a worker that could not reach its peers, or not by NCCL: several of them exclude the node."""
 
 
 def node_memory(job_uid: str) -> str:

@@ -88,6 +88,8 @@ class Health(StrEnum):
     """A straggler: its ranks compute several times as long per step as the other ranks."""
     STUCK = "stuck"
     """One rank does not return from the script's code while others wait for it."""
+    UNFIT = "unfit"
+    """By failures of their own, its ranks cannot connect to peers, or cannot send their state to new ones."""
     BELOW_MIN = "belowMin"
     """The ranks could train, but fewer than ``target.min`` members are ready."""
 
@@ -108,8 +110,6 @@ class Member(Record):
     node: str = ""
     address: str
     """Host or IP at which other members reach this member."""
-    agent_port: int = 0
-    """TCP port on which the agent answers probes; 0: it does not."""
     store_port: int = 0
     """TCP port of this member's store, for generations in which it comes first; 0 until ready."""
     slots: Annotated[int, Field(ge=1)] = 1
@@ -132,6 +132,13 @@ class Member(Record):
     broken: int = 0
     """Greatest generation number whose collectives this member saw fail; 0: none. Not written if the leader has already
     ended that generation."""
+    fault: int = 0
+    """Greatest generation number that this member could not enter by a failure of its own, while it trained on in an
+    older one; 0: none."""
+    faults: int = 0
+    """Generations in a row that this member could not enter by a failure of its own."""
+    unsent: int = 0
+    """Times that its ranks could not send their state to new members by a failure of their own."""
     learning: bool = False
     """A part of the training state of its ranks has not arrived yet, in the generation that they have adopted."""
     holds: bool = False
@@ -265,8 +272,6 @@ class Leader(Record):
     """Id of the member."""
     worker: str
     address: str
-    agent_port: int = 0
-    """TCP port on which the leader answers probes; 0: none."""
 
 
 class Ended(Record):

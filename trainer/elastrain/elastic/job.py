@@ -410,8 +410,7 @@ class Job:
         if error is not None:
             add_hint(error)
         try:
-            if kind is None:
-                self._loop.finish()
+            self._loop.finish() if error is None else self._world.fails(error)
         finally:
             self._untracked.close()
             if self._audit is not None:

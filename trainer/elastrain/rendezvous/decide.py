@@ -33,8 +33,6 @@ class Timing:
     doubt: float = 0.1
     """After failed collectives without a known loss: a killed rank's peers see its sockets close a few milliseconds
     before its agent has reaped it and reported the loss. The same generation, formed again, would break at once."""
-    probe: float = 1.0
-    """For answers of silent members to a probe, before a broken generation is formed again with all its members."""
     holder: float = 5.0
     """For a member with the training state to return, if all of them were lost: the others would begin without it."""
     notify: float = 0.25
@@ -66,6 +64,10 @@ class DecisionState:
     """Consecutive generations that ended unplanned without a committed step."""
     retry_at: float = 0.0
     """Earliest time of the next generation after such a series."""
+    entries: int = 0
+    """Consecutive generations that ended before members without the newest state had received it."""
+    admit_at: float = 0.0
+    """Earliest time at which such members are admitted again, after a series of these; the others go on."""
     unnotified_since: float | None = None
     """Since when a generation is over whose members have not been notified."""
 
@@ -132,8 +134,21 @@ def _count_break(memory: DecisionState, view: View, now: float, timing: Timing) 
         return memory
     good = view.step > memory.counted_step or now - memory.base_since >= timing.steady
     breaks = 1 if good else memory.breaks + 1
-    pause = 0.0 if breaks < 2 else min(timing.backoff_max, timing.backoff * 2.0 ** min(breaks - 2, 16))
-    return replace(memory, counted=memory.base, counted_step=view.step, breaks=breaks, retry_at=now + pause)
+    entries = memory.entries + 1 if view.newcomers else 0
+    return replace(
+        memory,
+        counted=memory.base,
+        counted_step=view.step,
+        breaks=breaks,
+        retry_at=now + _pause(breaks, timing),
+        entries=entries,
+        admit_at=now + _pause(entries, timing) if view.newcomers else memory.admit_at,
+    )
+
+
+def _pause(series: int, timing: Timing) -> float:
+    """Seconds after the last failure of a ``series``: none after the first one, then twice as long each time."""
+    return 0.0 if series < 2 else min(timing.backoff_max, timing.backoff * 2.0 ** min(series - 2, 16))
 
 
 def decide(view: View, memory: DecisionState, now: float, timing: Timing = Timing()) -> Action:
@@ -200,6 +215,8 @@ def _planned(  # noqa: PLR0911 - one return per rule
     assert view.target is not None and view.generation is not None
     stayers, joiners = _candidates(view, last)
     if not view.leavers and not joiners:
+        if view.mute:
+            return Nothing(f"{_names(view.mute)} cannot give the training state to new members")
         return Nothing(f"generation {view.generation.number} is the desired one")
     if view.unready:
         # They train, and become ready when they can enter another generation; until then this one stays.
@@ -216,6 +233,8 @@ def _planned(  # noqa: PLR0911 - one return per rule
         return Wait(settled, f"{_names(view.warming)} to be ready")
     if memory.breaks >= 2 and now < memory.retry_at:
         return Wait(memory.retry_at, f"a pause after {memory.breaks} failures in a row")
+    if now < memory.admit_at:
+        return Wait(memory.admit_at, f"a pause after {memory.entries} failures in a row of new members to enter")
     return _propose(view, view.whole(stayers + joiners), "Grow")
 
 
@@ -225,10 +244,6 @@ def _unplanned(view: View, memory: DecisionState, now: float, timing: Timing, la
         bound = _since(memory.change_since, now) + timing.reenter
         if now < bound:
             return Wait(bound, f"{_names(view.unready)} to be ready again")
-    if view.unsure and not view.lost:
-        bound = _since(memory.change_since, now) + timing.probe
-        if now < bound:
-            return Wait(bound, f"answers to probes of {', '.join(sorted(view.unsure))}")
     if not (view.lost or view.joiners or view.leavers):
         bound = _since(memory.change_since, now) + timing.doubt
         if now < bound:
@@ -236,9 +251,15 @@ def _unplanned(view: View, memory: DecisionState, now: float, timing: Timing, la
     if (wait := _for_state(view, memory, now, timing)) is not None:
         return wait
     stayers, joiners = _candidates(view, last)
+    if now < memory.admit_at:
+        # Those that hold the state do not wait for new members that break each entry.
+        holders = tuple(view.whole(m for m in g if view.holds_newest(m)) for g in (stayers, joiners))
+        if len(holders[0] + holders[1]) >= _least(view):
+            stayers, joiners = holders
     if memory.breaks >= 2 and now < memory.retry_at:
         # After a loss the survivors continue at once; new members enter when the series of failures is over.
-        if not view.lost or len(view.whole(stayers)) < _least(view) <= len(stayers + joiners):
+        others = view.lost or any(is_ready(m) and m not in stayers for m in view.base_alive)
+        if not others or len(view.whole(stayers)) < _least(view) <= len(stayers + joiners):
             return Wait(memory.retry_at, f"a pause after {memory.breaks} failures in a row")
         joiners = tuple(m for m in joiners if view.holds_newest(m))
     return _propose_or_stop(view, stayers, joiners)

@@ -1,8 +1,7 @@
 """The driver: the thread that executes the decisions of :class:`~elastrain.rendezvous.machine.MemberMachine`.
 
-On every change from the watch and at every deadline it updates the view, decides and writes; it probes members that
-fell silent when a generation broke. It owns all state except the inbox. Only the leader receives other members'
-records. While etcd is unreachable no member acts.
+On every change from the watch and at every deadline it updates the view, decides and writes. It owns all state except
+the inbox. Only the leader receives other members' records. While etcd is unreachable no member acts.
 """
 
 from __future__ import annotations
@@ -19,10 +18,8 @@ from elastrain.api.records import Member
 from elastrain.etcd import Batch, EtcdClient, EtcdError, EtcdUnavailable, Lease, Watch, WatchState
 from elastrain.rendezvous.decide import Action, Propose, Timing
 from elastrain.rendezvous.machine import MemberMachine
-from elastrain.rendezvous.probe import Evidence
 from elastrain.rendezvous.progress import ProgressPost
 from elastrain.rendezvous.protocol import Todo, rest_after
-from elastrain.rendezvous.suspicion import Answers, Probes
 from elastrain.rendezvous.view import View
 
 log = logging.getLogger(__name__)
@@ -67,8 +64,6 @@ class Driver:
         self._machine = MemberMachine(keys, own(), lease_ttl=lease_ttl, timing=timing, sees_all=sees_all)
         self._view = self._machine.view
         self._rest_until = 0.0
-        self._answers = Answers(lease_ttl)
-        self._probes = Probes(self._on_answer)
 
     @property
     def view(self) -> View:
@@ -125,7 +120,6 @@ class Driver:
             self._watch.close()
         if self._thread.is_alive():
             self._thread.join(timeout=self._client.timeout + 1.0)
-        self._probes.close()
 
     # ---- callbacks of the watch: into the inbox --------------------------------------------------------------------
     def _on_batch(self, batch: Batch) -> None:
@@ -135,9 +129,6 @@ class Driver:
     def _on_watch_state(self, state: WatchState) -> None:
         contact = self._machine.contact
         self._inbox.put(lambda: self._notify(contact.watch_reported(state.error, state.connected, self._clock())))
-
-    def _on_answer(self, member_id: str, evidence: Evidence) -> None:
-        self._inbox.put(lambda: self._answers.heard(member_id, evidence, self._clock()))
 
     # ---- the thread ------------------------------------------------------------------------------------------------
     def _run(self) -> None:
@@ -186,8 +177,6 @@ class Driver:
         deadlines = list(self._machine.deadlines(now))
         if (due := self._progress.due) is not None and self._machine.contact.reachable:
             deadlines.append(due)
-        if self._answers.repeat_at is not None:
-            deadlines.append(self._answers.repeat_at)
         return max(0.01, min(deadlines) - now)
 
     def _take(self, batch: Batch) -> None:
@@ -205,7 +194,7 @@ class Driver:
         if self._lease is not None:
             self._lease.mend()
         record = self._own()
-        self._look(record, now)
+        self._machine.look(record, now)
         with self._viewed:
             self._view = self._machine.view
             self._viewed.notify_all()
@@ -219,14 +208,6 @@ class Driver:
             self._progress.write_if_due(now)
         if self._machine.scope_changed(record) and self._watch is not None:
             self._watch.move(self._machine.scope)
-
-    def _look(self, record: Member, now: float) -> None:
-        """Update the view with the results of probes; start the probes that are due."""
-        found = self._answers.of(record.id)
-        self._machine.look(record, *found, now)
-        self._probes.ask(self._machine.to_probe(record, self._answers, now))
-        if self._answers.of(record.id) != found:
-            self._machine.look(record, *self._answers.of(record.id), now)
 
     def _do(self, todo: Todo, record: Member) -> None:
         if todo.part is not None:

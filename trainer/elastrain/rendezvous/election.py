@@ -10,6 +10,8 @@ from __future__ import annotations
 import zlib
 from dataclasses import dataclass
 
+from elastrain.api.records import Generation
+
 FIRST = 8
 """Members of a generation, by place, that claim at once; the others first leave the claim to them."""
 _STEP_SECONDS = 0.05
@@ -31,10 +33,8 @@ class Candidate:
     leader_lease: int
     mod_revision: int
     """mod_revision of the key; 0: it does not exist."""
-    suspect: bool
-    """A probe has found the leader dead."""
     since: float | None
-    """Since when the key is vacant or its holder suspect; None: neither, or this member has never seen a leader."""
+    """Since when the key is vacant; None: it is not, or this member has never seen a leader."""
     place: int | None
     """The own place in the newest generation, from 0; None: not in it."""
 
@@ -51,7 +51,7 @@ def elect(candidate: Candidate, now: float) -> Claim | float | None:
     s = candidate
     if not s.lease:
         return None
-    if s.leader is not None and not s.suspect:
+    if s.leader is not None:
         # Held from before a restart of the ranks or a lost lease: it must name the present id and lease.
         stale = (s.leader_lease == s.lease) != (s.leader == s.member)
         return Claim(s.mod_revision) if stale else None
@@ -59,6 +59,12 @@ def elect(candidate: Candidate, now: float) -> Claim | float | None:
         return Claim(s.mod_revision)
     due = s.since + _patience(s)
     return Claim(s.mod_revision) if now >= due else due
+
+
+def place_in(generation: Generation | None, member_id: str) -> int | None:
+    """Index in the order of its members, from 0; exact if all have the same number of ranks."""
+    place = generation.member(member_id) if generation else None
+    return place.rank_offset // place.slots if place else None
 
 
 def _patience(s: Candidate) -> float:

@@ -6,7 +6,7 @@ simulation (``tests/sim``). Times are seconds of the caller's monotonic clock.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from elastrain.api.keys import JobKeys
 from elastrain.api.records import Member
@@ -14,7 +14,6 @@ from elastrain.etcd import Batch, Delete, Range
 from elastrain.rendezvous.contact import Contact
 from elastrain.rendezvous.decide import Timing
 from elastrain.rendezvous.protocol import LONGEST_REST, MemberProtocol, Todo
-from elastrain.rendezvous.suspicion import Answers, Silent, whom_to_probe
 from elastrain.rendezvous.view import View
 
 RETRY_SECONDS = 0.5
@@ -69,17 +68,11 @@ class MemberMachine:
         self._look_at = self._look_at or now + LONGEST_REST
         return now < self._look_at
 
-    def look(self, own: Member, suspects: frozenset[str], unsure: frozenset[str], now: float) -> None:
-        """Update :attr:`view`. ``suspects``, ``unsure``: results of probes."""
+    def look(self, own: Member, now: float) -> None:
+        """Update :attr:`view`."""
         self._look_at = None
         self.protocol.bridge(outage=self.contact.outage(now))
-        self.view = self.protocol.look(own, suspects, unsure)
-
-    def to_probe(self, own: Member, answers: Answers, now: float) -> Sequence[Silent]:
-        """Members to be probed now; ``answers`` counts them as probed."""
-        view = self.view
-        known = {m.id for m in (*view.members, *view.gone)} if self.protocol.leads(own) and view.complete else None
-        return answers.due(whom_to_probe(view, own, self.protocol.views.leader), known, now)
+        self.view = self.protocol.look(own)
 
     def next(self, own: Member, lease: int, now: float) -> Todo | None:
         """The next action for the view; None while etcd does not answer, or just after a failed call."""

@@ -54,7 +54,6 @@ class Membership:
         group_size: int = 1,
         one_copy: bool = False,
         node: str = "",
-        agent_port: int = 0,
         lease_ttl: int = names.DEFAULT_LEASE_TTL,
         timing: Timing = Timing(),  # noqa: B008 - frozen
         clock: Clock = time.monotonic,
@@ -70,7 +69,7 @@ class Membership:
         self.lease_ttl = lease_ttl
         self._client = client
         self._record = Member(
-            id=_new_id(worker), worker=worker, node=node, address=address, agent_port=agent_port, slots=slots,
+            id=_new_id(worker), worker=worker, node=node, address=address, slots=slots,
             group=group, place=place, group_size=group_size, one_copy=one_copy,
         )  # fmt: skip
         self._lock = threading.Lock()
@@ -159,6 +158,9 @@ class Membership:
                 "store_port": 0,
                 "generation": 0,
                 "broken": 0,
+                "fault": 0,
+                "faults": 0,
+                "unsent": 0,
                 "learning": False,
                 "holds": False,
                 "restarts": old.restarts + 1,

@@ -16,9 +16,8 @@ from elastrain.api.keys import JobKeys
 from elastrain.api.records import Ended, Generation, Leader, Member
 from elastrain.etcd import Batch, Event, KeyValue, Put, Range, Transaction
 from elastrain.rendezvous.decide import Action, Condemn, DecisionState, Nothing, Propose, Timing, Wait, decide, remember
-from elastrain.rendezvous.election import Candidate, Claim, elect
+from elastrain.rendezvous.election import Candidate, Claim, elect, place_in
 from elastrain.rendezvous.scope import everything, own_part
-from elastrain.rendezvous.suspicion import place_in
 from elastrain.rendezvous.view import View
 from elastrain.rendezvous.view_builder import ViewBuilder
 
@@ -101,9 +100,9 @@ class MemberProtocol:
         elif self.views.complete and self.views.generation is not None:
             self.views.expect(self.views.generation)
 
-    def look(self, own: Member, suspects: frozenset[str], unsure: frozenset[str]) -> View:
+    def look(self, own: Member) -> View:
         """This member's view of the job."""
-        return self.views.view(own.id, suspects, unsure)
+        return self.views.view(own.id)
 
     def next(self, view: View, own: Member, lease: int, now: float) -> Todo:
         """The next action for ``view``. Call it only while etcd answers."""
@@ -141,8 +140,7 @@ class MemberProtocol:
     def _candidate(self, view: View, own: Member, lease: int, now: float) -> Candidate:
         leadership = self.views.state.leadership
         leader = self.views.leader.member if self.views.leader else None
-        suspect = leader is not None and leader != own.id and leader in view.suspects
-        if leader is not None and not suspect:
+        if leader is not None:
             self._led, self._vacant_since = True, None
         elif self._led and self._vacant_since is None:
             self._vacant_since = now
@@ -152,13 +150,12 @@ class MemberProtocol:
             leader=leader,
             leader_lease=leadership.lease if leadership else 0,
             mod_revision=leadership.mod_revision if leadership else 0,
-            suspect=suspect,
             since=self._vacant_since,
             place=place_in(view.generation, own.id),
         )
 
     def _claim(self, claim: Claim, own: Member, lease: int) -> Transaction:
-        leader = Leader(member=own.id, worker=own.worker, address=own.address, agent_port=own.agent_port)
+        leader = Leader(member=own.id, worker=own.worker, address=own.address)
         unchanged = ((self.keys.leader, claim.mod_revision),)
         return Transaction(unchanged, ((self.keys.leader, leader.encode()),), lease=lease)
 

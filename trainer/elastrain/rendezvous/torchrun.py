@@ -41,7 +41,6 @@ from elastrain.etcd import EtcdClient, EtcdConfig, EtcdDenied, EtcdError, EtcdUn
 from elastrain.rendezvous.decide import Timing
 from elastrain.rendezvous.membership import Membership
 from elastrain.rendezvous.options import BACKEND, Options
-from elastrain.rendezvous.probe import ProbeServer
 from elastrain.rendezvous.view import View
 
 log = logging.getLogger(__name__)
@@ -96,7 +95,6 @@ class EtcdV3RendezvousHandler(RendezvousHandler):
         self._keys = JobKeys(options.namespace, params.run_id, options.uid)
         self._client: EtcdClient | None = None
         self._member: Membership | None = None
-        self._probes: ProbeServer | None = None
         self._served: TCPStore | None = None  # the store that this agent serves in this round
         self._generation = 0  # the generation of this agent's ranks
 
@@ -191,28 +189,23 @@ class EtcdV3RendezvousHandler(RendezvousHandler):
 
     def _register(self) -> Membership:
         client = EtcdClient(self._config)
-        probes = None
         try:
             self._publish_target(client)
-            probes = ProbeServer(lambda: self._member.id if self._member else "")
             member = Membership(
                 client,
                 self._keys,
                 worker=self._worker,
                 node=os.environ.get(names.ENV_NODE) or socket.gethostname(),
                 address=self._address,
-                agent_port=probes.port,
                 lease_ttl=self._options.lease_ttl,
                 timing=Timing(settle=self._options.settle),
                 sees_all=True,  # num_nodes_waiting() asks about the others
             )
             member.start()
         except EtcdError:
-            if probes is not None:
-                probes.close()
             client.close()
             raise
-        self._client, self._probes, self._member = client, probes, member
+        self._client, self._member = client, member
         atexit.register(self._leave)  # a signal ends the agent without shutdown(): leave at once, not at the TTL
         return member
 
@@ -319,8 +312,6 @@ class EtcdV3RendezvousHandler(RendezvousHandler):
         member, self._member = self._member, None
         if member is not None:
             member.leave()
-        if self._probes is not None:
-            self._probes.close()
         if self._client is not None:
             self._client.close()
 

@@ -10,6 +10,9 @@ from elastrain.api.records import UNREADABLE, Closed, Generation, Phase, Target
 from elastrain.jobstate import RegisteredMember
 from elastrain.rendezvous import groups
 
+MAX_FAULTS = 2
+"""Generations in a row that a member may fail to enter by itself, and times that it may fail to send its state."""
+
 
 @dataclass(frozen=True)
 class View:
@@ -43,10 +46,6 @@ class View:
     finished: bool = False
     """``progress.finished``, or :attr:`closed`: no further generation is formed."""
     closed: Closed | None = None
-    suspects: frozenset[str] = frozenset()
-    """Ids of members that a probe found dead although their lease has not expired."""
-    unsure: frozenset[str] = frozenset()
-    """Ids of silent members that are being probed now."""
     step: int = 0
     """Greatest number of committed steps in any record."""
     loop_end: int = 0
@@ -58,11 +57,15 @@ class View:
 
     @cached_property
     def alive(self) -> dict[str, RegisteredMember]:
-        """Members that have a key, are not suspect and have no younger incarnation (a worker has one agent at a time,
-        so an older one is dead even if its lease has not expired); oldest first."""
+        """Members that have a key and no younger incarnation; oldest first.
+
+        Only proof takes a member out: its lease has ended, by itself or by a holder's revocation; or its worker, which
+        has one agent at a time, has registered again. A refused or reset connection is none: a firewall makes them too,
+        and the member may commit a step meanwhile.
+        """
         ordered = sorted(self.members, key=lambda m: m.create_revision)
         youngest = {m.record.worker: m.id for m in ordered}
-        return {m.id: m for m in ordered if m.id not in self.suspects and youngest[m.record.worker] == m.id}
+        return {m.id: m for m in ordered if youngest[m.record.worker] == m.id}
 
     @cached_property
     def base_alive(self) -> tuple[RegisteredMember, ...]:
@@ -83,14 +86,8 @@ class View:
         """Whether a member of the newest generation saw its collectives fail, or all were notified that it is over:
         that holds even if the lost member has returned under its id."""
         number = self.generation.number if self.generation else 0
-        return number in self.notified or any(m.record.broken >= number for m in self.base_alive)
-
-    @cached_property
-    def breaking(self) -> int:
-        """Number of the newest generation that a live member saw fail and has not left for a later one; 0: none. It may
-        be older than the newest generation, which was proposed but not entered."""
-        failed = (m.record.broken for m in self._reporting if m.record.broken >= self.adopted_by(m))
-        return max(failed, default=0)
+        failed = (max(m.record.broken, m.record.fault) for m in self.base_alive)
+        return number in self.notified or any(n >= number for n in failed)
 
     @property
     def intact(self) -> bool:
@@ -100,7 +97,35 @@ class View:
     def is_leaving(self, member: RegisteredMember) -> bool:
         """Whether the member leaves, by its own record or by the target."""
         wanted_out = self.target is not None and member.record.worker in self.target.leaving
-        return wanted_out or member.record.phase is Phase.LEAVING
+        return wanted_out or member.record.phase is Phase.LEAVING or member.id in self.unfit
+
+    @cached_property
+    def unfit(self) -> frozenset[str]:
+        """Ids of members that no further generation includes: they broke several by failures of their own. Not those
+        that alone hold the newest state."""
+        failed = frozenset(m.id for m in self.alive.values() if m.record.faults >= MAX_FAULTS)
+        others = (m for m in self.alive.values() if m.id not in failed and self.holds_newest(m))
+        return failed if failed and (not self.training or groups.cover(others)) else frozenset()
+
+    @cached_property
+    def mute(self) -> tuple[RegisteredMember, ...]:
+        """Members that hold the newest state, stay, and cannot give it: while there are any, no member without it can
+        enter."""
+        holders = (m for m in self.base_alive if self.holds_newest(m) and not self.is_leaving(m))
+        return tuple(m for m in holders if max(m.record.unsent, m.record.faults) >= MAX_FAULTS)
+
+    def _may_enter(self, member: RegisteredMember) -> bool:
+        return is_ready(member) and (not self.mute or self.holds_newest(member))
+
+    @cached_property
+    def newcomers(self) -> tuple[str, ...]:
+        """Ids of members of the newest generation that have not received the state that others of it hold."""
+        if self.generation is None or not self.training:
+            return ()
+        newest = max(self.taken, default=0)
+        old = {i for i, number in self._adopted_by.items() if number == newest}
+        received = {i for i in old if (m := self.alive.get(i)) is None or self.holds_newest(m)}
+        return tuple(i for i in self.generation.ids if i not in received)
 
     @cached_property
     def leavers(self) -> tuple[RegisteredMember, ...]:
@@ -110,7 +135,8 @@ class View:
     @cached_property
     def stayers(self) -> tuple[RegisteredMember, ...]:
         """Live members of the newest generation that can enter the next one now, in whole groups, in rank order."""
-        return tuple(m for group in self._groups if all(map(is_ready, group)) for m in group if m.id in self._inside)
+        whole = (group for group in self._groups if all(map(self._may_enter, group)))
+        return tuple(m for group in whole for m in group if m.id in self._inside)
 
     @cached_property
     def unready(self) -> tuple[RegisteredMember, ...]:
@@ -131,7 +157,7 @@ class View:
         found: list[RegisteredMember] = []
         for group in self._groups:
             stays = any(m.id in self._inside for m in group)
-            if (stays or len(group) <= room) and all(map(is_ready, group)):
+            if (stays or len(group) <= room) and all(map(self._may_enter, group)):
                 found += [m for m in group if m.id not in self._inside]
             room -= len(group) if stays or len(group) <= room else 0
         return tuple(found)
@@ -202,8 +228,7 @@ class View:
             return ()
         left = {m.id for m in self.gone if m.record.phase in (Phase.LEAVING, Phase.FINISHED)}
         anew = {m.record.worker for m in self.alive.values()}
-        over = left | self.suspects
-        return tuple(m.worker for m in last.members if m.id not in over and m.worker not in anew)
+        return tuple(m.worker for m in last.members if m.id not in left and m.worker not in anew)
 
     @cached_property
     def unread(self) -> tuple[RegisteredMember, ...]:

@@ -151,11 +151,10 @@ class ViewBuilder:
             self._shown = None
 
     # ---- for decisions ---------------------------------------------------------------------------------------------
-    def view(self, self_id: str, suspects: frozenset[str] = frozenset(), unsure: frozenset[str] = frozenset()) -> View:
+    def view(self, self_id: str) -> View:
         """A snapshot from the view of ``self_id``: the last one again if nothing has changed since."""
-        shown, asked = self._shown, (self_id, suspects, unsure)
-        if shown is not None and asked == (shown.self_id, shown.suspects, shown.unsure):
-            return shown
+        if self._shown is not None and self._shown.self_id == self_id:
+            return self._shown
         state = self.state
         members = (*state.members.values(), *self.missing.values()) if self.complete else ()
         generations = tuple(self._generations[n] for n in sorted(self._generations)) if self.complete else ()
@@ -168,7 +167,7 @@ class ViewBuilder:
             target=self.target,
             members=members,
             complete=self.complete,
-            leader=self.leader.member if self.leader and self.leader.member not in suspects else None,
+            leader=self.leader.member if self.leader else None,
             leader_mod_revision=state.leadership.mod_revision if state.leadership else 0,
             generation=self.generation,
             highest=state.highest_number,
@@ -179,8 +178,6 @@ class ViewBuilder:
             notified=dict(state.ended),
             finished=state.finished,
             closed=state.closed,
-            suspects=suspects,
-            unsure=unsure,
             step=self._step(members),
             loop_end=(state.progress.total_steps or 0) if state.progress else 0,
             saved_step=state.progress.checkpoint.step if state.progress and state.progress.checkpoint else 0,

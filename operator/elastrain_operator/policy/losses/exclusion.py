@@ -1,4 +1,4 @@
-"""Nodes that new workers avoid for a while: those that failed the pre-flight check or lost several workers.
+"""Nodes that new workers avoid for a while: those whose check or device failed, or that lost several workers.
 
 Exclusions expire, and only the newest few are kept. A node may be innocent: a script that the kernel kills for its
 memory loses workers on any node. A wrong exclusion then costs no more than a delay.
@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from elastrain.api import names
 from elastrain.api.job import Condition, ConditionType, ExcludedNode, NodeLoss
 from elastrain_operator.model import Cause, Loss
 from elastrain_operator.policy.report.conditions import Claim
@@ -22,8 +23,8 @@ MOST_NODES = 16
 MOST_LOSSES = 64
 """Most entries in the status; the oldest are removed first."""
 
-PREFLIGHT = "PreflightFailed"
-"""Reason of the loss of a worker whose pre-flight check failed: one such loss excludes the node."""
+_AT_ONCE = frozenset({"PreflightFailed", names.DEVICE_FAILED})
+"""Reasons of losses of which one excludes the node: the pre-flight check failed, or a device did while it trained."""
 _NOT_THE_NODE = frozenset({"OOMKilled", "Evicted", "Deleted"})
 """Losses to infrastructure that are unrelated to the node's health, or that Kubernetes handles."""
 
@@ -64,7 +65,7 @@ def update(
             continue
         recent.append(NodeLoss(node=node, time=now.isoformat()))
         times = sum(x.node == node for x in recent)
-        if loss.reason != PREFLIGHT and times < LOSSES:
+        if loss.reason not in _AT_ONCE and times < LOSSES:
             continue
         until = (now + timedelta(seconds=cooldown)).isoformat()
         standing.pop(node, None)  # the newest come last
@@ -85,10 +86,10 @@ def claim(exclusions: NodeExclusions, before: Iterable[Condition]) -> tuple[Clai
 
 
 def _reason(loss: Loss) -> str:
-    return PREFLIGHT if loss.reason == PREFLIGHT else "WorkersLost"
+    return loss.reason if loss.reason in _AT_ONCE else "WorkersLost"
 
 
 def _message(loss: Loss, times: int) -> str:
-    if loss.reason == PREFLIGHT:
+    if loss.reason in _AT_ONCE:
         return loss.message
     return f"{times} workers lost there within {int(WINDOW.total_seconds() // 60)} min, the last: {loss.message}"

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from elastrain.api.records import Generation
-from elastrain.rendezvous.election import FIRST
-from elastrain.rendezvous.suspicion import place_in
+from elastrain.rendezvous.election import FIRST, place_in
 
 REPORT_LATER_SECONDS = 1.0
 """Seconds for which a member leaves the report of a broken generation to that generation's first members."""

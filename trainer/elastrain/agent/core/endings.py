@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from elastrain import hints
 from elastrain.agent.core.events import RankExited
+from elastrain.agent.core.hardware import why_infrastructure
 from elastrain.api.names import EXIT_FINISHED, EXIT_INFRASTRUCTURE
 from elastrain.api.records import Outcome, Termination
 
@@ -28,10 +30,17 @@ def drained(step: int, message: str = "") -> Termination:
     return Termination(outcome=Outcome.DRAINED, step=step, exit_code=EXIT_FINISHED, message=message)
 
 
-def script_failed(step: int, exited: RankExited, rank: int | None) -> Termination:
-    """The training script of a rank ended with an error."""
-    message = error_line(exited.log_tail) or f"the training script exited with {exited.code}"
-    return _failed(step, exited, rank, reason="ScriptFailed", message=message)
+def script_failed(step: int, exited: RankExited, rank: int | None, known: str = "") -> Termination:
+    """The training script of a rank ended with an error, its own or the machine's (:mod:`.hardware`).
+
+    ``known``: the error as the rank has reported it, if it has.
+
+    A signal that has ended such a rank is this agent's, and says nothing of the cause.
+    """
+    line = error_line(exited.log_tail) or known or f"the training script exited with {exited.code}"
+    machine = why_infrastructure(exited.log_tail)
+    ended = replace(exited, code=EXIT_INFRASTRUCTURE if machine else exited.code or 1, signal=0)
+    return _failed(step, ended, rank, reason=machine or "ScriptFailed", message=line)
 
 
 def rank_killed(step: int, exited: RankExited, rank: int | None, leaving: bool) -> Termination:

@@ -127,6 +127,9 @@ class Publish:
     generation: int = 0
     step: int = 0
     broken: int = 0
+    fault: int = 0
+    faults: int = 0
+    unsent: int = 0
     learning: bool = False
     holds: bool = False
     store_port: int = 0

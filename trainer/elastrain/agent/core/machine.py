@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from enum import Enum, auto
 
 from elastrain.agent.core import endings, stand_by
-from elastrain.agent.core.bounds import KILL_SECONDS, STAND_BY_SECONDS, Bounds, passed
+from elastrain.agent.core.bounds import FAILING_SECONDS, KILL_SECONDS, STAND_BY_SECONDS, Bounds, passed
 from elastrain.agent.core.checkup import Checkup, Situation, stragglers
 from elastrain.agent.core.events import (
     Effect,
@@ -37,12 +37,13 @@ from elastrain.agent.core.events import (
 )
 from elastrain.agent.core.outbox import RankContext, messages_for
 from elastrain.agent.core.places import Places
-from elastrain.agent.core.published import PublishedRecord, record_of
+from elastrain.agent.core.published import PublishedRecord, record_of, why_unfit
 from elastrain.agent.core.rank import Rank
 from elastrain.agent.core.restart import may_restart
 from elastrain.agent.settings import Settings
 from elastrain.api.messages import Exit, Hello, Misplaced, RankMessage, Report
 from elastrain.api.records import Phase, Progress, Termination
+from elastrain.rendezvous.view import MAX_FAULTS
 
 
 class Mode(Enum):
@@ -129,7 +130,7 @@ class Core:
             self.places.learn(seen.generation, oldest=self.adopted)
 
     def _note_message(self, rank: Rank, message: RankMessage) -> Iterator[Effect]:
-        rank.received(message)
+        rank.received(message, self.places)
         if isinstance(message, Hello):
             rank.welcomed = False
             rank.proposed.clear()
@@ -233,20 +234,21 @@ class Core:
             yield from self._stop(ending, signal.SIGTERM, grace, now)
         else:
             self._watch_stragglers(now)
+            yield from self._end_failing(now)
             yield from self._talk(now)
             yield from self._publish(now)
 
     def _rank_failed(self, exited: RankExited, now: float) -> Iterator[Effect]:
         rank = self.ranks[exited.local_rank]
-        if exited.signal == 0:
-            ending = endings.script_failed(self.step, exited, self.places.rank(rank.adopted, rank.local_rank))
+        place = self.places.rank(rank.adopted, rank.local_rank)
+        if exited.signal == 0 or rank.failing:
+            ending = endings.script_failed(self.step, exited, place, known=rank.failing)
             yield from self._stop(ending, signal.SIGKILL, now + KILL_SECONDS, now)
-        elif rank.ended == "finished" and self.places.rank(rank.adopted, rank.local_rank) != 0:
+        elif rank.ended == "finished" and place != 0:
             # Its loop had finished and only rank 0 writes results: a crash during its exit counts as a normal end.
             rank.exited = RankExited(exited.incarnation, exited.local_rank)
             yield from self._run(now)
         elif self.leaving or not may_restart(self.restarts, now):
-            place = self.places.rank(rank.adopted, rank.local_rank)
             if rank.hung and not self.leaving:
                 ending = endings.rank_stuck(self.step, exited, place, rank.hung)
             else:
@@ -258,6 +260,15 @@ class Core:
             why = rank.hung or f"rank {exited.local_rank} was killed by signal {exited.signal}"
             dead = stand_by.to_start_again(self.ranks)
             yield from self._start_again(dead, now) if dead else self._start_anew(why, now)
+
+    def _end_failing(self, now: float) -> Iterator[Effect]:
+        """A process that does not end after its own failure (a thread of the script runs on, say) is killed."""
+        failing = [r for r in self.ranks if r.failing and not r.exited]
+        self.bounds.watch_failing(bool(failing), now)
+        if failing and passed(self.bounds.failing, now):
+            self.bounds.failing = now + FAILING_SECONDS
+            for rank in failing:
+                yield KillRank(rank.local_rank, f"it has not ended {FAILING_SECONDS:g} s after: {rank.failing}")
 
     def _start_again(self, dead: tuple[int, ...], now: float) -> Iterator[Effect]:
         """The dead ranks start again; the others keep process and state, and stand by as ranks of a new member."""
@@ -277,7 +288,8 @@ class Core:
     def _all_ended(self) -> Iterator[Effect]:
         finished = self.seen is not None and self.seen.finished
         if any(r.told_exit and r.ended != "finished" for r in self.ranks) and not finished:
-            yield from self._ended(endings.drained(self.step, self.resigned))
+            unfit = endings.infrastructure("CannotConnect", self.unfit, self.step) if self.unfit else None
+            yield from self._ended(unfit or endings.drained(self.step, self.resigned))
             return
         early = any(r.joined and r.ended is None and not r.told_exit for r in self.ranks)
         if self.places.rank(self.adopted, 0) == 0 and not finished:
@@ -343,13 +355,19 @@ class Core:
         target = self.seen.target if self.seen else None
         if target is not None and (target.desired == 0 or self.settings.worker in target.leaving):
             return f"target: {target.reason or 'leave'}"
-        return None
+        return self.unfit or None
+
+    @property
+    def unfit(self) -> str:
+        """Why no generation can include this worker: it broke several by itself, and one was formed without it."""
+        outside = self.adopted and self.places.mine(self.adopted) is None
+        return why_unfit(self.ranks) if outside and max(r.faults for r in self.ranks) >= MAX_FAULTS else ""
 
     @property
     def phase(self) -> Phase:
         if self.ranks and all(r.ended == "finished" for r in self.ranks):
             return Phase.FINISHED
-        if self.leaving:
+        if self.leaving or any(r.failing for r in self.ranks):
             return Phase.LEAVING
         if self.ranks and all(r.can_connect for r in self.ranks):
             return Phase.READY

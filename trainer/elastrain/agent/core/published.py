@@ -11,24 +11,40 @@ from elastrain.agent.core.checkup import Checkup
 from elastrain.agent.core.events import JobSnapshot, Publish
 from elastrain.agent.core.places import Places
 from elastrain.agent.core.rank import Rank
-from elastrain.api.records import GenerationMember, Phase
+from elastrain.api.records import GenerationMember, Health, Phase
 from elastrain.api.settings import Shards
+from elastrain.rendezvous.view import MAX_FAULTS
 
 
 def record_of(ranks: Sequence[Rank], phase: Phase, checkup: Checkup, shards: Shards) -> Publish:
     """The record of a member with these ranks. ``shards``: as of the job's settings."""
+    health, message, local_rank = checkup.health, checkup.message, checkup.verdict.rank
+    if health is Health.OK and (why := why_unfit(ranks)):
+        health, message = Health.UNFIT, why
     return Publish(
         phase=phase,
         generation=min(r.adopted for r in ranks),
         step=max(r.step for r in ranks),
         broken=max(r.broken for r in ranks),
+        fault=max(r.fault for r in ranks),
+        faults=max(r.faults for r in ranks),
+        unsent=max(r.unsent for r in ranks),
         learning=any(r.learning for r in ranks),
         holds=stand_by.hold_all(ranks, shards),
         store_port=ranks[0].store_port,
-        health=checkup.health,
-        health_message=checkup.message,
-        health_rank=checkup.verdict.rank,
+        health=health,
+        health_message=message,
+        health_rank=local_rank,
     )
+
+
+def why_unfit(ranks: Sequence[Rank]) -> str:
+    """Why this member cannot enter generations, or cannot give its state in them, by own failures; empty: it can."""
+    rank = next((r for r in ranks if max(r.faults, r.unsent) >= MAX_FAULTS), None)
+    if rank is None:
+        return ""
+    what = "send its state" if rank.unsent >= MAX_FAULTS else "connect to its peers"
+    return f"local rank {rank.local_rank} cannot {what}: {rank.complaint}"
 
 
 @dataclass(slots=True)

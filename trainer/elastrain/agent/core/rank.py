@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from elastrain.agent.core.events import RankExited
+from elastrain.agent.core.places import Places
 from elastrain.api.messages import (
     Adopted,
     Broken,
@@ -57,6 +58,14 @@ class Rank:
     learning: bool = False
     """A part of its state has not arrived yet."""
     broken: int = 0
+    fault: int = 0
+    """As of the member's record, with the two that follow."""
+    faults: int = 0
+    unsent: int = 0
+    complaint: str = ""
+    """Its last failure of these."""
+    failing: str = ""
+    """The failure by which its process ends; empty: none."""
     aborted: set[int] = field(default_factory=set)
     """Generations whose abort was sent to it."""
     told_exit: bool = False
@@ -67,12 +76,13 @@ class Rank:
     @property
     def listens(self) -> bool:
         """Whether it reads and executes messages."""
-        return self.connected and self.welcomed and self.exited is None and self.ended is None
+        there = self.connected and self.welcomed and not self.failing
+        return there and self.exited is None and self.ended is None
 
     @property
     def can_connect(self) -> bool:
         """Whether it could enter a generation now."""
-        return self.connected and self.ready and self.exited is None
+        return self.connected and self.ready and self.exited is None and not self.failing
 
     @property
     def can_stay(self) -> bool:
@@ -89,8 +99,8 @@ class Rank:
             step=self.step, ended=self.ended, exited=self.exited,
         )  # fmt: skip
 
-    def received(self, message: RankMessage) -> None:
-        """Update the state from a message of the rank."""
+    def received(self, message: RankMessage, places: Places) -> None:
+        """Update the state from a message of the rank. ``places``: its member's."""
         if self.stands_by and isinstance(message, Adopted | Broken):
             return  # of the generation in which its worker was another member
         match message:
@@ -107,15 +117,31 @@ class Rank:
                 self.misplaced = why
             case Adopted(generation=number, step=step, complete=complete):
                 self.learning = not complete
+                if complete and places.rank(number, self.local_rank) is not None:
+                    self.faults = 0
                 self.adopted, self.step = max(self.adopted, number), max(self.step, step)
-            case Broken(generation=number, step=step):
-                self.broken, self.step = max(self.broken, number), max(self.step, step)
+            case Broken(step=step):
+                self.step = max(self.step, step)
+                self._gave_up(message)
             case Report(progress=progress):
                 self.step = max(self.step, progress.step)
             case Left(step=step):
                 self.ended, self.step = "left", max(self.step, step)
             case Finished(step=step):
                 self.ended, self.step = "finished", max(self.step, step)
+
+    def _gave_up(self, message: Broken) -> None:
+        """It has left a generation, or could not enter it."""
+        number, trains = message.generation, self.broken < self.adopted < message.generation
+        self.failing = message.error if message.leaves else self.failing
+        if message.mine:
+            self.complaint = message.error
+            self.unsent += message.unsent
+            self.faults += not message.unsent
+        if message.mine and trains and not message.unsent and not message.leaves:
+            self.fault = max(self.fault, number)  # it has tried to connect beside the steps of the older one
+        else:
+            self.broken = max(self.broken, number)
 
     def hung_up(self) -> None:
         """Its connection ended. Without ``Left`` or ``Finished`` before, the generation it was in is broken."""

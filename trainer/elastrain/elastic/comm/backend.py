@@ -58,6 +58,10 @@ class Offer:
     """For people: the reason why it is not NCCL."""
     shares: bool = False
     """Whether its device may be that of other ranks too."""
+    failed: str = ""
+    """Why NCCL did not connect this rank, which may use another transport instead; empty: it has not failed."""
+    proven: bool = False
+    """Whether this rank has trained with NCCL."""
 
     def encode(self) -> str:
         return json.dumps(asdict(self))
@@ -65,7 +69,7 @@ class Offer:
     @classmethod
     def decode(cls, text: str) -> Offer:
         fields = json.loads(text)
-        return cls(Backend(fields["backend"]), fields["card"], fields["why"], fields["shares"])
+        return cls(**{**fields, "backend": Backend(fields["backend"])})
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +116,9 @@ def agree(offers: Sequence[Offer]) -> Choice:
     without = next((rank for rank, offer in enumerate(offers) if offer.backend is not Backend.NCCL), None)
     if without is not None:
         return Choice(Backend.TCP, f"rank {without}: {offers[without].why}")
+    failed = next((rank for rank, offer in enumerate(offers) if offer.failed), None)
+    if failed is not None and not any(offer.proven for offer in offers):
+        return Choice(Backend.TCP, f"rank {failed} falls back to TCP: {offers[failed].failed}")
     (card, users), *_ = Counter(offer.card for offer in offers).most_common(1)
     if users > 1 and not all(offer.shares for offer in offers):
         ranks = ", ".join(str(rank) for rank, offer in enumerate(offers) if offer.card == card)

@@ -20,6 +20,7 @@ from elastrain.elastic.comm.exchange import PROTOCOL
 from elastrain.elastic.comm.handshake import Hello, Identity, Unauthenticated
 from elastrain.elastic.comm.listener import Listener
 from elastrain.elastic.comm.patience import Patience
+from elastrain.elastic.comm.peer import PeerLost, PeerSocket, raises_peer_lost
 
 CONNECT_SECONDS = 30.0
 """Bound of one connect. Both ends are in the generation, and were alive a moment before."""
@@ -65,6 +66,7 @@ class Channels:
         """Address and port."""
         return f"{self._address} {self._listener.port}"
 
+    @raises_peer_lost
     def accept(
         self,
         ranks: Collection[int],
@@ -74,7 +76,7 @@ class Channels:
     ) -> dict[int, socket.socket]:
         """Wait for these ranks to connect, up to ``within`` seconds.
 
-        Raises ``OSError`` if shut or called off, ``TimeoutError`` naming the ranks that have not connected.
+        Raises :class:`PeerLost` if shut or called off, and naming the ranks that have not connected.
         """
         ends = time.monotonic() + within
         while True:
@@ -92,13 +94,14 @@ class Channels:
                 names = ", ".join(map(str, missing))
                 raise TimeoutError(f"ranks {names} have not connected within {within:g} s")
 
+    @raises_peer_lost
     def connect(
         self, rank: int, invitation: str, purpose: Purpose, called_off: Callable[[], bool] = lambda: False
     ) -> socket.socket:
         """Connect to the ``rank`` with this ``invitation``; both ends have then proven who they are.
 
-        Raises ``OSError`` if shut, called off or after :data:`CONNECT_SECONDS`; :class:`Unauthenticated` if another
-        process answers there.
+        Raises :class:`PeerLost` if shut, called off or after :data:`CONNECT_SECONDS`; :class:`Unauthenticated` if
+        another process answers there.
         """
         address, port = invitation.split()
         family, kind, protocol, _, target = socket.getaddrinfo(address, int(port), type=socket.SOCK_STREAM)[0]
@@ -172,7 +175,7 @@ class Channels:
             connection.close()
             return
         try:
-            self._keep(connection)
+            connection = self._keep(connection)
         except ConnectionAbortedError:
             return
         with self._changed:
@@ -182,7 +185,8 @@ class Channels:
         if former is not None:  # the peer has given it up
             self.discard(former)
 
-    def _keep(self, connection: socket.socket) -> socket.socket:
+    def _keep(self, plain: socket.socket) -> PeerSocket:
+        connection = PeerSocket.of(plain)
         with self._changed:
             if self._shut:
                 connection.close()
@@ -197,11 +201,11 @@ class Channels:
 
 
 def receive(connection: socket.socket, into: Any) -> Any:
-    """Fill the writable buffer ``into`` and return it. Raises ``OSError`` if the connection ends before."""
+    """Fill the writable buffer ``into`` and return it. Raises :class:`PeerLost` if it ends before."""
     view = memoryview(into).cast("B")
     while view:
         count = connection.recv_into(view)
         if count == 0:
-            raise ConnectionResetError("the connection ended")
+            raise PeerLost("the connection ended")
         view = view[count:]
     return into

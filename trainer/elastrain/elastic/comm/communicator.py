@@ -30,16 +30,17 @@ from elastrain.elastic.comm.handshake import Identity
 from elastrain.elastic.comm.header import Kind, Label, RanksDiverged, left_early
 from elastrain.elastic.comm.mates import Mates, mates_of
 from elastrain.elastic.comm.mesh import Mesh
+from elastrain.elastic.comm.peer import PeerLost
 from elastrain.elastic.comm.staged import StagedAllreduce
 from elastrain.elastic.comm.tcp_allreduce import TcpAllreduce
-from elastrain.elastic.comm.transport import CONNECT_SECONDS, Transport, completed, first_line, wait_for
+from elastrain.elastic.comm.transport import CONNECT_SECONDS, Transport, completed, described, first_line, wait_for
 
 FAREWELL_SECONDS = 10.0
 """Bound of waiting, outside of the training thread, until all ranks have left a healthy generation."""
 
 
 class GenerationBroken(RuntimeError):
-    """A collective of this generation failed or was aborted; this rank has committed nothing of the step."""
+    """A peer of this generation was lost, or it was aborted; this rank has committed nothing of the step."""
 
     def __init__(self, generation: int, cause: str) -> None:
         super().__init__(f"generation {generation} is broken: {cause}")
@@ -48,10 +49,9 @@ class GenerationBroken(RuntimeError):
 
 
 class Communicator:
-    """Connects the ranks of one generation.
+    """Connects the ranks of one generation, beside the default group of ``torch.distributed``.
 
-    The default group of ``torch.distributed`` stays untouched. Thread safety: one thread at a time runs collectives;
-    any thread may call :meth:`abort` and :meth:`call_off`.
+    Thread safety: one thread at a time runs collectives; any thread may call :meth:`abort` and :meth:`call_off`.
     """
 
     def __init__(
@@ -64,24 +64,31 @@ class Communicator:
         offer: Offer | None = None,
         device: torch.device | None = None,
         called_off: Callable[[], bool] = lambda: False,
+        failed: Callable[[int, BaseException], None] = lambda _number, _error: None,
     ) -> None:
         """Connect to all peers of generation ``of``; returns when every peer is connected to this rank.
 
         ``address``: this host's address on the network of the collectives. ``offer``: how this rank could sum
-        gradients (default: TCP). ``device``: where it computes them. Blocks up to ``CONNECT_SECONDS`` for each
-        transport. Raises ``RuntimeError`` if a peer does not come, ``TimeoutError`` as of :meth:`Meeting.exchange`, and
-        :class:`elastrain.elastic.comm.transport.CalledOff`.
+        gradients (default: TCP). ``device``: where it computes them. ``failed(number, error)`` is called once, in any
+        thread, if this rank itself fails after that. Blocks up to ``CONNECT_SECONDS`` for each transport. Raises
+        :class:`PeerLost` if a peer does not come, and :class:`elastrain.elastic.comm.transport.CalledOff`; any other
+        exception is this rank's own failure.
         """
         self.of, self.rank, self.world_size = of, rank, of.world_size
         self._lock = threading.Lock()
+        self._on_failure: Callable[[int, BaseException], None] = lambda *_: None  # a failure to connect is raised
         self._broken: str | None = None
         self.broken_at: float | None = None
         """Monotonic time at which the generation broke or was called off; None while it is healthy."""
         self._called_off: str | None = None
+        self.failure: BaseException | None = None
+        """Why this rank itself cannot go on; None: it can. Its process has to end with this error."""
+        self.unsent: BaseException | None = None
+        """Why this rank could not send its state, which it keeps; None: it could."""
         self.step = 0
         """Committed steps: the step that the sums belong to. Set by the owner."""
         self.diverged: str | None = None
-        """How the ranks differ in what they do; None if they do not. Then no other generation mends it."""
+        """How the ranks differ in what they do; None if they do not. No other generation mends it."""
         self.mesh: Mesh | None = None
         """This rank's connections to its peers; None for a generation of one rank, and after :meth:`close`."""
         self._tcp: TcpAllreduce | None = None
@@ -90,8 +97,7 @@ class Communicator:
         self._watchdog: watchdog.Watchdog | None = None
         self._device_since: float | None = None
         """Monotonic time since when NCCL may have sums under way, which only an abort ends."""
-        self._devices: set[torch.device] = set()
-        """Devices whose sums the host has not waited for."""
+        self._devices: set[torch.device] = set()  # whose sums the host has not waited for
         self._channels = Channels(address, Identity.of(of, rank))
         try:
             mine = {f"channels/{rank}": self._channels.invitation, f"offer/{rank}": (offer or Offer()).encode()}
@@ -100,15 +106,12 @@ class Communicator:
             self.choice = agree([Offer.decode(brought[f"offer/{r}"]) for r in range(of.world_size)])
             """The transport of gradients that lie on devices, and the reason."""
             if of.world_size > 1:
-                connections = self._form_mesh(called_off)
-                if self.choice.backend is Backend.NCCL:
-                    assert device is not None, "a rank that offers NCCL has a device"
-                    self._form_nccl(device, connections, called_off)
+                self._form(device, called_off)
         except BaseException as e:
             self.abort(first_line(e))
             self.close()
             raise
-        self.connected_at = time.monotonic()
+        self._on_failure, self.connected_at = failed, time.monotonic()
 
     @property
     def generation(self) -> int:
@@ -151,8 +154,8 @@ class Communicator:
     def abort(self, cause: str) -> None:
         """End every collective that is blocked, on this rank and, by the closed connections, on its peers.
 
-        Idempotent, any thread, does not block. The first cause stays, and is recorded before anything ends by the
-        abort. If a device does not return, the rank ends itself (:mod:`elastrain.elastic.comm.watchdog`).
+        Idempotent, any thread, does not block. The first cause stays, and is recorded first. If a device does not
+        return, the rank ends itself (:mod:`elastrain.elastic.comm.watchdog`).
         """
         with self._lock:
             if self._broken is None:
@@ -184,14 +187,21 @@ class Communicator:
         self._channels.close()
 
     @contextlib.contextmanager
-    def guard(self) -> Iterator[None]:
-        """Turn a failed collective inside the block into :class:`GenerationBroken`, and abort for the peers."""
+    def guard(self, *, sends: bool = False) -> Iterator[None]:
+        """Around operations with peers. Turns a lost peer into :class:`GenerationBroken`, and aborts for the others.
+
+        Any other exception is this rank's own failure: it leaves the block as it is, and the peers go on without this
+        rank. ``sends``: the block sends this rank's state. A rank that cannot do that keeps its state, so that the
+        generation is broken instead (:attr:`unsent`).
+        """
         try:
             yield
         except GenerationBroken:
             raise
-        except (RuntimeError, OSError) as e:
-            self._failed(e)
+        except BaseException as e:
+            self._failed(e, sends=sends)
+            if self.failure is not None:
+                raise
             raise GenerationBroken(self.generation, self._broken or first_line(e)) from e
         if self._broken is not None:
             raise GenerationBroken(self.generation, self._broken)
@@ -201,11 +211,25 @@ class Communicator:
         self.abort(cause)
         raise GenerationBroken(self.generation, cause)
 
-    def _failed(self, error: Exception) -> None:
-        """A collective has failed. Any thread."""
+    def fail_here(self, error: BaseException) -> None:
+        """This rank itself has failed: its peers must not wait for it. Any thread; the first ``error`` stays."""
+        with self._lock:
+            first, self.failure = self.failure is None, self.failure or error
+        self.abort(f"rank {self.rank} has failed itself: {described(error)}")
+        if first:
+            self._on_failure(self.generation, error)
+
+    def _failed(self, error: BaseException, *, sends: bool = False) -> None:
+        """An operation with peers has failed. Any thread."""
         if isinstance(error, RanksDiverged):
             self.diverged = self.diverged or str(error)
-        self.abort(first_line(error))
+        if isinstance(error, RanksDiverged | PeerLost):
+            self.abort(first_line(error))
+        elif sends and isinstance(error, Exception):
+            self.unsent = self.unsent or error
+            self.abort(f"rank {self.rank} cannot send its state: {described(error)}")
+        else:
+            self.fail_here(error)
 
     def _farewell(self) -> bool:
         """Whether every rank has left the generation and none is blocked in it."""
@@ -252,11 +276,11 @@ class Communicator:
 
     # -- connections between two ranks ---------------------------------------------------------------------------------
     def accept(self, ranks: Collection[int], purpose: Purpose) -> dict[int, socket.socket]:
-        """Connections from ``ranks``, each of which calls :meth:`connect`. Raises ``OSError`` if aborted."""
+        """Connections from ``ranks``, each of which calls :meth:`connect`. Raises :class:`PeerLost` if aborted."""
         return self._channels.accept(ranks, purpose)
 
     def connect(self, rank: int, purpose: Purpose, called_off: Callable[[], bool] = lambda: False) -> socket.socket:
-        """A connection to ``rank``, which calls :meth:`accept`. Raises ``OSError``."""
+        """A connection to ``rank``, which calls :meth:`accept`. Raises :class:`PeerLost`."""
         return self._channels.connect(rank, self._invitations[rank], purpose, called_off)
 
     @contextlib.contextmanager
@@ -270,7 +294,7 @@ class Communicator:
         with self.guard():
             mesh = self.mesh
             if mesh is None or not mesh.begin():
-                raise ConnectionAbortedError("the generation was called off")
+                raise PeerLost("the generation was called off")
             try:
                 mesh.announce(Label(kind, self.step), nbytes, peers)
                 yield mesh
@@ -282,13 +306,14 @@ class Communicator:
         """Begin to sum ``buffer`` over all ranks, in place, without dividing.
 
         A failure marks the generation broken and leaves any values in the buffer. After waiting for its sums the caller
-        checks :attr:`broken`, and discards the step. An exception inside autograd would leave through user code.
+        checks :attr:`broken`, and discards the step; :attr:`failure` then ends this rank. An exception inside autograd
+        would leave through user code.
         """
         if self._broken is None and self.world_size > 1:
             try:
                 return self._sum(self._transport_of(buffer), buffer, Label(kind, self.step))
-            except RuntimeError as e:
-                self.abort(first_line(e))
+            except Exception as e:
+                self._failed(e)
         return completed(buffer)
 
     def sum_together(
@@ -301,8 +326,8 @@ class Communicator:
         if self._broken is None and (tcp := self._tcp) is not None:
             try:
                 return tcp.sum_together(*buffers, label=Label(kind, self.step), before=before)
-            except RuntimeError as e:
-                self.abort(first_line(e))
+            except PeerLost as e:
+                self._failed(e)
         before()
         return [completed(buffer) for buffer in buffers]
 
@@ -323,11 +348,11 @@ class Communicator:
         self._device_since = None
 
     def _transport_of(self, buffer: torch.Tensor) -> Transport:
-        """The same on all ranks. Raises ``RuntimeError`` if no transport sums tensors of this kind."""
+        """The same on all ranks. Raises ``TypeError`` if no transport sums tensors of this kind."""
         for transport in self._transports:
             if transport.takes(buffer):
                 return transport
-        raise RuntimeError(f"no transport sums tensors on {buffer.device} with layout {buffer.layout}")
+        raise TypeError(f"no transport sums tensors on {buffer.device} with layout {buffer.layout}")
 
     def _sum(self, transport: Transport, buffer: torch.Tensor, label: Label) -> torch.futures.Future[torch.Tensor]:
         if transport is not self._tcp:
@@ -335,20 +360,26 @@ class Communicator:
         if transport is self._nccl:  # before the check: call_off() sets the cause first and reads this last
             self._device_since = self._device_since or time.monotonic()
             if self._called_off is not None:
-                raise RuntimeError(self._called_off)
+                raise PeerLost(self._called_off)
         return transport.sum(buffer, label)
 
     # -- forming -------------------------------------------------------------------------------------------------------
+    def _form(self, device: torch.device | None, called_off: Callable[[], bool]) -> None:
+        connections = self._form_mesh(called_off)
+        if self.choice.backend is Backend.NCCL:
+            assert device is not None, "a rank that offers NCCL has a device"
+            self._form_nccl(device, connections, called_off)
+
     def _form_mesh(self, called_off: Callable[[], bool]) -> list[socket.socket]:
         try:
             connections = {peer: self.connect(peer, Purpose.SUMS, called_off) for peer in range(self.rank)}
             others = range(self.rank + 1, self.world_size)
             connections |= self._channels.accept(others, Purpose.SUMS, CONNECT_SECONDS, called_off)
-        except OSError as e:
-            raise RuntimeError(f"could not connect to every peer: {first_line(e)}") from e
+        except PeerLost as e:
+            raise PeerLost(f"could not connect to every peer: {first_line(e)}") from e
         self.mesh = Mesh(self.rank, connections, self._channels.shut)
         self._tcp = TcpAllreduce(self.mesh, self.rank, self._failed)
-        self._transports = [self._tcp, StagedAllreduce(self._tcp)]
+        self._transports = [self._tcp, StagedAllreduce(self._tcp, self._failed)]
         return list(connections.values())
 
     def _form_nccl(
@@ -370,12 +401,9 @@ class Communicator:
     def _form_mates(self, called_off: Callable[[], bool]) -> Mates:
         """Connections to the ranks whose device memory NCCL may map."""
         ranks = mates_of(self.of, self.rank)
-        try:
-            found = {r: self.connect(r, Purpose.MATES, called_off) for r in ranks if r < self.rank}
-            later = [r for r in ranks if r > self.rank]
-            found |= self._channels.accept(later, Purpose.MATES, CONNECT_SECONDS, called_off)
-        except OSError as e:
-            raise RuntimeError(f"could not connect to every rank of this node: {first_line(e)}") from e
+        found = {r: self.connect(r, Purpose.MATES, called_off) for r in ranks if r < self.rank}
+        later = [r for r in ranks if r > self.rank]
+        found |= self._channels.accept(later, Purpose.MATES, CONNECT_SECONDS, called_off)
         return Mates({rank: self._channels.hand_over(connection) for rank, connection in found.items()})
 
     def _observe(self, now: float, hung_up_at: float | None) -> watchdog.Observation:

@@ -14,6 +14,7 @@ from elastrain.elastic.comm import handshake
 from elastrain.elastic.comm.handshake import Identity
 from elastrain.elastic.comm.meeting import LENGTH_BYTES, MAX_REQUEST, framed
 from elastrain.elastic.comm.patience import Patience
+from elastrain.elastic.comm.peer import blames_peer, raises_peer_lost
 from elastrain.elastic.comm.transport import CalledOff
 
 PROTOCOL = 22
@@ -40,11 +41,12 @@ class Meeting:
         self._generation, self._identity = generation, Identity.of(generation, rank)
         self._called_off, self._protocol = called_off, protocol
 
+    @raises_peer_lost
     def exchange(self, mine: Mapping[str, str]) -> dict[str, str]:
         """Send ``mine``, and return the values of all ranks, by key, when all have come.
 
-        Raises :class:`CalledOff`, and ``TimeoutError`` naming the workers that have not come, or the meeting point that
-        does not answer.
+        Raises :class:`CalledOff`, and :class:`PeerLost` naming the workers that have not come, or the meeting point
+        that does not answer.
         """
         end = time.monotonic() + MEETING_SECONDS
         while True:
@@ -52,6 +54,8 @@ class Meeting:
                 with self._reach(end) as connection:
                     answer = self._ask(connection, mine, end)
             except OSError as e:  # not there yet, or gone; a newer generation shows which member is lost
+                if not blames_peer(e):
+                    raise
                 self._check(end, e)
                 time.sleep(_RETRY_SECONDS)
                 continue

@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from typing import Generic, Self, TypeVar
 
 from elastrain.api.records import Generation
+from elastrain.elastic.comm.peer import PeerLost
 
 HELLO_SECONDS = 2.0
 """A listener closes a connection that has not proven by then who it is."""
@@ -42,7 +43,7 @@ MEETING = 255
 """The purpose of a connection to the meeting point; others are :class:`elastrain.elastic.comm.channel.Purpose`."""
 
 
-class Unauthenticated(ConnectionError):
+class Unauthenticated(PeerLost):
     """The other end has not proven that it belongs to the generation."""
 
 

@@ -27,6 +27,7 @@ from itertools import islice
 import torch
 
 from elastrain.elastic.comm.header import HEADER_BYTES, Header, Label, RanksDiverged, difference, encode
+from elastrain.elastic.comm.peer import PeerLost
 from elastrain.elastic.comm.transport import COLLECTIVE_SECONDS
 
 POLL_SECONDS = 0.05
@@ -138,12 +139,12 @@ class Mesh:
     def run(self) -> None:
         """Return when all queued buffers have been sent and received.
 
-        Raises ``OSError`` if a connection ends from which data was expected. Raises ``TimeoutError`` naming the peers
-        if no byte moves for :data:`COLLECTIVE_SECONDS`, or for :data:`QUIET_SECONDS` after it was called off.
+        Raises :class:`PeerLost` if a connection ends from which data was expected, and naming the peers if no byte
+        moves for :data:`COLLECTIVE_SECONDS`, or for :data:`QUIET_SECONDS` after it was called off.
 
         A lost peer needs no data any more: a rank that has received the peer's part completes the exchange, since other
         ranks may have completed it too. If all peers are lost, no other rank can have the sum, and it raises
-        ``OSError``.
+        :class:`PeerLost`.
 
         A rank that was frozen meanwhile (SIGSTOP, a suspended machine) may wake, find all data in its sockets, and be
         the only rank that has it: the others have given it up, and repeat the step without it. After a freeze the
@@ -164,9 +165,9 @@ class Mesh:
                 moved = now if ready else moved
                 self._check_patience(now, moved)
         if self._peers and all(p.refuses for p in self._peers.values()):
-            raise ConnectionResetError("no peer has received the data")
+            raise PeerLost("no peer has received the data")
         if frozen and (left := [str(p.rank) for p in self._peers.values() if p.has_left]):
-            raise ConnectionResetError(f"ranks {', '.join(left)} have left while this rank was frozen")
+            raise PeerLost(f"ranks {', '.join(left)} have left while this rank was frozen")
 
     def _check_patience(self, now: float, moved: float) -> None:
         off = self._called_off_at
@@ -174,7 +175,7 @@ class Mesh:
         quiet = now - (moved if off is None else max(moved, off))
         if quiet >= bound or (off is not None and now - off >= LAST_SECONDS):
             slow = ", ".join(str(p.rank) for p in self._peers.values() if p.events)
-            raise TimeoutError(f"no data has come from, or gone to, ranks {slow} for {quiet:.3g} s")
+            raise PeerLost(f"no data has come from, or gone to, ranks {slow} for {quiet:.3g} s")
 
     def _follow(self, selector: selectors.BaseSelector) -> bool:
         """Register each connection for the events that its queues need. Returns whether any are left."""
@@ -235,7 +236,7 @@ class _Peer:
             else:
                 count = self.connection.recvmsg_into([into for into, _ in islice(self.incoming, 2)])[0]
             if count == 0:
-                raise ConnectionResetError(f"rank {self.rank} has closed its connection")
+                raise PeerLost(f"rank {self.rank} has closed its connection")
             while count:
                 into, then = self.incoming[0]
                 if count < len(into):

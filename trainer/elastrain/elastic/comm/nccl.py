@@ -31,6 +31,7 @@ import torch.distributed as dist
 
 from elastrain.elastic.comm.header import Label
 from elastrain.elastic.comm.mates import Mates
+from elastrain.elastic.comm.peer import PeerLost
 from elastrain.elastic.comm.transport import COLLECTIVE_SECONDS, CONNECT_SECONDS, CalledOff, first_line
 
 log = structlog.get_logger(__name__)
@@ -58,8 +59,18 @@ _QUIET = {
 _WITHOUT = "ELASTRAIN_BACKEND=tcp to do without NCCL, in the template's env"
 
 
+_OF_PEERS = ("remote process exited", "remote error", "unhandled system error", "was aborted", "timed out", "timeout")
+"""What NCCL and torch say of a peer, of the network to it, or of a communicator that was aborted."""
+
+
 class InitialisationFailed(RuntimeError):
-    """NCCL could not connect the ranks, or not in time."""
+    """NCCL could not connect the ranks, or not in time. NCCL does not say whose failure that is."""
+
+
+def blames_peer(text: str) -> bool:
+    """Whether an error of a running communicator is of a peer or the network. Pure. Others are this rank's: of its
+    device ("unhandled cuda error"), its memory, or a wrong call."""
+    return any(words in text.lower() for words in _OF_PEERS)
 
 
 class Nccl:
@@ -79,7 +90,12 @@ class Nccl:
 
     def sum(self, buffer: torch.Tensor, _label: Label) -> torch.futures.Future[torch.Tensor]:
         # As in torch's own communication hooks: awaiting this makes the current stream wait, and the host continues.
-        future: torch.futures.Future[torch.Tensor] = self._backend.allreduce([buffer]).get_future().then(_first)
+        try:
+            future: torch.futures.Future[torch.Tensor] = self._backend.allreduce([buffer]).get_future().then(_first)
+        except RuntimeError as e:
+            if self._aborting is not None or blames_peer(str(e)):
+                raise PeerLost(f"NCCL: {first_line(e)}") from e
+            raise
         return future
 
     def error(self) -> str | None:

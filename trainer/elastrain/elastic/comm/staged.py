@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from elastrain.elastic.comm.header import Label
@@ -12,8 +14,9 @@ from elastrain.elastic.comm.transport import future_on
 class StagedAllreduce:
     """A :class:`elastrain.elastic.comm.transport.Transport` that copies to the host, sums there, and copies back."""
 
-    def __init__(self, on_host: TcpAllreduce) -> None:
-        self._on_host = on_host
+    def __init__(self, on_host: TcpAllreduce, failed: Callable[[Exception], None]) -> None:
+        """``failed(error)`` is called, in any thread, if the copy back to the device fails."""
+        self._on_host, self._failed = on_host, failed
         self._stream: torch.cuda.Stream | None = None
 
     def takes(self, tensor: torch.Tensor) -> bool:
@@ -30,9 +33,13 @@ class StagedAllreduce:
         def bring_back(_: torch.futures.Future[torch.Tensor]) -> None:
             # A future records the stream that is current when it gets its value: awaiting it orders the caller's stream
             # after this copy.
-            with torch.cuda.stream(stream):
-                buffer.copy_(staged, non_blocking=True)
-                done.set_result(buffer)
+            try:
+                with torch.cuda.stream(stream):
+                    buffer.copy_(staged, non_blocking=True)
+                    done.set_result(buffer)
+            except Exception as e:  # torch would only log it, and the future would never complete
+                self._failed(e)
+                done.set_exception(e)  # type: ignore[no-untyped-call, unused-ignore]
 
         (summed,) = self._on_host.sum_together(staged, label=label, before=copied.synchronize)
         summed.add_done_callback(bring_back)

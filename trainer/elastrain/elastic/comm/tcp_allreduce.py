@@ -26,6 +26,7 @@ import torch
 
 from elastrain.elastic.comm.header import Label
 from elastrain.elastic.comm.mesh import Mesh
+from elastrain.elastic.comm.peer import PeerLost
 from elastrain.elastic.comm.transport import completed
 
 PIECE_BYTES = 1 << 21
@@ -58,7 +59,7 @@ class TcpAllreduce:
         return tensor.device.type == "cpu" and tensor.layout is torch.strided and tensor.is_contiguous()
 
     def sum(self, buffer: torch.Tensor, label: Label) -> torch.futures.Future[torch.Tensor]:
-        """Raises ``RuntimeError`` if the mesh was called off."""
+        """Raises :class:`PeerLost` if the mesh was called off."""
         return self.sum_together(buffer, label=label)[0]
 
     def sum_together(
@@ -67,14 +68,14 @@ class TcpAllreduce:
         """Sum all ``buffers``, in little more time than the largest takes.
 
         ``before()`` is called when their turn has come, in the summing thread. It may write to them; it waits for no
-        peer. Raises ``RuntimeError`` if the mesh was called off.
+        peer. Raises :class:`PeerLost` if the mesh was called off.
         """
         futures = [torch.futures.Future[torch.Tensor]() for _ in buffers]
         with self._lock:
             if self._closed:
                 return [completed(buffer) for buffer in buffers]
             if not self._mesh.begin():
-                raise RuntimeError("the generation was called off")
+                raise PeerLost("the generation was called off")
             self._queue.put(_Request(buffers, futures, label, before))
         return futures
 

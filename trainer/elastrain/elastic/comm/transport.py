@@ -67,6 +67,12 @@ def future_on(value: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
     return torch.futures.Future(devices=[value.device] if value.is_cuda else None)
 
 
+def described(error: BaseException) -> str:
+    """The class of an error and the first line of its message."""
+    line = first_line(error)
+    return line if line == type(error).__name__ else f"{type(error).__name__}: {line}"
+
+
 def first_line(error: BaseException) -> str:
     """The first line of an error's message; the class name if the message is empty."""
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

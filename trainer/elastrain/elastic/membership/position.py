@@ -20,10 +20,11 @@ from elastrain.data.order import Order
 from elastrain.elastic.comm import backend
 from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.membership.ballot import Ballot
+from elastrain.elastic.membership.connecting import close_in_background
 from elastrain.elastic.membership.control import Summed
 from elastrain.elastic.membership.entry import Entry, EntryRow
 from elastrain.elastic.membership.integers import from_integers, to_integers
-from elastrain.elastic.membership.session import Session, Withdrawn, close_in_background
+from elastrain.elastic.membership.session import Session, Withdrawn
 from elastrain.elastic.strategies.strategy import ElasticModule
 
 log = structlog.get_logger(__name__)

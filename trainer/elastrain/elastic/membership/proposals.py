@@ -18,7 +18,7 @@ class Proposals:
         """By number, without those that are long superseded."""
         self.connected: dict[int, Communicator] = {}
         """By number: this rank could switch to them. The owner closes those that it takes out."""
-        self.failed: dict[int, str] = {}
+        self.failed: dict[int, Exception] = {}
         """By number: why this rank could not connect."""
         self._heard: dict[int, float] = {}
         self._aborted: dict[int, str] = {}

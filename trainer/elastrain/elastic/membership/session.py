@@ -6,6 +6,7 @@ training thread reads between steps. While it is in no healthy generation, it wa
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -30,9 +31,9 @@ from elastrain.api.messages import (
 from elastrain.api.records import Generation
 from elastrain.elastic.comm.backend import Offer
 from elastrain.elastic.comm.communicator import Communicator
-from elastrain.elastic.comm.exchange import Meeting
 from elastrain.elastic.comm.meeting import MeetingPoint
-from elastrain.elastic.comm.transport import CalledOff, first_line
+from elastrain.elastic.comm.transport import described, first_line
+from elastrain.elastic.membership.connecting import Connector, close_in_background
 from elastrain.elastic.membership.proposals import Proposals
 from elastrain.elastic.membership.vouched import AgentVouch
 from elastrain.elastic.state import transfer
@@ -60,6 +61,7 @@ class Session:
     def __init__(self, socket_path: str, local_rank: int) -> None:
         self._changed = threading.Condition()
         self._proposals = Proposals()
+        self._connector = Connector(lambda: self.welcome, self._called_off, self._connected, self._failed_itself)
         self._adopted = 0
         self._current: Communicator | None = None
         self._exit: str | None = None
@@ -71,8 +73,6 @@ class Session:
         has asked for it, and not its agent because another rank of its worker was killed."""
         self._closed = False
         self._local_rank = local_rank
-        self._offer = Offer()
-        self._device: torch.device | None = None
         self._meeting_point: MeetingPoint | None = None
         self._vouch = AgentVouch(socket_path)
         self._link = AgentLink(socket_path, local_rank, self._on_message, stays=True)
@@ -189,12 +189,14 @@ class Session:
         """
         with self._changed:
             self._adopted = number
+            if self._current is not None and self._current.generation == number:
+                self._connector.succeeded(self._current, complete=complete)
         self._link.send(Adopted(generation=number, step=step, complete=complete))
 
     def use(self, offer: Offer, device: torch.device) -> None:
         """Set the transport that this rank can use for tensors on ``device``, before a generation may include it."""
         transfer.reserve(device)
-        self._offer, self._device = offer, device
+        self._connector.use(offer, device)
 
     def serve_store(self) -> int:
         """Serve this member's meeting point, and return its port. Only for local rank 0; other ranks return 0."""
@@ -272,8 +274,10 @@ class Session:
 
         The communicator is None if the generation does not include this rank. ``loop_end``: of the loop in which a rank
         without state waits; returns the job's position instead if the job is in a later one. Waits as long as the agent
-        lives, since a job below its minimum has nothing else to do; a log line repeats it. Raises
-        :class:`ExitRequested`, :class:`AgentLost`, :class:`MessageFailed`, and :class:`Withdrawn`.
+        lives, since a job below its minimum has nothing else to do; a log line repeats it. Attempts to connect are
+        bounded (:mod:`elastrain.elastic.membership.attempts`): raises the error of the last one, or
+        ``NotConnected``. Also raises :class:`ExitRequested`, :class:`AgentLost`, :class:`MessageFailed`, and
+        :class:`Withdrawn`.
         """
         self._current = None
         began = reminded = time.monotonic()
@@ -297,7 +301,13 @@ class Session:
                     self._changed.wait(1.0)
             if failed is not None and g is not None:
                 # It could not be formed: ask for another generation, and wait for that one.
-                self.send(Broken(generation=g.number, step=0, error=failed))
+                attempts = self._connector.attempts
+                end, mine = attempts.failed(failed), attempts.is_own(failed)
+                self.send(
+                    Broken(generation=g.number, step=0, error=described(failed), mine=mine, leaves=end is not None)
+                )
+                if end is not None:
+                    raise end
                 after = g.number
             now = time.monotonic()
             if now - reminded >= _REMIND_SECONDS:
@@ -320,10 +330,7 @@ class Session:
                     if self._meeting_point is not None and g.first is not None and g.first.id == self.welcome.member:
                         self._meeting_point.expect(g)
                     if self._proposals.learn(g, has_place=rank is not None) and rank is not None:
-                        name = f"elastrain-connect-{g.number}"
-                        # Not a daemon thread: returning from C++ into an interpreter that shuts down would abort the
-                        # process. It is called off when the session closes.
-                        threading.Thread(target=self._connect, args=(g, rank), name=name).start()
+                        self._connector.start(g, rank)
                 case Abort(generation=number, reason=reason):
                     self._proposals.abort(number, reason)
                     if self._current is not None and self._current.generation == number:
@@ -337,39 +344,28 @@ class Session:
                         self._call_off_all(f"exit: {reason}")
             self._changed.notify_all()
 
-    def _connect(self, g: Generation, rank: int) -> None:
-        def called_off() -> bool:
-            return self._called_off(g)
-
-        try:
-            communicator = Communicator(
-                of=g,
-                rank=rank,
-                meeting=Meeting(g, rank, called_off),
-                address=self.welcome.address,
-                offer=self._offer,
-                device=self._device,
-                called_off=called_off,
-            )
-        except CalledOff:
-            return
-        except Exception as e:  # of any kind: the rank would wait for this connection without end
-            if self._called_off(g):
-                return
-            error = f"{type(e).__name__}: {first_line(e)}"
-            expected = isinstance(e, RuntimeError | OSError)  # torch's network errors are RuntimeErrors
-            log.warning(
-                "could not connect to a proposed generation", generation=g.number, error=error, exc_info=not expected
-            )
-            with self._changed:
-                self._proposals.failed[g.number] = error
-                self._changed.notify_all()
-            return
+    def _connected(self, g: Generation, result: Communicator | Exception) -> bool:
         with self._changed:
-            if not self._closed and self._proposals.keep(g, communicator):
+            if isinstance(result, Communicator):
+                kept = not self._closed and self._proposals.keep(g, result)
                 self._changed.notify_all()
-                return
-        communicator.close()
+                return kept
+            self._proposals.failed[g.number] = result
+            trains = self._current is not None and self._current.over is None
+            self._changed.notify_all()
+        if trains and self._connector.attempts.is_own(result):  # else the training thread reports it
+            self._say(Broken(generation=g.number, step=0, error=described(result), mine=True))
+        return False
+
+    def _failed_itself(self, number: int, error: BaseException) -> None:
+        """This rank has failed in generation ``number``, and its process ends by that."""
+        log.error("this rank has failed itself; its peers go on without it", generation=number, error=described(error))
+        self._say(Broken(generation=number, step=0, error=described(error), mine=True, leaves=True))
+
+    def _say(self, message: RankMessage) -> None:
+        """Send in any thread: the training thread learns by itself if the agent is gone."""
+        with contextlib.suppress(AgentLost):
+            self._link.send(message)
 
     def _called_off(self, g: Generation) -> bool:
         """Whether a connection to this proposal is no longer needed."""
@@ -406,11 +402,3 @@ class Session:
             raise self._lost
         if self._exit is not None:
             raise ExitRequested(self._exit)
-
-
-def close_in_background(communicator: Communicator) -> None:
-    """Close ``communicator`` in a thread, while training goes on.
-
-    Not a daemon thread: returning from C++ into an interpreter that shuts down would abort the process.
-    """
-    threading.Thread(target=communicator.close, kwargs={"together": True}, name="elastrain-close").start()

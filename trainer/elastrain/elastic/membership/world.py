@@ -19,13 +19,15 @@ from elastrain.elastic.checkpoint import CheckpointKeeper
 from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
 from elastrain.elastic.comm.header import Kind, RanksDiverged
 from elastrain.elastic.membership import tracing
+from elastrain.elastic.membership.connecting import close_in_background
 from elastrain.elastic.membership.copies import WholeCopies
 from elastrain.elastic.membership.entry import Entry, EntryRow, Script, has_joiners, smaller
+from elastrain.elastic.membership.own_failure import ends_this_rank
 from elastrain.elastic.membership.position import LoopOver, Position
 from elastrain.elastic.membership.rank_state import RankState
 from elastrain.elastic.membership.report import Switch
 from elastrain.elastic.membership.saving import Saving
-from elastrain.elastic.membership.session import Session, Withdrawn, close_in_background
+from elastrain.elastic.membership.session import Session, Withdrawn
 from elastrain.elastic.reshard.origin import FRESH, Held
 from elastrain.elastic.state import capture
 from elastrain.elastic.state.handover import Handover
@@ -159,7 +161,8 @@ class World:
         if communicator is None:
             self.stop_for(generation)
         else:
-            self._enter(generation, communicator)
+            with ends_this_rank(communicator):
+                self._enter(generation, communicator)
 
     def begin_step(self) -> None:
         """The step's first loop body follows, in a healthy generation: begin the transfers that run beside it."""
@@ -245,6 +248,11 @@ class World:
             self.settle()  # in the next generation
         self._save_now(healthy=True)
 
+    def fails(self, error: BaseException) -> None:
+        """The script ends by ``error``: peers and agent need not wait for the end of its process."""
+        if self.communicator is not None and not isinstance(error, SystemExit | GeneratorExit):
+            self.communicator.fail_here(error)
+
     def close(self) -> None:
         """Finish a running save, and send the outstanding traces of the last rescale; both bounded."""
         self._keeper.finish()
@@ -254,16 +262,22 @@ class World:
 
     # -- changes of generation ---------------------------------------------------------------------------------------
     def give_up(self, communicator: Communicator, cause: str) -> None:
-        """Leave a broken generation. Raises :class:`RanksDiverged` if the next one would break in the same way."""
+        """Leave a broken generation. Raises :class:`RanksDiverged` if the next one would break in the same way, and
+        the error by which this rank itself has failed, if any."""
         if communicator.diverged is not None:
             raise RanksDiverged(communicator.diverged)
+        if communicator.failure is not None:
+            raise communicator.failure
         log.warning("generation is broken", generation=communicator.generation, step=self.step, cause=cause)
         communicator.abort(cause)
         self._handover.end()
         if self.model is not None and self.model.learner is not None:
             self.model.learner.cancel()
         self._reporter.broken_at = communicator.broken_at
-        self._session.send(Broken(generation=communicator.generation, step=self.step, error=cause))
+        if (unsent := communicator.unsent) is not None:
+            log.error("this rank cannot send its state, and keeps it", exc_info=unsent)
+        broken = Broken(generation=communicator.generation, step=self.step, error=cause)
+        self._session.send(broken.model_copy(update={"mine": unsent is not None, "unsent": unsent is not None}))
         self.number = max(self.number, communicator.generation)
         if communicator is not self.communicator:
             close_in_background(communicator)

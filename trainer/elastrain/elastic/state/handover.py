@@ -63,13 +63,14 @@ class Handover:
         return parts is not None and sum(p.nbytes for p in parts) >= portions.MIN_BYTES
 
     def send(self, communicator: Communicator, to: Transfer, *, in_portions: bool) -> None:
-        """Begin to send this rank's part of the state, as one of the sources of ``to``."""
-        if not in_portions:
-            self._sender = WholeStateSender(self._capture(), communicator, to)
-            return
-        parts = portions.cut(self._tracked)
-        assert parts is not None, "permits_portions() was true"
-        self._sender = StateSender(self._without_gradients(), parts, communicator, to)
+        """Begin to send this rank's part of the state, as one of the sources of ``to``. Raises ``GenerationBroken``."""
+        with communicator.guard(sends=True):
+            if not in_portions:
+                self._sender = WholeStateSender(self._capture(), communicator, to)
+                return
+            parts = portions.cut(self._tracked)
+            assert parts is not None, "permits_portions() was true"
+            self._sender = StateSender(self._without_gradients(), parts, communicator, to)
 
     def receive(self, communicator: Communicator, by: Transfer, *, in_portions: bool, keep: bool) -> None:
         """Receive the state, or begin to. ``keep``: this rank's own state must stay until the other is complete.

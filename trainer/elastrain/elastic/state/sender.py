@@ -82,7 +82,7 @@ class StateSender:
         """Send the rest: there is no further step."""
         closing = self._closing(tree) if self._first else None
         for lane in self._lanes:
-            lane.begin(_Turn(float("inf"), closing, last=True))
+            lane.begin(_Turn(float("inf"), closing, last=closing is not None or not self._first))
         self._thread.join()
 
     def end(self) -> None:
@@ -91,11 +91,14 @@ class StateSender:
             lane.begin(None)
         self._thread.join()
 
-    def _closing(self, tree: Callable[[], Any]) -> SmallState:
-        return SmallState({"state": tree(), "samples": samples(self._portions)})
+    def _closing(self, tree: Callable[[], Any]) -> SmallState | None:
+        """None: it cannot be sent, and the generation is broken."""
+        with contextlib.suppress(GenerationBroken), self._communicator.guard(sends=True):
+            return SmallState({"state": tree(), "samples": samples(self._portions)})
+        return None
 
     def _run(self) -> None:
-        with contextlib.suppress(GenerationBroken), self._communicator.guard():
+        with contextlib.suppress(GenerationBroken), self._communicator.guard(sends=True):
             connections = self._communicator.accept(self._receivers, channel.Purpose.STATE)
             threads = [
                 threading.Thread(target=lane.run, args=(connections[receiver],), name="elastrain-lane")
@@ -167,7 +170,7 @@ class _Lane:
     def run(self, connection: socket.socket) -> None:
         try:
             first = [portion.tensors[0] for portion in self._portions]
-            with contextlib.suppress(GenerationBroken), self._communicator.guard(), apart(first):
+            with contextlib.suppress(GenerationBroken), self._communicator.guard(sends=True), apart(first):
                 if self._opening is not None:
                     self._opening.send(connection)
                     self._opening = None

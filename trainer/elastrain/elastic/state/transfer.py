@@ -201,7 +201,7 @@ class WholeStateSender:
 
     def _run(self) -> None:
         receivers = self._transfer.receivers
-        with contextlib.suppress(GenerationBroken), self._communicator.guard():
+        with contextlib.suppress(GenerationBroken), self._communicator.guard(sends=True):
             connections = self._communicator.accept(receivers, channel.Purpose.STATE)
             tasks = (partial(self._serve, receiver, connections[receiver]) for receiver in receivers)
             _at_once(tasks, self._communicator)

@@ -1,0 +1,97 @@
+"""Connects a rank to proposed generations, in a short-lived thread for each, while training goes on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+
+import structlog
+import torch
+
+from elastrain.api.messages import Welcome
+from elastrain.api.records import Generation
+from elastrain.elastic.comm.backend import Offer
+from elastrain.elastic.comm.communicator import Communicator
+from elastrain.elastic.comm.exchange import Meeting
+from elastrain.elastic.comm.nccl import InitialisationFailed
+from elastrain.elastic.comm.transport import CalledOff, described, first_line
+from elastrain.elastic.membership.attempts import Attempts
+
+log = structlog.get_logger(__name__)
+
+
+class Connector:
+    """For one rank."""
+
+    def __init__(
+        self,
+        welcome: Callable[[], Welcome],
+        called_off: Callable[[Generation], bool],
+        ended: Callable[[Generation, Communicator | Exception], bool],
+        failed: Callable[[int, BaseException], None],
+    ) -> None:
+        """``called_off(g)``: whether a connection to ``g`` is no longer needed. ``ended(g, result)`` is called in the
+        thread; False: the communicator is of no use. ``failed``: as of :class:`Communicator`."""
+        self.attempts = Attempts()
+        self._welcome, self._called_off, self._ended, self._failed = welcome, called_off, ended, failed
+        self._offer, self._device = Offer(), torch.device("cpu")
+
+    def use(self, offer: Offer, device: torch.device) -> None:
+        """Set the transport that this rank can use for tensors on ``device``."""
+        self._offer = replace(offer, failed=self._offer.failed, proven=self._offer.proven)
+        self._device = device
+
+    def succeeded(self, communicator: Communicator, *, complete: bool) -> None:
+        """This rank has entered a generation. ``complete``: with its whole state."""
+        self.attempts.succeeded(complete=complete)
+        self._offer = replace(self._offer, proven=self._offer.proven or communicator.sums_by == "nccl")
+
+    def start(self, g: Generation, rank: int) -> None:
+        """Connect as ``rank`` of ``g``."""
+        # Not a daemon thread: returning from C++ into an interpreter that shuts down would abort the process. It is
+        # called off when the session closes.
+        threading.Thread(target=self._connect, args=(g, rank), name=f"elastrain-connect-{g.number}").start()
+
+    def _connect(self, g: Generation, rank: int) -> None:
+        def called_off() -> bool:
+            return self._called_off(g)
+
+        try:
+            communicator = Communicator(
+                of=g,
+                rank=rank,
+                meeting=Meeting(g, rank, called_off),
+                address=self._welcome().address,
+                offer=self._offer,
+                device=self._device,
+                called_off=called_off,
+                failed=self._failed,
+            )
+        except CalledOff:
+            return
+        except Exception as e:  # of any kind: the rank would wait for this connection without end
+            if not called_off():
+                self._note(g, e)
+                self._ended(g, e)
+            return
+        if not self._ended(g, communicator):
+            communicator.close()
+
+    def _note(self, g: Generation, error: Exception) -> None:
+        own = self.attempts.is_own(error)
+        log.warning(
+            "could not connect to a proposed generation", generation=g.number, error=described(error), exc_info=own
+        )
+        if isinstance(error, InitialisationFailed) and self._welcome().settings.backend == "auto":
+            self._offer = replace(self._offer, failed=first_line(error))
+            if not self._offer.proven:
+                log.warning("the next attempt uses TCP instead of NCCL", because=self._offer.failed)
+
+
+def close_in_background(communicator: Communicator) -> None:
+    """Close ``communicator`` in a thread, while training goes on.
+
+    Not a daemon thread: returning from C++ into an interpreter that shuts down would abort the process.
+    """
+    threading.Thread(target=communicator.close, kwargs={"together": True}, name="elastrain-close").start()
