@@ -105,6 +105,8 @@ class Backward:
             # Read first: if the transfer to a joiner breaks in before_update(), the sums of this step still count.
             intact = self._session.vouched(communicator)
             updatable = self._world.before_update()
+            if self._world.share != self._world.place.share:
+                updatable &= self._learning.share_buffers(communicator, buffers)
             incomplete = self._world.receiving
             step.decide(summed, communicator.generation, intact=intact, updatable=updatable, incomplete=incomplete)
             if self._strategy.votes and summed is not None:

@@ -8,7 +8,9 @@ from elastrain.data.loader import ElasticLoader
 from elastrain.data.order import Slice
 from elastrain.data.share import Share
 from elastrain.data.spans import Spans
-from elastrain.elastic.comm.communicator import Communicator
+from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
+from elastrain.elastic.comm.header import Kind
+from elastrain.elastic.encoding import decode, encode
 from elastrain.elastic.membership.control import Summed
 from elastrain.elastic.membership.heartbeat import Heartbeat
 from elastrain.elastic.membership.world import World
@@ -51,3 +53,18 @@ class Learning:
         self._heartbeat.waits()
         buffers.restore()
         return self._world.model.learner.finish(communicator)
+
+    def share_buffers(self, communicator: Communicator, buffers: Buffers) -> bool:
+        """The first rank that has computed a step with learners gives them its ``buffers``, as of the step's end.
+
+        On all ranks, once the gradients are there. Returns whether this rank's own are those of the step.
+        """
+        share = self._world.share
+        mine = encode(buffers.sent(), "model") if share.part == 0 and not share.learner else b""
+        try:
+            rows = communicator.all_gather_bytes(mine, Kind.BUFFERS)
+        except GenerationBroken:
+            return not share.learner
+        if share.learner:
+            buffers.take(decode(next(filter(None, rows))))
+        return True

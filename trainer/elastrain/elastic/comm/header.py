@@ -59,6 +59,8 @@ class Kind(IntEnum):
     """After the script."""
     RESHARD = 13
     """Moving shards of the state to other ranks (:mod:`elastrain.elastic.reshard`)."""
+    BUFFERS = 14
+    """The models' buffers behind a step with learners."""
 
 
 _OUTSIDE_OF_STEPS = (Kind.FORM, Kind.ENTRY, Kind.FAREWELL, Kind.RESHARD)
@@ -146,6 +148,7 @@ def _doing(header: Header, *, numbered: bool = False) -> str:
         **{kind: f"calls {call} after step {header.step}" for kind, call in _CALLS.items()},
         Kind.FAREWELL: "leaves the generation",
         Kind.RESHARD: f"moves shards of the state ({size})",
+        Kind.BUFFERS: f"computes step {step} (buffers for a joiner)",
         Kind.TRAINED: f"changes the parameters that train, or their groups, before step {step}",
     }.get(header.kind, f"sums {size} of kind {header.kind}")  # type: ignore[call-overload]
     return f"{doing} (sum {header.sequence} of the generation)" if numbered else doing

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from elastrain.elastic.boundary import Boundary
 from elastrain.elastic.checkpoint import CheckpointKeeper
 from elastrain.elastic.membership.calls import Calls
 from elastrain.elastic.membership.report import Reporter
@@ -43,6 +44,10 @@ class RankState:
         self.step, self.by, self.stopped = step, by, stops
         self.calls.reset()
         self.pauses.served = 0
+
+    def boundary(self, loop_end: int) -> Boundary:
+        """The step boundary of this state, in a loop up to ``loop_end`` committed steps."""
+        return Boundary(self.step, loop_end, self.stopped, self.pauses.intervals, paused=self.pauses.served)
 
     def tree(self, *, emptied: bool = False, gradients: bool = True) -> dict[str, Any]:
         """As of :func:`capture.capture`, and all that belongs to it. ``gradients``: with those that are kept."""

@@ -84,8 +84,7 @@ class World:
     @property
     def boundary(self) -> Boundary:
         """The step boundary at which this rank is."""
-        state, pauses = self.state, self.state.pauses
-        return Boundary(state.step, self.position.loop_end, state.stopped, pauses.intervals, paused=pauses.served)
+        return self.state.boundary(self.position.loop_end)
 
     @property
     def loss(self) -> float | None:
@@ -314,6 +313,7 @@ class World:
 
     def _enter(self, generation: Generation, communicator: Communicator) -> None:
         entered = time.monotonic()
+        self._session.discard_superseded()  # a joiner may wait there for this rank, and this rank here for it
         try:
             entry = self._synchronise(communicator)
         except GenerationBroken as e:

@@ -65,7 +65,7 @@ def restore(tracked: Mapping[str, Stateful], state: dict[str, Any]) -> None:
     for name, obj in tracked.items():
         loading.load(name, obj, state[name], tracked.values())
         if isinstance(obj, nn.Module) and name in hidden:
-            buffers.put_hidden(obj, sparse.put(hidden[name]))
+            buffers.put(obj, sparse.put(hidden[name]))
 
 
 def structure(tree: Any) -> int:
