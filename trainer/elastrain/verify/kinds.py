@@ -88,6 +88,18 @@ NOT_SAVED = Fault(
     "everything else.",
     "at-a-resume",
 )
+OTHER_FILES = Fault(
+    "other files",
+    "another result after the loop",
+    "All steps are equal to the reference, but the code after the loop writes another result.",
+    "other-files",
+)
+NO_REFERENCE = Fault(
+    "no reference",
+    "not judged: the script does not run in plain torch",
+    "",
+    "no-reference",
+)
 FAILS = Fault("fails", "the job fails", "", "the-job-fails")
 
 _BY_RUN = {

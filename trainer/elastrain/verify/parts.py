@@ -14,9 +14,9 @@ from typing import Any
 from elastrain.verify.compare import Bounds, distance, family, scales_of
 from elastrain.verify.history import Committed, History
 
-ROUNDING = 1e-4
+ROUNDING, ROUNDING_OF_HALVES = 1e-4, 5e-2
 """Two runs of one model that are further apart, relative to the largest element of a family, differ by more than the
-order of additions."""
+order of additions; the second if the script may compute in float16 or bfloat16."""
 NOISE = 8.0
 """A run may be so many times as far from the reference as the reference from itself with each batch cut."""
 Schedule = tuple[tuple[int, int], ...]
@@ -41,16 +41,17 @@ def is_cut(cut: Schedule) -> bool:
     return any(parts > 1 for _, parts in cut)
 
 
-def measured(whole: History, cut: History, epsilon: float) -> Bounds | None:
+def measured(whole: History, cut: History, epsilon: float, most: float = ROUNDING) -> Bounds | None:
     """Bounds by the distance of two references, of which one has cut its batches; None: it is no rounding.
 
-    ``epsilon``: the relative distance of two neighbouring numbers, which no bound is smaller than.
+    ``epsilon``: the relative distance of two neighbouring numbers, which no bound is smaller than. ``most``: the
+    relative distance from which on it is no rounding.
     """
     other = {(c.step, c.ended): c for p in cut.processes for c in p.committed}
     apart: dict[str, float] = {}
     for process in whole.processes:
         for c in process.committed:
-            if (c.step, c.ended) in other and not _measure(c, other[c.step, c.ended], apart):
+            if (c.step, c.ended) in other and not _measure(c, other[c.step, c.ended], apart, most):
                 return None
     return Bounds(epsilon, {kind: NOISE * value for kind, value in apart.items()})
 
@@ -62,14 +63,14 @@ def wider(one: Bounds, other: Bounds) -> Bounds:
     return Bounds(max(one.relative, other.relative), both)
 
 
-def _measure(one: Committed, other: Committed, apart: dict[str, float]) -> bool:
+def _measure(one: Committed, other: Committed, apart: dict[str, float], most: float) -> bool:
     """Raise the distances in ``apart`` to those of two states; False: they differ by more than rounding."""
     scales = scales_of(one.entries)
     for name in one.entries.keys() & other.entries.keys():
         found = _distance(one.entries[name], other.entries[name])
         kind = family(name)
         scale = scales.get(kind) or _largest(one.entries[name])
-        if not found <= ROUNDING * scale and not name.endswith("(buffer)"):
+        if not found <= most * scale and not name.endswith("(buffer)"):
             return False
         apart[kind] = max(apart.get(kind, 0.0), found)
     return True

@@ -19,7 +19,7 @@ def use_float64() -> None:
     for name in ("float", "half", "bfloat16"):
         setattr(torch.Tensor, name, torch.Tensor.double)
         setattr(nn.Module, name, nn.Module.double)
-    GradScaler._unscale_grads_ = _with_float32(GradScaler._unscale_grads_)
+    GradScaler.unscale_ = _with_float32(GradScaler.unscale_)
 
 
 def _with_float32(original: Callable[..., Any]) -> Callable[..., Any]:

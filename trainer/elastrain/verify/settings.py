@@ -40,6 +40,8 @@ class Settings(BaseModel):
     other. Empty: as a whole."""
     shards: tuple[int, ...] = ()
     """Of a reference: numbers of ranks over which the runs shard the model; empty: each rank holds a whole one."""
+    perturbed: bool = False
+    """Of a reference: each gradient is changed by a rounding error."""
     gate: Path | None = None
     """A file with the last :func:`position` that ranks may pass; None: all."""
     held: Path | None = None

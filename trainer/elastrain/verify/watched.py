@@ -158,7 +158,11 @@ class WatchedReference(Watched, Reference):
         limit = self.settings.seconds
         if limit is not None and self.step + 1 >= self.settings.fewest and self.began is not None:
             self._asked |= time.monotonic() - self.began > limit
-        return super().backward(loss, **options)
+        value = super().backward(loss, **options)
+        if self.settings.perturbed and self._last:
+            for p in (p for p in self._parameters() if p.grad is not None):
+                p.grad = p.grad * (1 + torch.finfo(p.grad.dtype).eps * (2 * (p.grad.detach() > p.detach()) - 1))
+        return value
 
     def observe(self) -> None:
         norms = {type(m).__name__ for obj in self.tracked.values() if isinstance(obj, nn.Module) for m in _norms(obj)}

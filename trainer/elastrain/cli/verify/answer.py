@@ -88,9 +88,11 @@ def lines(answer: Answer, kept: Path | None = None) -> Iterator[tuple[str, str]]
     if answer.exit_code == 0:
         types = "float64" if answer.dtype == "float64" else "the script's own types"
         events = [run.title for run in answer.done if run.at]
+        most = max((max(run.workers, run.then) for run in answer.done), default=1)
+        disturbed = f"{len(events)} disturbances, " if events else ""
         yield (
-            f"{answer.script} is safe: {answer.steps} steps on 1 to {answer.workers} workers, {len(events)} "
-            f"disturbances, all equal to plain torch in {types} ({answer.seconds:.0f} s)",
+            f"{answer.script} is safe: {answer.steps} steps on up to {most} worker{'s' * (most != 1)}, {disturbed}all "
+            f"equal to plain torch in {types} ({answer.seconds:.0f} s)",
             "bold green",
         )
     elif answer.run is not None and answer.fault is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,6 +13,7 @@ from elastrain.api.job import ElasticTrainingJob
 from elastrain.cli.local.command import BadOption
 from elastrain.cli.local.spec import local_spec
 from elastrain.cli.verify import job as manifests
+from elastrain.cli.verify import outputs
 from elastrain.cli.verify.answer import Answer, Report
 from elastrain.cli.verify.execute import Folders, JobRun, NotExercised, RunFailed, reference
 from elastrain.verify import files, history, kinds, parts
@@ -28,8 +30,8 @@ LEAST_LIMIT = 90.0
 TIMES_SLOWER = 20.0
 """A run of the job may take so many times as long as the reference."""
 FIRST_LIMIT = 900.0
-EPSILON = 1.2e-7
-"""Of float32."""
+EPSILON, RELATIVE = 1.2e-7, 1e-10
+"""Least bounds: the distance of two numbers in float32; in float64 far above it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,10 @@ class Verification:
     """What the reference has written, as far as a second one does so too."""
     done: list[Run] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    in_parts: bool = False
+    """The model depends on the number of workers."""
+    directories: list[Path] = field(default_factory=list)
+    """Of the two references, in which they have written their files."""
     began: float = field(default_factory=time.monotonic)
 
     def judge(self) -> Answer:
@@ -88,7 +94,7 @@ class Verification:
         self.notes += self.source.notes
         first = Run("reference", Kind.REFERENCE, "plain torch, one process: the reference", 1)
         if (error := self._begin(first)) is not None:
-            return self._answer(2, first, error=error)
+            return self._answer(2, first, error=error, fault=kinds.NO_REFERENCE)
         for run in self._plan():
             if self.options.seconds is not None and time.monotonic() - self.began > self.options.seconds:
                 self.notes.append(f"not run: {run.title}")
@@ -118,7 +124,7 @@ class Verification:
                 return again
             last = error.tail.strip().rpartition("\n")[2]
             self.notes.append(f"in the script's own types, since it fails in float64: {last}")
-        self.files = self.folders.written()
+        self.files, self.directories = self.folders.written(), [self.folders.files]
         self.limit = max(LEAST_LIMIT, TIMES_SLOWER * (time.monotonic() - started))
         self.steps = self.truth.last_step
         if not self.steps:
@@ -156,15 +162,23 @@ class Verification:
     def _judge_files(self, run: Run, found: History, folders: Folders) -> Answer | None:
         """The files of a run whose states are equal to the reference's."""
         if run.kind is Kind.REPEAT:
+            self.directories.append(folders.files)
             self.files = files.repeatable(self.files, folders.written())
             return None
         ranks = self._ranks(run)
         if not any(r.kind is Kind.REPEAT for r in self.done):
             return None
-        if (apart := files.difference(self.files, folders.written(), ranks)) is None:
+        if (apart := files.difference(self.files, folders.written(), ranks)) is not None:
+            last = Parting(found.last_step, f"file {apart.name}", apart.expected, apart.found, world=ranks, ended=True)
+            return self._answer(1, run, parting=last, fault=kinds.fault(run, last, ranks))
+        if self.dtype == OWN or self.in_parts or self.bounds.measured is not None:
+            return None  # the numbers are equal only as far as the states are
+        reference, repeat = self.directories
+        numbers = outputs.parting([*self.files], reference, repeat, folders.files, self.bounds)
+        if numbers is None:
             return None
-        last = Parting(found.last_step, f"file {apart.name}", apart.expected, apart.found, world=ranks, ended=True)
-        return self._answer(1, run, parting=last, fault=kinds.fault(run, last, ranks))
+        last = replace(numbers, step=found.last_step, world=ranks)
+        return self._answer(1, run, parting=last, fault=kinds.OTHER_FILES)
 
     def _in_parts(self, run: Run, found: History, cut: parts.Schedule, apart: Parting) -> Parting | None:
         """Judge ``found``, which parts from the reference, by one that cuts its batches in the same way."""
@@ -173,20 +187,33 @@ class Verification:
             other = self._reference(replay, cut=cut)
         except RunFailed:  # several backwards in a loop body cannot be computed in parts
             return apart
-        bounds = parts.measured(self.truth, other, EPSILON if self.dtype == OWN else self.bounds.relative)
+        own = self.dtype == OWN
+        bounds = parts.measured(self.truth, other, *((EPSILON, parts.ROUNDING_OF_HALVES) if own else (RELATIVE,)))
         if bounds is not None:
             self.bounds = parts.wider(self.bounds, bounds)
             return parting(self.truth, found, self.bounds)
-        in_parts = parting(self.truth, found, self.bounds, alternative=other)
+        bounds = self.bounds
+        if own and (rounded := self._rounded(replay, cut, other)) is not None:
+            bounds = rounded
+        in_parts = parting(self.truth, found, bounds, alternative=other)
         if in_parts is not None:
             return in_parts
         reasons = self.truth.depends_on_parts
         if not reasons:
             return replace(apart, of_a_part=True)
         note = f"the model depends on the number of workers, as with DDP: {', '.join(reasons)} ({kinds.PAGE_OF_PARTS})"
-        if note not in self.notes:
+        if not self.in_parts:
             self.notes.append(note)
+        self.in_parts = True
         return None
+
+    def _rounded(self, replay: Run, cut: parts.Schedule, exact: History) -> Bounds | None:
+        """Bounds by what rounding errors of the gradients make of a reference that cuts its batches."""
+        run = replace(replay, name=f"{replay.name}-rounded", title=f"{replay.title}, with rounding errors")
+        try:
+            return parts.measured(exact, self._reference(run, cut=cut, perturbed=True), EPSILON, most=math.inf)
+        except RunFailed:
+            return None
 
     def _answer(self, code: int, run: Run | None = None, **found: Any) -> Answer:
         found.setdefault("fault", kinds.FAILS if run is not None else None)
@@ -197,10 +224,13 @@ class Verification:
         )  # fmt: skip
 
     # -- runs ----------------------------------------------------------------------------------------------------------
-    def _reference(self, run: Run, *, seconds: float | None = None, cut: parts.Schedule = ()) -> History:
+    def _reference(
+        self, run: Run, *, seconds: float | None = None, cut: parts.Schedule = (), perturbed: bool = False
+    ) -> History:
         folders = self._folders(run)
         seconds = None if self.options.steps else seconds
-        settings = self._settings(folders, "reference").model_copy(update={"seconds": seconds, "parts": cut})
+        changes = {"seconds": seconds, "parts": cut, "perturbed": perturbed}
+        settings = self._settings(folders, "reference").model_copy(update=changes)
         job = manifests.of_run(self.job, folders.files, workers=1, most=1)
         spec = local_spec(job, folders.files, folders.state, self.options.environment)
         with self.report.running(run):
