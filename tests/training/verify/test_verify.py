@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
 import pytest
+
+from bugs import applied, read_all
 
 ROOT = Path(__file__).parents[3]
 SECONDS = 600.0
@@ -28,10 +32,11 @@ with elastrain.join() as job:
 """
 
 
-def verify(script: Path, *options: str) -> dict:
-    """The answer of ``elastrain verify script --json``, with its exit code."""
+def verify(script: Path, *options: str, product: Path | None = None) -> dict:
+    """The answer of ``elastrain verify script --json``, with its exit code. ``product``: the folder of its code."""
     command = [sys.executable, "-m", "elastrain", "verify", str(script), "--json", *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+    environment = {**os.environ, **({"PYTHONPATH": str(product)} if product else {})}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False, env=environment)
     assert done.stdout, done.stderr
     return {**json.loads(done.stdout), "exit": done.returncode}
 
@@ -42,6 +47,7 @@ def written(folder: Path, body: str) -> Path:
     return path
 
 
+@pytest.mark.nightly
 def test_script_is_safe_if_all_ranks_end_each_step_with_the_reference_state(tmp_path: Path) -> None:
     script = written(
         tmp_path,
@@ -117,3 +123,32 @@ def test_fault_is_found_by_the_run_that_shows_it_and_by_none_before(tmp_path: Pa
 def test_example_is_safe_through_all_runs(script: str) -> None:
     answer = verify(ROOT / "examples" / script)
     assert (answer["exit"], answer["notes"]) == (0, []), answer
+
+
+PLAIN_LOOP = """
+for a, b in job.steps(loader, steps=1000):
+    optimizer.zero_grad()
+    job.backward(nn.functional.cross_entropy(model(a), b))
+    optimizer.step()
+"""
+PRODUCT_FAULTS = {
+    "27-uneven-batches-weigh-the-same": ("workers-3", PLAIN_LOOP),
+    "35-gradients-cleared-between-micro-batches": (
+        "one",
+        "loader = job.dataloader(TensorDataset(x, y), global_batch_size=16, micro_batch_size=4)" + PLAIN_LOOP,
+    ),
+}
+"""Seeded bugs that change a model, the run that shows each, and a right script."""
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("bug", PRODUCT_FAULTS)
+def test_fault_of_the_product_is_found_on_a_right_script(tmp_path: Path, bug: str) -> None:
+    run, body = PRODUCT_FAULTS[bug]
+    shutil.copytree(ROOT / "trainer", tmp_path / "trainer")
+    seeded = next(b for b in read_all() if b.name == bug)
+    for file, text in applied(seeded, {file: (ROOT / file).read_text() for file in seeded.files}).items():
+        (tmp_path / file).write_text(text)
+    script = written(tmp_path, body)
+    answer = verify(script, "--steps", "6", "--only", run, product=tmp_path / "trainer")
+    assert (answer["exit"], answer["run"]) == (1, run), answer
