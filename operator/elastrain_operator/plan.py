@@ -54,7 +54,8 @@ def plan(
     if context.is_undecided:
         return Plan(claims=_for_allocator(context, status))  # the allocator answers before any action or status
     verdict = (
-        success.verdict(spec.success_policy, observed.pods, observed.coordination)
+        verdicts.divergence(observed.pods)
+        or success.verdict(spec.success_policy, observed.pods, observed.coordination)
         or verdicts.failure(spec.backoff_limit, context.count.restarts, context.losses)
         or streak.verdict(spec, context.streak)
         or verdicts.overdue(spec, context.start, now)

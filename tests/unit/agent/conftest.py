@@ -44,7 +44,7 @@ class Story:
         self.others: tuple[Member, ...] = ()
         self.ended: dict[int, str] = {}
         self.generation: Generation | None = None
-        self.finished = False
+        self.finished, self.diverged = False, ""
 
     def event(self, event: Event) -> list[Effect]:
         effects = self.core.handle(event, self.now)
@@ -62,7 +62,9 @@ class Story:
         members = {m.id: m for m in self.others}
         if self.core.member_id:
             members[self.core.member_id] = member("a").model_copy(update={"id": self.core.member_id})
-        return self.event(JobSnapshot(self.target, self.generation, dict(self.ended), self.finished, members=members))
+        return self.event(
+            JobSnapshot(self.target, self.generation, dict(self.ended), self.finished, self.diverged, members=members)
+        )
 
     def sees(self, generation: Generation | None = None, **fields) -> list[Effect]:
         """etcd now contains ``generation``, if given, and ``fields``."""

@@ -9,16 +9,18 @@ import pytest
 from effects import none, only
 from elastrain.agent.core.bounds import STRAGGLER_SECONDS
 from elastrain.agent.core.events import (
+    CloseJob,
     End,
     KillRanks,
     Leave,
     Publish,
     PublishProgress,
     RankExited,
+    Send,
     Signalled,
     StartRanks,
 )
-from elastrain.api.messages import Exit, Hello, Report
+from elastrain.api.messages import Diverged, Exit, Hello, Report
 from elastrain.api.records import Outcome, Phase, Progress, Target
 
 
@@ -187,3 +189,29 @@ def test_a_leaving_worker_does_not_restart_a_killed_rank(story, make_generation)
     effects = story.exits(signal=9)
     none(effects, StartRanks)
     assert only(effects, End).termination.outcome is Outcome.DRAINED
+
+
+# ---- ranks that do different things -------------------------------------------------------------------------------
+WHY = "rank 0 left its loop after step 5 while rank 1 computes step 6"
+
+
+def test_the_job_ends_if_a_rank_says_that_ranks_have_diverged(story, make_generation):
+    story.training_in(make_generation(1, "a", "b"))
+    assert only(story.says(Diverged(why=WHY)), CloseJob).why == WHY, "before the end of its process"
+    ending = story.exits(code=1)[-1].termination
+    assert (ending.outcome, ending.reason, ending.message) == (Outcome.FAILED, "RanksDiverged", WHY)
+
+
+def test_a_worker_fails_and_does_not_finish_if_ranks_of_other_workers_have_diverged(story, make_generation):
+    story.training_in(make_generation(1, "b", "a"))
+    exits = [effect.message for effect in story.sees(finished=True, diverged=WHY) if isinstance(effect, Send)]
+    assert [message.reason for message in exits] == [f"the job has failed: {WHY}"], "also in a generation that holds"
+    effects = story.exits()
+    none(effects, PublishProgress)
+    assert (effects[-1].termination.outcome, effects[-1].termination.message) == (Outcome.FAILED, WHY)
+
+
+def test_a_worker_that_starts_after_a_divergence_fails_at_once(story):
+    story.registered()
+    effects = story.sees(finished=True, diverged=WHY)
+    assert only(effects, End).termination.reason == "RanksDiverged"

@@ -155,3 +155,11 @@ def test_training_workers_leave_at_a_shrink_before_spares():
 def test_spares_leave_with_the_others_if_the_job_is_suspended():
     decided = plan(observed(worker(0), worker(1, ready=False), desired=0, spares=1), 0.0)
     assert (decided.target.desired, decided.start) == (0, 0)
+
+
+@pytest.mark.parametrize("others", [(), (FINISHED,), (DRAINED, FINISHED)])
+def test_the_job_fails_whatever_its_limit_and_whatever_others_say_if_ranks_have_diverged(others):
+    workers = [worker(n, ended=ended) for n, ended in enumerate((*others, failed("RanksDiverged")))]
+    decided = plan(observed(*workers, backoff_limit=9, finished=True), 100.0)
+    assert (decided.result, decided.start) == (Result.FAILED, 0)
+    assert decided.failure.ended.reason == "RanksDiverged"

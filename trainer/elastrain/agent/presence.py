@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator
 import structlog
 
 from elastrain.agent.core import endings
-from elastrain.agent.core.events import JobSnapshot, Publish
+from elastrain.agent.core.events import CloseJob, JobSnapshot, Publish, PublishProgress
 from elastrain.agent.core.vouching import LeaseSeen
 from elastrain.agent.settings import Settings
 from elastrain.api import roster
 from elastrain.api.keys import JobKeys
+from elastrain.api.names import DIVERGED
 from elastrain.api.records import Progress, Termination
 from elastrain.api.settings import ALL
 from elastrain.etcd import EtcdClient, EtcdConfig, EtcdDenied, EtcdError, EtcdUnavailable
@@ -130,12 +131,26 @@ class Presence:
             health_rank=record.health_rank,
         )
 
+    def publish_of_job(self, effect: PublishProgress | CloseJob) -> None:
+        """Write a record of the whole job. As of the two methods."""
+        if isinstance(effect, CloseJob):
+            self.close_job(effect.why)
+        else:
+            self.publish_progress(effect.progress)
+
     def publish_progress(self, progress: Progress) -> None:
         """Publish the progress of training. Blocks for the final record, at most ``FLUSH_SECONDS``."""
         self._registered.publish(progress)
         self._unwritten = True
         if progress.finished:
             self._flush(self._registered, FLUSH_SECONDS)
+
+    def close_job(self, why: str) -> None:
+        """Record that ranks have diverged. Blocks, at most ``FLUSH_SECONDS``."""
+        try:
+            self._registered.close_job(DIVERGED, why, FLUSH_SECONDS)
+        except EtcdError as error:
+            log.error("the end of the job was not recorded", why=why, error=str(error))
 
     def leave(self) -> None:
         """Leave the job. Without effect before :meth:`register` and when repeated."""
@@ -191,6 +206,7 @@ def snapshot(view: View) -> JobSnapshot:
         generation=roster.seen_by(view.generation, view.self_id) if view.generation else None,
         ended=view.notified,
         finished=view.finished,
+        diverged=view.closed.message if view.closed and view.closed.reason == DIVERGED else "",
         step=view.step,
         training=view.training,
         loop_end=view.loop_end,

@@ -20,6 +20,7 @@ from elastrain.agent import logs
 from elastrain.agent import tracing as trace
 from elastrain.agent.core import endings
 from elastrain.agent.core.events import (
+    CloseJob,
     Effect,
     End,
     Event,
@@ -238,8 +239,8 @@ class Agent:
                     self._server.send(local_rank, message)
             case Publish():
                 self._presence.publish(effect)
-            case PublishProgress(progress=progress):
-                self._presence.publish_progress(progress)
+            case PublishProgress() | CloseJob():
+                self._presence.publish_of_job(effect)
             case StartRanks(incarnation=incarnation, local_ranks=None):
                 self._start_ranks(incarnation)
             case StartRanks(local_ranks=[*some]):

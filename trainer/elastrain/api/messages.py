@@ -97,6 +97,13 @@ class Left(Record):
     step: int
 
 
+class Diverged(Record):
+    """The ranks' scripts do different things. No further generation can mend it: the job has to fail."""
+
+    type: Literal["diverged"] = "diverged"
+    why: str
+
+
 class Finished(Record):
     """The rank's training loop has ended: all requested steps are committed."""
 
@@ -105,7 +112,8 @@ class Finished(Record):
 
 
 RankMessage = Annotated[
-    Hello | Locate | Ready | Misplaced | Adopted | Broken | Report | Left | Finished, Field(discriminator="type")
+    Hello | Locate | Ready | Misplaced | Adopted | Broken | Report | Left | Diverged | Finished,
+    Field(discriminator="type"),
 ]
 RANK_MESSAGE: TypeAdapter[RankMessage] = TypeAdapter(RankMessage)
 

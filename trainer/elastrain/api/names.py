@@ -100,3 +100,7 @@ def node_memory(job_uid: str) -> str:
 def headcount(count: int) -> str:
     """A number of workers as text: ``1 worker``, ``4 workers``."""
     return "1 worker" if count == 1 else f"{count} workers"
+
+
+DIVERGED = "RanksDiverged"
+"""Reason of a termination and of the record ``closed``: ranks have done different things, so that the job must fail."""

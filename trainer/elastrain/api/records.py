@@ -386,7 +386,7 @@ class Closed(Record):
     member: str
     """Id of the member that wrote it."""
     reason: str
-    """``Finished``, ``Failed``, or ``Closed`` if a program called ``set_closed()``."""
+    """``Finished``, ``Failed``, or ``Closed`` if a program called ``set_closed()``; or ``names.DIVERGED``."""
     message: str = ""
     """The cause of a failure, in one line."""
 

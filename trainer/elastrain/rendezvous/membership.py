@@ -27,7 +27,7 @@ from typing import Any
 
 from elastrain.api import names
 from elastrain.api.keys import JobKeys
-from elastrain.api.records import Member, Phase, Progress
+from elastrain.api.records import Closed, Member, Phase, Progress
 from elastrain.etcd import EtcdClient, EtcdError, EtcdUnavailable, Lease, LeaseCallbacks
 from elastrain.rendezvous.decide import Action, Timing
 from elastrain.rendezvous.driver import Clock, Driver
@@ -175,6 +175,10 @@ class Membership:
         """Write ``progress``, at most once a second; the newest replaces the others."""
         self._progress.put(self.id, progress)
         self._driver.wake()
+
+    def close_job(self, reason: str, message: str, timeout: float) -> None:
+        """Record that no further generation is formed. Raises ``EtcdError``."""
+        self._progress.close_job(Closed(member=self.id, reason=reason, message=message), timeout)
 
     def flush(self, timeout: float) -> bool:
         """Wait until etcd has this member's record and the progress; False after ``timeout`` seconds.

@@ -39,6 +39,10 @@ class ProgressPost:
             self._not_before = now + INTERVAL
             self.write_now(_WRITE_SECONDS)
 
+    def close_job(self, closed: Closed, timeout: float) -> None:
+        """Write the end of the job within ``timeout`` seconds. Raises :class:`EtcdError`."""
+        self._client.commit(Transaction((), ((self._keys.closed, closed.encode()),)), "end the job", timeout=timeout)
+
     def write_now(self, timeout: float) -> None:
         """Write the pending report within ``timeout`` seconds. Raises as :meth:`write_if_due` does.
 

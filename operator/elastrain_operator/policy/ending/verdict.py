@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from elastrain.api.job import ConditionType, JobSpec, JobStatus, RestartCounts
+from elastrain.api.names import DIVERGED
 from elastrain.api.records import Outcome, Phase
 from elastrain_operator.model import Cause, Coordination, Loss, Pod
 from elastrain_operator.policy.losses import failures
@@ -70,6 +71,14 @@ def finishing(pods: Sequence[Pod], members: Coordination | None) -> bool:
 def is_finished(pod: Pod) -> bool:
     """Whether the worker's termination record says that its training loop had ended."""
     return bool(pod.ending and pod.ending.record and pod.ending.record.outcome is Outcome.FINISHED)
+
+
+def divergence(pods: Iterable[Pod]) -> Verdict | None:
+    """The job has failed if its ranks did different things: workers that start again would repeat it, or train on with
+    a part of the job, whatever ``backoffLimit`` is."""
+    records = (p.ending.record for p in pods if p.ending and p.ending.record)
+    first = next((r for r in records if r.outcome is Outcome.FAILED and r.reason == DIVERGED), None)
+    return Verdict(ConditionType.FAILED, DIVERGED, first.message) if first else None
 
 
 def failure(limit: int, restarts: RestartCounts, losses: Iterable[Loss]) -> Verdict | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from elastrain import hints
 from elastrain.agent.core.events import RankExited
 from elastrain.agent.core.hardware import why_infrastructure
-from elastrain.api.names import EXIT_FINISHED, EXIT_INFRASTRUCTURE
+from elastrain.api.names import DIVERGED, EXIT_FINISHED, EXIT_INFRASTRUCTURE
 from elastrain.api.records import Outcome, Termination
 
 RECORD_BYTES = 4096
@@ -30,17 +30,39 @@ def drained(step: int, message: str = "") -> Termination:
     return Termination(outcome=Outcome.DRAINED, step=step, exit_code=EXIT_FINISHED, message=message)
 
 
-def script_failed(step: int, exited: RankExited, rank: int | None, known: str = "") -> Termination:
+def script_failed(
+    step: int, exited: RankExited, rank: int | None, known: str = "", diverged_by: str = ""
+) -> Termination:
     """The training script of a rank ended with an error, its own or the machine's (:mod:`.hardware`).
 
-    ``known``: the error as the rank has reported it, if it has.
+    ``known``: the error as the rank has reported it, if it has. ``diverged_by``: how it differs from its peers, if so.
 
     A signal that has ended such a rank is this agent's, and says nothing of the cause.
     """
+    if diverged_by:
+        return diverged(step, diverged_by, rank, exited.log_tail)
     line = error_line(exited.log_tail) or known or f"the training script exited with {exited.code}"
     machine = why_infrastructure(exited.log_tail)
     ended = replace(exited, code=EXIT_INFRASTRUCTURE if machine else exited.code or 1, signal=0)
     return _failed(step, ended, rank, reason=machine or "ScriptFailed", message=line)
+
+
+def diverged(step: int, message: str, rank: int | None = None, log_tail: str = "") -> Termination:
+    """Ranks have done different things: the job fails, and no worker trains on."""
+    return Termination(
+        outcome=Outcome.FAILED,
+        step=step,
+        exit_code=1,
+        rank=rank,
+        reason=DIVERGED,
+        message=message,
+        log_tail=log_tail,
+    )
+
+
+def job_over(step: int, diverged_by: str, message: str = "") -> Termination:
+    """No further generation is formed: training is complete, or ranks have diverged."""
+    return diverged(step, diverged_by) if diverged_by else finished(step, message)
 
 
 def rank_killed(step: int, exited: RankExited, rank: int | None, leaving: bool) -> Termination:

@@ -29,6 +29,8 @@ class JobSnapshot:
     """Numbers of generations that the leader has ended, and why."""
     finished: bool = False
     """``progress.finished``."""
+    diverged: str = ""
+    """How ranks have diverged, so that the job fails; empty: they have not. ``finished`` is then true as well."""
     step: int = 0
     """Greatest number of committed steps in any record."""
     training: bool = False
@@ -146,6 +148,13 @@ class PublishProgress:
 
 
 @dataclass(frozen=True, slots=True)
+class CloseJob:
+    """Record that no further generation is formed, since ranks have diverged."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class StartRanks:
     """Start ranks of the worker."""
 
@@ -197,4 +206,6 @@ class End:
         return self.termination.exit_code
 
 
-Effect = Reincarnate | Leave | Publish | PublishProgress | StartRanks | KillRanks | PrintStacks | KillRank | Send | End
+OfJob = PublishProgress | CloseJob
+"""Writes a record of the whole job."""
+Effect = Reincarnate | Leave | Publish | OfJob | StartRanks | KillRanks | PrintStacks | KillRank | Send | End

@@ -14,6 +14,7 @@ from elastrain.agent.core import endings, stand_by
 from elastrain.agent.core.bounds import FAILING_SECONDS, KILL_SECONDS, STAND_BY_SECONDS, Bounds, passed
 from elastrain.agent.core.checkup import Checkup, Situation, stragglers
 from elastrain.agent.core.events import (
+    CloseJob,
     Effect,
     End,
     Event,
@@ -33,7 +34,6 @@ from elastrain.agent.core.events import (
     Send,
     Signalled,
     StartRanks,
-    Tick,
 )
 from elastrain.agent.core.outbox import RankContext, messages_for
 from elastrain.agent.core.places import Places
@@ -41,7 +41,7 @@ from elastrain.agent.core.published import PublishedRecord, record_of, why_unfit
 from elastrain.agent.core.rank import Rank
 from elastrain.agent.core.restart import may_restart
 from elastrain.agent.settings import Settings
-from elastrain.api.messages import Exit, Hello, Misplaced, RankMessage, Report
+from elastrain.api.messages import Diverged, Exit, Hello, Misplaced, RankMessage, Report
 from elastrain.api.records import Phase, Progress, Termination
 from elastrain.rendezvous.view import MAX_FAULTS
 
@@ -100,7 +100,7 @@ class Core:
         return min((d for d in deadlines if d is not None), default=None)
 
     def _note(self, event: Event, now: float) -> Iterator[Effect]:
-        match event:
+        match event:  # others are of an earlier incarnation, or a tick
             case Registered(member_id=member_id):
                 self.places.me, self.published = member_id, PublishedRecord()
             case Fenced(seconds=seconds, alone=alone):
@@ -121,8 +121,6 @@ class Core:
                 self.bounds.drain = now + self.settings.drain_timeout if first else now
             case Pulse(incarnation=self.incarnation):
                 yield from self._note_pulse(event, now)
-            case RankSaid() | RankHungUp() | RankExited() | Pulse() | Tick():
-                pass  # of an earlier incarnation, or a tick
 
     def _note_seen(self, seen: JobSnapshot) -> None:
         self.seen = seen
@@ -131,7 +129,9 @@ class Core:
 
     def _note_message(self, rank: Rank, message: RankMessage) -> Iterator[Effect]:
         rank.received(message, self.places)
-        if isinstance(message, Hello):
+        if isinstance(message, Diverged):
+            yield CloseJob(message.why)
+        elif isinstance(message, Hello):
             rank.welcomed = False
             rank.proposed.clear()
         elif isinstance(message, Report) and self.places.rank(message.progress.generation, rank.local_rank) == 0:
@@ -186,8 +186,6 @@ class Core:
                     yield from self._restart(now)
             case Mode.ENDING:
                 yield from self._end(now)
-            case Mode.ENDED:
-                pass
 
     def _start(self) -> Iterator[Effect]:
         if self.bounds.drain is not None:
@@ -195,7 +193,8 @@ class Core:
         elif self.member_id is None or self.seen is None:
             return
         elif self.seen.finished:
-            yield from self._ended(endings.finished(0, "the job had finished before this worker started"))
+            over = endings.job_over(0, self.seen.diverged, "the job had finished before this worker started")
+            yield from self._ended(over)
         elif self.leaving:
             yield from self._ended(endings.drained(0, "asked to leave before its ranks started"))
         else:
@@ -241,8 +240,8 @@ class Core:
     def _rank_failed(self, exited: RankExited, now: float) -> Iterator[Effect]:
         rank = self.ranks[exited.local_rank]
         place = self.places.rank(rank.adopted, rank.local_rank)
-        if exited.signal == 0 or rank.failing:
-            ending = endings.script_failed(self.step, exited, place, known=rank.failing)
+        if exited.signal == 0 or rank.failing or rank.diverged:
+            ending = endings.script_failed(self.step, exited, place, known=rank.failing, diverged_by=rank.diverged)
             yield from self._stop(ending, signal.SIGKILL, now + KILL_SECONDS, now)
         elif rank.ended == "finished" and place != 0:
             # Its loop had finished and only rank 0 writes results: a crash during its exit counts as a normal end.
@@ -294,7 +293,8 @@ class Core:
         early = any(r.joined and r.ended is None and not r.told_exit for r in self.ranks)
         if self.places.rank(self.adopted, 0) == 0 and not finished:
             yield PublishProgress(self._final_progress())
-        yield from self._ended(endings.finished(self.step, "the script left its training loop early" if early else ""))
+        why = self.seen.diverged if self.seen else ""
+        yield from self._ended(endings.job_over(self.step, why, "the script left its training loop early" * early))
 
     def _overdue(self, now: float) -> Termination | None:
         """The ending if a deadline of the leave has passed."""

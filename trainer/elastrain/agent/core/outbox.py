@@ -83,8 +83,8 @@ def _why_exit(rank: Rank, context: RankContext) -> str | None:
         return None
     seen, inside = context.seen, context.places.mine(rank.adopted) is not None
     if seen.finished and (
-        not inside or rank.broken >= rank.adopted or rank.adopted in rank.aborted
+        seen.diverged or not inside or rank.broken >= rank.adopted or rank.adopted in rank.aborted
     ):  # otherwise it finishes by itself
-        return "the job has finished"
+        return f"the job has failed: {seen.diverged}" if seen.diverged else "the job has finished"
     wanted = seen.generation is not None and seen.generation.member(context.me) is not None
     return context.why_leave if not inside and not wanted else None

@@ -10,6 +10,7 @@ from elastrain.agent.core.places import Places
 from elastrain.api.messages import (
     Adopted,
     Broken,
+    Diverged,
     Finished,
     Hello,
     Left,
@@ -50,6 +51,8 @@ class Rank:
     """Steps at which the loop ends in which it waits; 0: not known."""
     misplaced: str = ""
     """Why its process must start anew: its script is ahead of the job; empty: it is not."""
+    diverged: str = ""
+    """How it differs from its peers in what it does; empty: it does not."""
     store_port: int = 0
     step: int = 0
     proposed: set[int] = field(default_factory=set)
@@ -125,6 +128,8 @@ class Rank:
                 self._gave_up(message)
             case Report(progress=progress):
                 self.step = max(self.step, progress.step)
+            case Diverged(why=why):
+                self.diverged = why
             case Left(step=step):
                 self.ended, self.step = "left", max(self.step, step)
             case Finished(step=step):

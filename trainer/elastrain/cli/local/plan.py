@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from elastrain.api.names import DIVERGED
 from elastrain.api.records import Outcome, Target, Termination
 from elastrain.sizing.leaving import WorkerFacts, leave_order, surplus
 
-FATAL = ("Usage",)
+FATAL = ("Usage", DIVERGED)
 """Reasons for which a retry is useless."""
 RETRY_SECONDS = 1.0
 RETRY_SECONDS_MAX = 10.0
@@ -82,7 +83,8 @@ def plan(seen: Observed, now: float) -> Plan:
     running = [w for w in seen.workers if w.ended is None]
     failures = [w for w in seen.workers if w.ended is not None and w.ended.outcome is Outcome.FAILED]
     failure = _fatal(failures, seen.backoff_limit)
-    if seen.finished or any(w.ended.outcome is Outcome.FINISHED for w in seen.workers if w.ended):
+    diverged = any(w.ended.reason == DIVERGED for w in failures if w.ended)
+    if not diverged and (seen.finished or any(w.ended.outcome is Outcome.FINISHED for w in seen.workers if w.ended)):
         # No worker is asked to leave: ranks end by themselves, and agents that start late end at once.
         leaving = [w for w in running if w.leaving]
         return Plan(_target(seen, seen.desired, leaving, ""), result=None if running else Result.FINISHED)

@@ -20,6 +20,7 @@ from elastrain.api.messages import (
     Adopted,
     AgentMessage,
     Broken,
+    Diverged,
     Exit,
     Locate,
     Located,
@@ -31,6 +32,7 @@ from elastrain.api.messages import (
 from elastrain.api.records import Generation
 from elastrain.elastic.comm.backend import Offer
 from elastrain.elastic.comm.communicator import Communicator
+from elastrain.elastic.comm.header import RanksDiverged
 from elastrain.elastic.comm.meeting import MeetingPoint
 from elastrain.elastic.comm.transport import described, first_line
 from elastrain.elastic.membership.connecting import Connector, close_in_background
@@ -94,6 +96,17 @@ class Session:
     def send(self, message: RankMessage) -> None:
         """Raises :class:`AgentLost`."""
         self._link.send(message)
+
+    def fails(self, error: BaseException) -> bool:
+        """The script ends by ``error``. Returns whether it is a failure of this rank. Raises :class:`AgentLost`."""
+        if isinstance(error, RanksDiverged):
+            self.diverged(str(error))
+        return not isinstance(error, SystemExit | GeneratorExit | RanksDiverged)
+
+    def diverged(self, why: str) -> RanksDiverged:
+        """Ranks do different things: the agent ends the job. Returns the error to raise. Raises :class:`AgentLost`."""
+        self._link.send(Diverged(why=why))
+        return RanksDiverged(why)
 
     def locate(self) -> Located:
         """The position of the job, as the agent knows it now.

@@ -17,7 +17,7 @@ from elastrain.data.share import Place
 from elastrain.elastic.boundary import Act, Boundary
 from elastrain.elastic.checkpoint import CheckpointKeeper
 from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
-from elastrain.elastic.comm.header import Kind, RanksDiverged
+from elastrain.elastic.comm.header import Kind
 from elastrain.elastic.membership import tracing
 from elastrain.elastic.membership.connecting import close_in_background
 from elastrain.elastic.membership.copies import WholeCopies
@@ -249,7 +249,7 @@ class World:
 
     def fails(self, error: BaseException) -> None:
         """The script ends by ``error``: peers and agent need not wait for the end of its process."""
-        if self.communicator is not None and not isinstance(error, SystemExit | GeneratorExit):
+        if self._session.fails(error) and self.communicator is not None:
             self.communicator.fail_here(error)
 
     def close(self) -> None:
@@ -264,7 +264,7 @@ class World:
         """Leave a broken generation. Raises :class:`RanksDiverged` if the next one would break in the same way, and
         the error by which this rank itself has failed, if any."""
         if communicator.diverged is not None:
-            raise RanksDiverged(communicator.diverged)
+            raise self._session.diverged(communicator.diverged)
         if communicator.failure is not None:
             raise communicator.failure
         log.warning("generation is broken", generation=communicator.generation, step=self.step, cause=cause)
