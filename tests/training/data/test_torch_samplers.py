@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import sys
 from collections import Counter
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch.utils.data import (
 )
 
 from elastrain.data import LengthBuckets, Shards, Shuffled
+from elastrain.data.bounded import MOST, PASSES, most_of
 from elastrain.data.options import order_of
 from elastrain.data.order import Order
 from elastrain.data.rng import Kept
@@ -162,6 +164,71 @@ def test_error_names_the_sampler_if_it_is_not_deterministic() -> None:
 
     with pytest.raises(ValueError, match=r"Continues is not deterministic.*set_epoch"):
         order(sampler=Continues())
+
+
+class Endless(Sampler):
+    """Begins the data set anew for ever."""
+
+    def __init__(self, one: Any = 0, length: Any = None) -> None:
+        self.one, self.length = one, length
+
+    def __iter__(self):
+        while True:
+            yield self.one
+
+    def __len__(self) -> int:
+        if self.length is None:
+            raise TypeError
+        return self.length
+
+
+@pytest.mark.parametrize("argument", ["sampler", "batch_sampler"])
+@pytest.mark.parametrize(
+    ("length", "message"),
+    [
+        (None, r"Endless has yielded 4,194,304 indices and does not end: end it after one epoch, with __len__\(\)"),
+        (40, r"Endless yields more than its len\(\), which is 40"),
+        (sys.maxsize, r"len\(Endless\) is 9,2.* each rank reads it as a whole, at most 4,194,304: .*indices\("),
+        (10**30, r"len\(Endless\) is 9,2.* each rank reads it as a whole"),
+        (float("inf"), ".* does not end"),
+    ],
+)
+def test_an_iterable_that_does_not_end_is_refused_by_name(argument, length, message) -> None:
+    batches = argument == "batch_sampler"
+    options = {"size": None} if batches else {}
+    with pytest.raises(ValueError, match=rf"job\.dataloader\({argument}=…\): {message}"):
+        order(**{argument: Endless([1] * 64 if batches else 1, length)}, **options)
+
+
+def test_batches_without_samples_end_too() -> None:
+    with pytest.raises(ValueError, match="does not end"):
+        order(batch_sampler=Endless([]), size=None)
+
+
+def test_an_epoch_has_the_samples_that_come_if_its_length_promises_more() -> None:
+    class Short(Sampler):
+        def __iter__(self):
+            return iter(range(7))
+
+        def __len__(self) -> int:
+            return 40
+
+    assert epoch_of(order(sampler=Short())) == list(range(7))
+
+
+def test_an_epoch_may_be_longer_than_the_bound_if_the_data_set_is() -> None:
+    assert [most_of(samples) for samples in (None, 40, 10**6)] == [MOST, MOST, PASSES * 10**6]
+
+
+@pytest.mark.parametrize("sampler", [iter([1, 2]), (i for i in (1, 2)), itertools.cycle([1, 2]), map(int, "12")])
+def test_a_generator_is_refused_since_it_has_one_epoch(sampler) -> None:
+    with pytest.raises(TypeError, match=r"can be read only once: give an object whose __iter__\(\) begins anew"):
+        order(sampler=sampler)
+
+
+def test_files_of_shards_that_do_not_end_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"Shards\.tar\(files\): 4,194,304 files and more"):
+        Shards.tar(itertools.cycle(["a.tar"]), [1])
 
 
 def test_error_names_the_epoch_if_it_has_another_length() -> None:

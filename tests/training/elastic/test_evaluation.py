@@ -1,6 +1,8 @@
 """``job.evaluate()`` and ``job.all_reduce()`` in one process, with ranks that are threads."""
 
+import itertools
 import random
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -175,6 +177,22 @@ def test_models_are_in_eval_mode_without_gradients_and_back_in_their_own_afterwa
     assert torch.is_grad_enabled()
 
 
+class Endless:
+    """Batches without an end."""
+
+    def __iter__(self):
+        return itertools.repeat([0] * 100_000)
+
+
+class Longest:
+    """As many batches as Python can count."""
+
+    batch_size = samples = 4
+
+    def __len__(self) -> int:
+        return sys.maxsize
+
+
 @pytest.mark.parametrize(
     ("loader", "text"),
     [
@@ -187,6 +205,11 @@ def test_models_are_in_eval_mode_without_gradients_and_back_in_their_own_afterwa
         (DataLoader(Numbers(4), batch_size=None), "no batches"),
         (DataLoader(TensorDataset(torch.ones(0))), "no samples"),
         (ElasticLoader(Numbers(4), Order(None, 2, shuffle=False)), "no length"),
+        (DataLoader(Numbers(4), batch_sampler=Endless()), r"job\.evaluate\(loader\): Endless .* does not end"),
+        (
+            ElasticLoader(Numbers(4), Order(4, 2, shuffle=False, batch_sampler=Longest())),
+            "its batch_sampler has 9,2.* batches, for data of 4 samples",
+        ),
     ],
 )
 def test_a_loader_is_refused_by_name_if_ranks_cannot_share_its_batches(loader, text):

@@ -130,7 +130,10 @@ def test_the_job_fails_and_names_ranks_and_parameters_if_one_rank_alone_unfreeze
     eventually(lambda: any(r.process.poll() is not None for r in ranks), 30, "one of them is told")
     for rank in (r for r in ranks if r.process.poll() is not None):
         text = rank.log.read_text().splitlines()[-1]
-        assert "RanksDiverged: rank 1 changes the parameters that train, or their groups, before step 4 while" in text
+        assert (
+            "RanksDiverged: rank 1 changes its data, the parameters that train, or their groups, before step 4 while"
+            in text
+        )
         assert "rank 0 computes step 4" in text
         assert "or in the loop body by job.step" in text
         change = "model.2.weight, model.2.bias train only now; 'optimizer' has 1 groups before, 2 now"

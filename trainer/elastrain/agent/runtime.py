@@ -6,7 +6,6 @@ import os
 import queue
 import shutil
 import signal
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -42,6 +41,7 @@ from elastrain.agent.core.events import (
 )
 from elastrain.agent.core.machine import Core
 from elastrain.agent.core.vouching import Vouching
+from elastrain.agent.directory import places, private_directory
 from elastrain.agent.presence import Presence
 from elastrain.agent.process import pages
 from elastrain.agent.process.forker import Zygote
@@ -79,7 +79,11 @@ def main(
     if shutil.which(command[0], path=environ.get("PATH")) is None:
         why = f"command: {command[0]!r} is not an executable file on PATH"
         return _end(endings.usage(why, EXIT_NO_COMMAND), termination_log)
-    with tempfile.TemporaryDirectory(prefix="elastrain-") as directory:
+    try:
+        private = private_directory(places(environ))
+    except OSError as error:
+        return _end(endings.usage(str(error), names.EXIT_USAGE), termination_log)
+    with private as directory:
         try:
             ending = Agent(settings, etcd, command, environ, Path(directory), zygote=zygote).run()
         except Exception as error:

@@ -73,14 +73,17 @@ class RankServer:
                 return
             _Connection(sock, self).reader.start()
 
-    def claim(self, local_rank: int, connection: _Connection) -> None:
-        """A rank has identified itself. A second connection of the same rank replaces the first."""
+    def claim(self, local_rank: int, connection: _Connection) -> bool:
+        """A rank has identified itself; returns whether it may speak.
+
+        It may not while an earlier connection lasts: a child of the rank has its environment, and is no rank.
+        """
         with self._lock:
             earlier = self._connections.get(local_rank)
+            if earlier is not None and earlier.lasts and not earlier.replaced:
+                return False
             self._connections[local_rank] = connection
-        if earlier is not None:
-            earlier.replaced = True
-            earlier.hang_up()
+        return True
 
     def forget(self, local_rank: int) -> None:
         """Another process is about to become this rank: nothing of the last one's is heard any more."""
@@ -106,6 +109,8 @@ class _Connection:
         self._sock = sock
         self._server = server
         self.replaced = False
+        self.lasts = True
+        """Whether the rank may still speak."""
         self.reader = threading.Thread(target=self._read, name="rank-read", daemon=True)
 
     def send(self, message: AgentMessage) -> None:
@@ -132,8 +137,10 @@ class _Connection:
                         )
                         continue
                     if isinstance(message, Hello):
+                        if not self._server.claim(message.local_rank, self):
+                            log.warning("a second process says that it is this rank", local_rank=message.local_rank)
+                            return
                         local_rank = message.local_rank
-                        self._server.claim(local_rank, self)
                     if local_rank is None:
                         raise ValueError(f"the first message must be hello, not {message.type}")
                     if not self.replaced:
@@ -143,5 +150,6 @@ class _Connection:
         except OSError as error:
             log.info("connection of a rank ended", local_rank=local_rank, error=str(error))
         finally:
+            self.lasts = False
             if local_rank is not None and not self.replaced:
                 self._server.said(RankHungUp(self._server.incarnation, local_rank))

@@ -132,12 +132,13 @@ def verify(directory: Path) -> Verdict:
     torn last line of a killed rank is skipped.
     """
     files = sorted(directory.glob("*.jsonl"))
-    orders: set[tuple[Order, int | None]] = set()
+    orders: dict[tuple[Order, int | None], set[str]] = {}
     lines: list[Line] = []
     for file in files:
         for raw in _records(file):
             if raw["kind"] == "order":
-                orders.add((Order(**{k: v for k, v in raw.items() if k not in ("kind", "sampled")}), raw["sampled"]))
+                order = Order(**{k: v for k, v in raw.items() if k not in ("kind", "sampled")})
+                orders.setdefault((order, raw["sampled"]), set()).add(file.name.split(".")[0])
             else:
                 batch = None if raw["batch"] is None else tuple(raw["batch"])
                 values = {"indices": tuple(raw["indices"]), "share": Share(*raw["share"]), "batch": batch}
@@ -145,11 +146,25 @@ def verify(directory: Path) -> Verdict:
     if not lines:
         raise ValueError(f"{directory}: no audit lines in {len(files)} *.jsonl files; is $ELASTRAIN_AUDIT_DIR set?")
     if len(orders) != 1:
-        raise ValueError(
-            f"{directory}: logs of {len(orders)} different data orders; give each job a directory of its own"
-        )
-    order, sampled = orders.pop()
+        raise ValueError(f"{directory}: {_apart(orders)}")
+    ((order, sampled),) = orders
     return judge(lines, order if sampled is None else replace(order, batch_sampler=_Logged(lines, order, sampled)))
+
+
+def _apart(orders: dict[tuple[Order, int | None], set[str]]) -> str:
+    """How the data of the workers differs, or that of the jobs."""
+    described = {key: {**asdict(key[0]), "steps_per_epoch": key[0].steps_per_epoch} for key in orders}
+    values = list(described.values())
+    names = [name for name in values[0] if any(each[name] != values[0][name] for each in values)]
+    each = [
+        f"{', '.join(f'{name}={described[key][name]}' for name in names) or f'{key[1]} batches of a sampler'} of "
+        f"{', '.join(sorted(workers))}"
+        for key, workers in orders.items()
+    ]
+    return (
+        f"{len(orders)} different orders of data: {'; '.join(each)}. Workers of one job had other data, the script "
+        "has changed it, or the directory has logs of several jobs, each of which needs its own"
+    )
 
 
 class _Logged:

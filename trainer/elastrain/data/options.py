@@ -6,6 +6,7 @@ from typing import Any
 
 from torch.utils.data import BatchSampler as TorchBatchSampler
 
+from elastrain.data.bounded import most_of
 from elastrain.data.order import Order
 from elastrain.data.shards import Shards
 from elastrain.data.stream import ElasticIterable, length_of
@@ -24,10 +25,11 @@ def order_of(
     micro_batch_size: int | None = None,
     micro_batches: int | None = None,
     even: bool = False,
+    accept_change: bool = False,
 ) -> Order:
     """The order of ``dataset`` by these arguments of ``job.dataloader()``, of which it documents the meaning.
 
-    ``even``: as of :class:`Order`. Raises ``ValueError`` or ``TypeError`` naming the argument.
+    ``even``, ``accept_change``: as of :class:`Order`. Raises ``ValueError`` or ``TypeError`` naming the argument.
     """
     length, stream = length_of(dataset), isinstance(dataset, ElasticIterable)
     if batch_sampler is not None:
@@ -42,16 +44,16 @@ def order_of(
         sampler, global_batch_size = batch_sampler.sampler, batch_sampler.batch_size
         drop_last, batch_sampler = batch_sampler.drop_last, None
     options: dict[str, Any] = {"seed": seed, "micro_batch_size": micro_batch_size, "micro_batches": micro_batches}
-    options["even"] = even
+    options |= {"even": even, "accept_change": accept_change}
     if batch_sampler is not None:
-        batches = batches_by_number(batch_sampler, seed)
+        batches = batches_by_number(batch_sampler, seed, most_of(length))
         return Order(batches.samples, batches.batch_size, shuffle=False, batch_sampler=batches, **options)
     assert global_batch_size is not None
     options["drop_last"] = drop_last
     if sampler is None and shuffle is not False and isinstance(dataset, Shards):
         sampler = dataset.shuffled(seed=seed, global_batch_size=global_batch_size)
     if sampler is not None:
-        chosen = by_position(sampler, seed)
+        chosen = by_position(sampler, seed, most_of(length))
         return Order(len(chosen), global_batch_size, shuffle=False, sampler=chosen, **options)
     return Order(length, global_batch_size, shuffle=not stream if shuffle is None else shuffle, **options)
 

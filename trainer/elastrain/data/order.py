@@ -82,6 +82,8 @@ class Order:
     even: bool = field(default=False, compare=False)
     """All ranks compute equally many micro-batches, some perhaps stand-ins: a forward of a sharded model needs several
     ranks. It is no part of the order: a job may resume with whole models."""
+    accept_change: bool = field(default=False, compare=False)
+    """A job may go on in this order from a checkpoint of another one."""
     sampler: Sampler | None = field(default=None, compare=False)
     """Says which samples an epoch has; None: all samples of the data set."""
     batch_sampler: BatchSampler | None = field(default=None, compare=False)

@@ -18,6 +18,8 @@ from math import isqrt
 
 import numpy as np
 
+VERSION = 1
+"""Of the numbers that this module computes: raised with each change of them, since ranks and checkpoints compare it."""
 ROUNDS = 24
 LONGEST = 2**62
 """Positions are 64-bit numbers, and digits 32-bit ones."""

@@ -5,7 +5,8 @@ each micro-batch and before each sample of a data set that draws. The key is a f
 
 - for a micro-batch, the position of its first sample in the whole sequence of steps (one key for its loop body, and
   another one for collating it);
-- for a sample, its position in that sequence, so that a sample drawn twice in an epoch is augmented in two ways.
+- for a sample, its position in that sequence, so that a sample drawn twice in an epoch is augmented in two ways;
+- for what is no part of a sum over the ranks, such as noise in an update, the step (:mod:`elastrain.data.draws`).
 
 A repeated step therefore sees the same numbers, and a sample is augmented alike on every worker and rank. Outside, the
 user's own streams continue as if nothing had been drawn.
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+from functools import lru_cache, partial
 from typing import Self
 
 import numpy as np
@@ -149,17 +151,24 @@ class Randomness:
         self._order = order
         self.kept = Kept()
         """The context for code that is seeded by them in the training process."""
-        self._steps, self._samples = Keys(order.seed, "step"), Keys(order.seed, "sample")
-        self._batches = Keys(order.seed, "collate")
+        self._keys = lru_cache(maxsize=256)(partial(Keys, order.seed))
 
-    def seed_body(self, step: int, part: Slice) -> None:
-        """Seed for the loop body on micro-batch ``part`` of ``step``."""
-        seed_all(self._steps(step * self._order.global_batch_size + part.start))
+    def seed(self, purpose: str, counter: int) -> None:
+        """Seed for ``purpose``, by a counter of its own."""
+        seed_all(self._keys(purpose)(counter))
+
+    def seed_body(self, step: int, part: Slice, after: tuple[int, int] | None = None) -> None:
+        """Seed for the loop body on micro-batch ``part`` of ``step``.
+
+        ``after``: for the rest of it after so many backwards, and so many updates since the last of them.
+        """
+        purpose = "step" if after is None else "step/{}/{}".format(*after)
+        self.seed(purpose, step * self._order.global_batch_size + part.start)
 
     def seed_sample(self, position: int) -> None:
         """Seed for loading the sample at ``position`` in the sequence of steps."""
-        seed_all(self._samples(position))
+        self.seed("sample", position)
 
     def seed_collate(self, position: int) -> None:
         """Seed for collating the micro-batch whose first sample is at ``position`` in the sequence of steps."""
-        seed_all(self._batches(position))
+        self.seed("collate", position)

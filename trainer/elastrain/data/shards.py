@@ -10,12 +10,13 @@ import json
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial
-from itertools import accumulate, pairwise
+from itertools import accumulate, islice, pairwise
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 
+from elastrain.data.bounded import MOST
 from elastrain.data.permutation import permutation
 from elastrain.data.shard_files import MdsShard, TarShard
 
@@ -61,7 +62,9 @@ class Shards:
         A sample is a dictionary of ``__key__`` and, by extension, the bytes of its members. ``counts``: None reads the
         headers of all files now. ``options``: of :class:`Shards`. Raises ``OSError`` or ``ValueError`` naming the file.
         """
-        files = [*files]
+        files = [*islice(files, MOST + 1)]
+        if len(files) > MOST:
+            raise ValueError(f"Shards.tar(files): {MOST:,} files and more: it must end after each file once")
         return cls(files, [len(TarShard(f)) for f in files] if counts is None else counts, TarShard, **options)
 
     @classmethod

@@ -13,15 +13,17 @@ from typing import Any
 import torch
 from torch.utils.data import RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler
 
+from elastrain.data.bounded import MOST, read
 from elastrain.data.rng import Kept, Keys, seed_all
 from elastrain.data.samplers import BatchSampler, Drawn, InOrder, Sampler, Shuffled, Weighted, as_indices
 
 
-def by_position(sampler: Any, seed: int) -> Sampler:
+def by_position(sampler: Any, seed: int, most: int = MOST) -> Sampler:
     """``sampler`` as a :class:`elastrain.data.Sampler`: itself, or what draws as it does, from ``seed``.
 
-    A generator of a sampler of torch is not used. Raises ``TypeError`` for an object that is no sampler, ``ValueError``
-    for one that cuts the data by rank, or that is not deterministic.
+    ``most``: indices of an epoch. A generator of a sampler of torch is not used. Raises ``TypeError`` for an object
+    that is no sampler, ``ValueError`` for one that cuts the data by rank, that is not deterministic or that does not
+    end.
     """
     _refuse_by_rank("sampler", sampler)
     if type(sampler) is SequentialSampler:
@@ -38,10 +40,10 @@ def by_position(sampler: Any, seed: int) -> Sampler:
         return found
     if not hasattr(sampler, "__iter__"):
         raise TypeError(_NO_SAMPLER.format("sampler", type(sampler).__name__, "Sampler"))
-    return ReplayedSampler(sampler, seed)
+    return ReplayedSampler(sampler, seed, most)
 
 
-def batches_by_number(batch_sampler: Any, seed: int) -> BatchSampler:
+def batches_by_number(batch_sampler: Any, seed: int, most: int = MOST) -> BatchSampler:
     """``batch_sampler`` as a :class:`elastrain.data.BatchSampler`; its batches are the global ones. Raises as above."""
     _refuse_by_rank("batch_sampler", batch_sampler)
     if callable(getattr(batch_sampler, "batch", None)):
@@ -49,7 +51,7 @@ def batches_by_number(batch_sampler: Any, seed: int) -> BatchSampler:
         return found
     if not hasattr(batch_sampler, "__iter__"):
         raise TypeError(_NO_SAMPLER.format("batch_sampler", type(batch_sampler).__name__, "BatchSampler"))
-    return ReplayedBatchSampler(batch_sampler, seed)
+    return ReplayedBatchSampler(batch_sampler, seed, most)
 
 
 _NO_SAMPLER = "job.dataloader({}=…): {} is neither an iterable of indices nor has the methods of elastrain.data.{}"
@@ -114,9 +116,16 @@ class _Replay:
 class ReplayedSampler:
     """A sampler that is iterated as a whole for each epoch: costs that time, and the memory, on every rank."""
 
-    def __init__(self, sampler: Any, seed: int) -> None:
-        """Raises ``ValueError`` if two iterations of an epoch differ, ``TypeError`` if it yields no integers."""
-        self._replay = _Replay(sampler, seed, lambda drawn: as_indices(list(drawn), sampler))
+    def __init__(self, sampler: Any, seed: int, most: int = MOST) -> None:
+        """``most``: indices of an epoch. Raises ``ValueError`` if two iterations of an epoch differ, or if one does not
+        end, ``TypeError`` if it yields no integers."""
+        what = "job.dataloader(sampler=…)"
+        self._replay = _Replay(sampler, seed, lambda drawn: as_indices(read(drawn, what, most=most), sampler))
+
+    @property
+    def first(self) -> list[Any]:
+        """Epoch 0."""
+        return self._replay.first
 
     def __len__(self) -> int:
         return len(self._replay.first)
@@ -129,12 +138,22 @@ class ReplayedSampler:
 class ReplayedBatchSampler:
     """The same for a sampler that yields batches: lists of indices."""
 
-    def __init__(self, sampler: Any, seed: int) -> None:
-        """Raises as :class:`ReplayedSampler`."""
-        self._replay = _Replay(sampler, seed, lambda drawn: [as_indices(batch, sampler) for batch in drawn])
+    def __init__(self, sampler: Any, seed: int, most: int = MOST) -> None:
+        """As :class:`ReplayedSampler`, also what it raises."""
+
+        def batches(drawn: Any) -> list[Any]:
+            found = read(drawn, "job.dataloader(batch_sampler=…)", most=most, size=len)
+            return [as_indices(batch, sampler) for batch in found]
+
+        self._replay = _Replay(sampler, seed, batches)
         sizes = [len(batch) for batch in self._replay.first]
         self.samples = sum(sizes)
         self.batch_size = max([int(getattr(sampler, "batch_size", None) or 0), *sizes])
+
+    @property
+    def first(self) -> list[Any]:
+        """Epoch 0."""
+        return self._replay.first
 
     def __len__(self) -> int:
         return len(self._replay.first)

@@ -102,7 +102,7 @@ def dataloader(dataset: Any = None, *unnamed: Any, **options: Any) -> None:
 
 _OF_ORDER = (
     "global_batch_size", "seed", "shuffle", "sampler", "batch_sampler", "drop_last", "micro_batch_size",
-    "micro_batches", "randomness",
+    "micro_batches", "randomness", "accept_change",
 )  # fmt: skip
 
 
@@ -138,6 +138,14 @@ def every(steps: Any = None, function: Any = None) -> None:
         raise TypeError("job.every(function, …): first the steps, then the function: job.every(500, evaluate)")
     _whole("job.every(steps, …)", steps)
     _callable("job.every", function)
+
+
+def at(step: Any = None, change: Any = None) -> None:
+    """Of ``job.at()``."""
+    if callable(step):
+        raise TypeError("job.at(change, …): first the step, then the function: job.at(500, unfreeze)")
+    _whole("job.at(step, …)", step)
+    _callable("job.at", change)
 
 
 def fit(step_fn: Any = None, loader: Any = None, **bounds: Any) -> None:
@@ -186,7 +194,7 @@ def clip_grad_norm_(max_norm: Any = None, norm_type: Any = 2.0, *_: Any, **__: A
 CHECKS: Mapping[str, Callable[..., None]] = {
     check.__name__: check
     for check in (
-        wrap, track, on_commit, dataloader, steps, epochs, every, fit, evaluate, backward, clip_grad_norm_,
+        wrap, track, on_commit, dataloader, steps, epochs, every, at, fit, evaluate, backward, clip_grad_norm_,
     )
 }  # fmt: skip
 """By the name of the method."""
@@ -218,11 +226,14 @@ def _whole(what: str, value: Any) -> None:
         raise ValueError(f"{what}: {value!r}: must be 0 or more")
 
 
+_BEFORE = {"job.every": "500, ", "job.at": "500, "}
+
+
 def _callable(call: str, function: Any) -> None:
     if not callable(function):
         raise TypeError(
             f"{call}(…): {_kind(function)} instead of a function: pass the function without calling it, for instance "
-            f"{call}({'500, ' if call == 'job.every' else ''}scheduler.step{', loader' if call == 'job.fit' else ''})"
+            f"{call}({_BEFORE.get(call, '')}scheduler.step{', loader' if call == 'job.fit' else ''})"
         )
 
 

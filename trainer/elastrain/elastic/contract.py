@@ -26,7 +26,10 @@ class Phase(StrEnum):
         return phase
 
     SETUP = "before the first loop", "from `elastrain.join()` to the first `job.steps()`"
-    FRESH = "before a step's first backward", "a loop body, up to its `job.backward()`; also that of the warm-up"
+    FRESH = (
+        "before a step's first backward",
+        "a loop body, up to its `job.backward()`, also that of the warm-up; `job.at()` changes",
+    )
     BACKWARD = (
         "within job.backward()",
         "hooks of tensors, parameters and modules that a backward calls: gradients are not summed over the ranks yet",
@@ -63,7 +66,7 @@ class Call(StrEnum):
     """A call of the script. The value is its name in the docs."""
 
     STEPS = "job.steps()"
-    SET_UP = "job.wrap(), job.track(), job.every()"
+    SET_UP = "job.wrap(), job.track(), job.every(), job.at()"
     BACKWARD = "job.backward()"
     CLOSURE = "step(closure) of tracked optimizers"
     CLIP = "job.clip_grad_norm_()"

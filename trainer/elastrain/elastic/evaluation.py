@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, SequentialSampler, default_collate
 
+from elastrain.data.bounded import length_or_none, most_of, read
 from elastrain.data.fetch import Fetcher, Task, WorkerStart, as_it_is
 from elastrain.data.loader import ElasticLoader
 from elastrain.data.order import Order, Slice
@@ -61,6 +62,11 @@ class Batches:
             order, collate = loader.order, loader.collate_fn
             if order.length is None:
                 raise ValueError("job.evaluate(loader): the data set has no length, so its evaluation has no end")
+            if order.steps_per_epoch > (most := most_of(order.length)):
+                raise ValueError(
+                    f"job.evaluate(loader): its batch_sampler has {order.steps_per_epoch:,} batches, for data of "
+                    f"{order.length:,} samples: at most {most:,}"
+                )
             self.indices: Sequence[Sequence[int]] = [order.batch(step) for step in range(order.steps_per_epoch)]
         else:
             self.indices = _indices(loader)
@@ -110,7 +116,9 @@ def _indices(loader: Any) -> Sequence[Sequence[int]]:
             f"job.evaluate(loader): {type(loader.sampler).__name__}: the ranks share the batches of one order: leave "
             "shuffle=True and sampler= out"
         )
-    return [list(batch) for batch in loader.batch_sampler]
+    most = most_of(length_or_none(loader.dataset))
+    batches = read(loader.batch_sampler, "job.evaluate(loader)", most=most, size=lambda b: length_or_none(b) or 1)
+    return [list(batch) for batch in batches]
 
 
 def _options(loader: Any) -> dict[str, Any]:

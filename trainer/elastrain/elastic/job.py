@@ -6,12 +6,13 @@ import os
 import pickle
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any, Literal, Self
 
 import torch
 from torch import nn
 
 from elastrain.data.audit import AuditLog
+from elastrain.data.draws import begin
 from elastrain.data.loader import ElasticLoader
 from elastrain.data.options import order_of
 from elastrain.elastic import reduction
@@ -23,22 +24,19 @@ from elastrain.elastic.contract import BODY, Call, Phase
 from elastrain.elastic.evaluation import Batches, Evaluation
 from elastrain.elastic.loop import Drained, Loop
 from elastrain.elastic.membership.heartbeat import Heartbeat
-from elastrain.elastic.membership.session import ExitRequested, Session
+from elastrain.elastic.membership.session import Session
 from elastrain.elastic.state.capture import Stateful
 from elastrain.elastic.state.tracked import Tracker
 from elastrain.elastic.strategies.choice import world_for
-from elastrain.elastic.strategies.sharded import Sharded
 from elastrain.elastic.strategies.strategy import ElasticModule, Strategy
 from elastrain.elastic.untracked import Untracked
+from elastrain.elastic.values import JobValues
 from elastrain.hints import add_hint
-
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
 
 __all__ = ["Drained", "Job"]
 
 
-class Job:
+class Job(JobValues):
     """One rank's handle of the job, made by :func:`elastrain.join`. Not thread-safe.
 
     A script calls it in this order: :attr:`device` (and :attr:`mesh` for a sharded model), :meth:`wrap`, :meth:`track`,
@@ -63,99 +61,8 @@ class Job:
         self._loop = Loop(session, strategy, heartbeat, self._world, self._audit, tracked=self._tracked, batch=batch)
         longer = None if batch.small is None else batch
         self._untracked = Untracked(self._tracked, lambda: self._loop.phase in BODY)
-        self._tracker = Tracker(self._tracked, self._loop.contract, self._loop.several.step_with, longer)
-
-    # -- values ------------------------------------------------------------------------------------------------------
-    @property
-    def rank(self) -> int:
-        """Global rank in the generation in force; it changes with the generation.
-
-        0 before the first generation; -1 in code between loops that the job has left before this process joined.
-        """
-        self._untracked.early("rank", self._loop.phase)
-        return self._world.place.rank
-
-    @property
-    def world_size(self) -> int:
-        """Ranks of the generation in force; 1 before the first."""
-        self._untracked.early("world_size", self._loop.phase)
-        return self._world.place.world_size
-
-    @property
-    def step(self) -> int:
-        """Committed optimizer steps."""
-        return self._world.step
-
-    @property
-    def epoch(self) -> int:
-        """Epoch of the step that is being computed, from 0; 0 outside of a step."""
-        return self._loop.step.parts[0].epoch if self._loop.step else 0
-
-    @property
-    def device(self) -> torch.device:
-        """The device for this rank's model: its CUDA device, by the local rank, or the CPU if there is none."""
-        return self._device
-
-    @property
-    def mesh(self) -> DeviceMesh:
-        """The ranks of this rank's group, for ``fully_shard(layer, mesh=job.mesh)``: one dimension, ``dp_shard``.
-
-        With ``spec.parallelism.tensor`` there is a second one: first ``parallelize_module(layer, job.mesh["tp"],
-        plan)``, then ``fully_shard(layer, mesh=job.mesh["dp_shard"])``. With ``shards: all`` it waits for the first
-        generation, and changes with the number of ranks. Raises ``RuntimeError`` in a job without
-        ``spec.parallelism.shards``, or whose script has called ``init_process_group``, and :class:`Drained`.
-        """
-        if not isinstance(self._strategy, Sharded):
-            raise RuntimeError(
-                "job.mesh: spec.parallelism.shards is 1, so each rank holds the whole model: set shards to the number "
-                "of ranks that hold it together, or leave fully_shard out (docs/sharded.md)"
-            )
-        try:
-            return self._strategy.mesh(self._device)
-        except ExitRequested as e:
-            raise self._loop.drained(str(e)) from None
-
-    @property
-    def committed(self) -> bool:
-        """True in the loop body after the last :meth:`backward` of a step if this execution of it counts.
-
-        Log metrics only then. With several micro-batches it is False before the last one.
-        """
-        return self._loop.phase is Phase.COMMITTED
-
-    @property
-    def synchronised(self) -> bool:
-        """True in the loop body after the last :meth:`backward` of a step: gradients cover the whole global batch.
-
-        :attr:`committed` tells whether the step counts.
-        """
-        return self._loop.phase in (Phase.WARM_UP, Phase.COMMITTED, Phase.DISCARDED)
-
-    @property
-    def loss(self) -> float | None:
-        """In a loop body what its last :meth:`backward` returned; else that of the last committed step, or None."""
-        return self._loop.loss
-
-    @property
-    def chooses_batch(self) -> bool:
-        """Whether the job has ``spec.batch``: a step then takes as many batches of the script as the ranks choose."""
-        return self._loop.batch.small is not None
-
-    @property
-    def effective_samples(self) -> float:
-        """Progress: the samples of all committed steps, each counted by what it was worth in its batch.
-
-        Without ``spec.batch`` their number. The same on all ranks, and after a resume.
-        """
-        order = self._world.position.order
-        return 0.0 if order is None else order.samples_before(self.step) - self._loop.batch.lost
-
-    def acts(self, call: Call, name: str) -> bool:
-        """Whether ``call`` of the contract acts now; for adapters, whose own calls keep to its table.
-
-        ``name``: of the adapter's call, for the error. Raises ``RuntimeError`` with the phase and the way out.
-        """
-        return self._loop.contract.acts(call, name)
+        loop, update = self._loop, self._loop.draws.update
+        self._tracker = Tracker(self._tracked, loop.contract, loop.step_with, longer, update=update)
 
     # -- set-up ------------------------------------------------------------------------------------------------------
     @checked
@@ -181,6 +88,7 @@ class Job:
         self._world.model = self._strategy.whole()
         model.in_body = lambda: self._loop.phase in BODY
         self._tracker.add_model(key, module)
+        model.register_forward_pre_hook(lambda *_: self._loop.draws.samples())
         if optimizer is not None:
             self.track(**{of_optimizer: optimizer})
         return model
@@ -218,6 +126,7 @@ class Job:
         micro_batch_size: int | None = None,
         micro_batches: int | None = None,
         randomness: Literal["keyed", "own"] = "keyed",
+        accept_change: bool = False,
         **loader_options: Any,
     ) -> ElasticLoader:
         """Batches in an order that depends on (seed, step) only.
@@ -229,8 +138,10 @@ class Job:
         ``drop_last``: leave an epoch's last, smaller batch out. ``micro_batch_size``: largest number of samples per
         loop body; the body runs once for each micro-batch, and gradients add up. ``micro_batches``: for
         ``numerics="bitwise"``, the number of micro-batches of each global batch. ``randomness``: "keyed" seeds the
-        default generators by (seed, step, micro-batch) for each loop body, and by seed and position for each sample;
-        "own" leaves them alone. ``loader_options``: ``num_workers``, ``collate_fn``, ``pin_memory``,
+        default generators by (seed, step, micro-batch) for the loop body up to its backward, by (seed, step) for the
+        update, and by seed and position for each sample; "own" leaves them alone. ``accept_change``: a job whose
+        checkpoint was saved with other data, batch or seed goes on at its step in the new order; otherwise that is an
+        error. ``loader_options``: ``num_workers``, ``collate_fn``, ``pin_memory``,
         ``prefetch_factor``, ``timeout``, ``worker_init_fn``, ``multiprocessing_context`` as of
         ``torch.utils.data.DataLoader``. Raises ``ValueError`` or ``TypeError`` naming the argument.
         """
@@ -245,6 +156,7 @@ class Job:
             micro_batch_size=micro_batch_size,
             micro_batches=micro_batches,
             even=self._strategy.votes,
+            accept_change=accept_change,
         )
         self._strategy.check(order)
         return ElasticLoader(dataset, order, keyed=randomness == "keyed", **loader_options)
@@ -287,7 +199,9 @@ class Job:
         (an evaluation, a schedule) runs once for each epoch in which this process takes part. Raises ``ValueError`` for
         data without a length.
         """
-        yield from range(self._world.position.first_epoch(loader.order.steps_per_epoch), epochs)
+        for epoch in range(self._world.position.first_epoch(loader.order.steps_per_epoch), epochs):
+            begin(loader.randomness, "epoch", epoch)
+            yield epoch
 
     @checked
     def every(self, steps: int, function: Callable[[], None]) -> None:
@@ -297,6 +211,17 @@ class Job:
         the order in which they were given. Raises ``ValueError`` for less than 1 step.
         """
         self._loop.every(steps, function)
+
+    @checked
+    def at(self, step: int, change: Callable[[], None]) -> None:
+        """Call ``change()`` once in each process, before its first step behind ``step`` committed ones or more.
+
+        For what a script changes at a step: an option of its loss, a rate, the parameters that train. A process that
+        joins or resumes later makes the change too: before it loads the state, whose tracked objects have it already.
+        So ``change`` sets values, and does not add to them. It may do what a loop body may do before its backward; its
+        random numbers are the same on all ranks. Changes of one step run in the order of the calls.
+        """
+        self._loop.at(step, change)
 
     # -- all ranks, between loops --------------------------------------------------------------------------------------
     def all_reduce(self, value: Any, op: Literal["sum", "mean", "min", "max"] = "sum") -> Any:

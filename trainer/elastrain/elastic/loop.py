@@ -10,7 +10,7 @@ boundary             an agreed switch, or a new generation after a loss, happens
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import structlog
@@ -18,6 +18,7 @@ import torch
 
 from elastrain.api.messages import Finished, Left
 from elastrain.data.audit import AuditLog
+from elastrain.data.draws import Draws
 from elastrain.data.loader import ElasticLoader
 from elastrain.data.rng import Kept
 from elastrain.data.share import Place
@@ -36,6 +37,7 @@ from elastrain.elastic.state import transfer
 from elastrain.elastic.state.buffers import Buffers
 from elastrain.elastic.state.capture import Stateful
 from elastrain.elastic.state.snapshot import Snapshot
+from elastrain.elastic.state.tracked import Closure
 from elastrain.elastic.step import Step
 from elastrain.elastic.strategies.strategy import Strategy
 
@@ -71,11 +73,9 @@ class Loop:
         )
         self.step: Step | None = None
         """The step that is being computed."""
-        self._session = session
-        self._strategy = strategy
-        self._heartbeat = heartbeat
-        self._world = world
-        self._audit, self.batch = audit, batch
+        self._session, self._strategy = session, strategy
+        self._heartbeat, self._world = heartbeat, world
+        self._audit, self.batch, self.draws = audit, batch, Draws()
         self._loader: ElasticLoader | None = None
         self._buffers: Buffers | None = None
         self._learning = Learning(world, heartbeat)
@@ -103,6 +103,8 @@ class Loop:
             return Phase.LEAVING
         if self._in_body and self.step is not None:
             return self.step.phase
+        if self._world.state.changes.running:
+            return Phase.FRESH
         if self._world.state.pauses.running:
             return Phase.PAUSE
         if self.between.passed:
@@ -119,12 +121,14 @@ class Loop:
         """Yield the data of each loop body until ``total`` steps are committed. Raises :class:`Drained`."""
         self.contract.acts(Call.STEPS)
         self._loader = loader
+        self.draws.announced |= several_backwards
         if several_backwards and not self.several.allowed:
             self._allow_several_backwards()
-        try:
-            yield from self._run(loader, total)
-        except LoopOver:
-            self.between.leave_behind()
+        with self.draws.loop(loader.randomness, lambda: total if self.between.passed else self._world.step):
+            try:
+                yield from self._run(loader, total)
+            except LoopOver:
+                self.between.leave_behind()
 
     def _run(self, loader: ElasticLoader, total: int) -> Iterator[Any]:
         """As :meth:`run`. Raises :class:`LoopOver` if the job has left the loop in which this rank waits for it."""
@@ -180,6 +184,7 @@ class Loop:
             model.stand_in_gradients()
             return unscaled.detach()
         assert step is not None and model is not None
+        self.draws.samples()
         if step.done == step.begun:
             self.several.check(step, "a further job.backward() in a loop body")
         part = step.take(count)
@@ -188,26 +193,40 @@ class Loop:
             with within_backward(step):
                 loss.backward(retain_graph=retain_graph)
             model.bare = True  # DDP serves one backward; with several it is left after the warm-up
+            self.draws.summed()
             return unscaled.detach()
         assert self._buffers is not None
         self._backward.run(step, part, loss, unscaled, self._buffers, retain_graph=retain_graph)
+        if step.complete:
+            self.draws.summed()
         if step.complete and step.counts:
             return torch.tensor(step.loss, dtype=torch.float64)
         return unscaled.detach()
 
     def on_commit(self, callback: Callable[[], None]) -> None:
         """As of :meth:`Job.on_commit`."""
-        self._on_commit.append(callback)
+        self._on_commit.append(self.draws.of_step("commit", callback, lambda: self.step.number if self.step else 0))
 
     def every(self, steps: int, function: Callable[[], None]) -> None:
         """As of :meth:`Job.every`."""
         self.contract.acts(Call.SET_UP, "job.every()")
-        self._world.state.pauses.add(steps, function)
+        self._world.state.pauses.add(steps, self.draws.of_step("every", function, lambda: self._world.step))
+
+    def at(self, step: int, change: Callable[[], None]) -> None:
+        """As of :meth:`Job.at`."""
+        self.contract.acts(Call.SET_UP, "job.at()")
+        self._world.state.changes.add(step, self.draws.of_step("at", change, lambda: step))
 
     def stop(self) -> None:
         """As of :meth:`Job.stop`. A learner's body does not run on samples that count: it cannot end training."""
         if self.contract.acts(Call.STOP) and not (self.step is not None and self.step.share.learner):
             self._backward.stop_asked = True
+
+    def step_with(self, step: Callable[[Closure], Any], closure: Closure, *, once: bool) -> Any:
+        """As of :class:`StepWith`."""
+        value = self.several.step_with(step, self.draws.closure(closure), once=once)
+        self.draws.updated()
+        return value
 
     def finish(self) -> None:
         """End together: no rank ends before all have committed the last step, since its state may be needed.
@@ -270,7 +289,7 @@ class Loop:
             # micro-batch would be summed over the ranks.
             last = number == len(step.parts) - 1 and not step.share.learner
             try:
-                with _kept(loader):
+                with self.draws.kept():
                     batch = loader.load()
                     with self._strategy.body(part, communicator, last=last), self._learning.outputs():
                         yield from self._run_body(loader, step, batch.data)
@@ -298,6 +317,7 @@ class Loop:
         spans = self.batch.begin_step(self._world.position.loop_end, self._world.state.pauses.intervals)
         parts, span = self._learning.parts(loader, spans), spans.at(number, order.steps_per_epoch)
         assert self._buffers is not None
+        self._world.state.changes.before_step(number)
         self._buffers.save()
         if self.several.allowed:
             self.several.snapshot.save()
@@ -312,10 +332,9 @@ class Loop:
 
     def _run_body(self, loader: ElasticLoader, step: Step, data: Any) -> Iterator[Any]:
         """One execution of the loop body, on ``data``."""
-        if loader.randomness is not None:
-            loader.randomness.seed_body(step.number, step.parts[step.begun])
+        part = step.parts[step.begun]
         step.begun += 1
-        with self._body(step):
+        with self._body(step), self.draws.body(step.number, part):
             yield data
 
     @contextmanager
@@ -399,8 +418,3 @@ class Loop:
             indices = tuple(i for part in step.parts for i in part.indices)
             order, span = self._loader.order, step.span
             self._audit.write(kind, step.number, indices, order, place=step.place, share=step.share, span=span)
-
-
-def _kept(loader: ElasticLoader) -> AbstractContextManager[object]:
-    """Around the loading of a micro-batch and its loop body: once for both, since keeping a state costs a copy."""
-    return loader.randomness.kept if loader.randomness is not None else nullcontext()

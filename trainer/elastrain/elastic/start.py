@@ -43,6 +43,13 @@ def join(*, numerics: Literal["exact", "bitwise"] = "exact") -> Job:
         raise RuntimeError(
             "elastrain.join(): this process has joined already: pass its job to the functions that need it"
         )
+    joined = os.environ.get(names.ENV_JOINED, "")
+    if joined not in ("", str(os.getpid())):
+        raise RuntimeError(
+            f"elastrain.join(): process {joined} of this worker is the rank, and has started this one: only the one "
+            f"that the agent has started may join. Put the script under if __name__ == '__main__':, or remove "
+            f"${names.ENV_JOINED} and ${names.ENV_AGENT_SOCKET} from the environment of a program that is no rank"
+        )
     path = os.environ.get(names.ENV_AGENT_SOCKET)
     if not path:
         raise RuntimeError(
@@ -56,4 +63,5 @@ def join(*, numerics: Literal["exact", "bitwise"] = "exact") -> Job:
     batch = batch_of(session.welcome.settings.batch)
     job = Job(session, strategy_for(numerics, session, batch.small), heartbeat, device, batch)
     _joined = weakref.ref(session)
+    os.environ[names.ENV_JOINED] = str(os.getpid())
     return job

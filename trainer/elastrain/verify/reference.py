@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -19,25 +19,15 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.data import default_collate
 
+from elastrain.data.changes import Changes
+from elastrain.data.draws import Watched, begin
 from elastrain.data.fetch import Fetcher, Task
 from elastrain.data.loader import ElasticLoader
 from elastrain.data.options import order_of
 from elastrain.data.order import Order, Slice
 from elastrain.data.rng import Randomness
 from elastrain.data.share import Share
-
-_GATED = ("step", "unscale_", "update", "update_parameters", "set")
-
-
-class Wrapped(nn.Module):
-    """What :meth:`Reference.wrap` returns: the model, with DDP's ``module``."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.module(*args, **kwargs)
+from elastrain.verify.gated import GATED, Wrapped, skipped
 
 
 class Reference(AbstractContextManager["Reference"]):
@@ -54,6 +44,7 @@ class Reference(AbstractContextManager["Reference"]):
         """``parts``: (step, number of parts): from this step on, of each global batch."""
         self.device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
         self.tracked: dict[str, Any] = {}
+        self.draws, self.changes = Watched(), Changes()
         self._parts_from = parts
         self._order: Order | None = None
         self._wrapped: list[nn.Parameter] = []  # if they are sharded, a forward puts whole ones in their place
@@ -83,15 +74,15 @@ class Reference(AbstractContextManager["Reference"]):
         self.tracked[name or f"model{number}"] = getattr(module, "_orig_mod", module)
         if optimizer is not None:
             self.track(**{f"{name}_optimizer" if name else f"optimizer{number}": optimizer})
-        return Wrapped(module)
+        return Wrapped(module, self.draws)
 
     def track(self, **objects: Any) -> None:
         for name, obj in objects.items():
             self.tracked[name] = obj
             if callable(vars(obj).get("step")):  # a scheduler has put it there
-                vars(obj)["step"] = _skipped(vars(obj)["step"], self)
+                vars(obj)["step"] = skipped(vars(obj)["step"], self, obj)
             else:
-                methods = {m: _skipped(f, self) for m in _GATED if callable(f := getattr(type(obj), m, None))}
+                methods = {m: skipped(f, self, obj) for m in GATED if callable(f := getattr(type(obj), m, None))}
                 if hasattr(obj, "unscale_"):  # a scaler of losses
                     methods["scale"] = staticmethod(functools.partial(self._scale, obj.scale))
                 obj.__class__ = type(type(obj).__name__, (type(obj),), methods)
@@ -101,7 +92,7 @@ class Reference(AbstractContextManager["Reference"]):
         return self._scaled[0]
 
     def on_commit(self, callback: Callable[[], None]) -> None:
-        self._callbacks.append(callback)
+        self._callbacks.append(self.draws.of_step("commit", callback, lambda: self.step - 1))
 
     def dataloader(self, dataset: Any, *, randomness: str = "keyed", **options: Any) -> ElasticLoader:
         chosen: dict[str, Any] = {"seed": 0, "drop_last": False, "shuffle": None, "global_batch_size": None}
@@ -110,16 +101,24 @@ class Reference(AbstractContextManager["Reference"]):
 
     # -- the loop ------------------------------------------------------------------------------------------------------
     def steps(
-        self, loader: ElasticLoader, *, epochs: int | None = None, steps: int | None = None, **_several: bool
+        self,
+        loader: ElasticLoader,
+        *,
+        epochs: int | None = None,
+        steps: int | None = None,
+        several_backwards: bool = False,
     ) -> Iterator[Any]:
         self._order = loader.order
+        self.draws.announced |= several_backwards
         total = steps or (epochs or 0) * loader.order.steps_per_epoch
-        while self.step < total and not self._stopped:
-            yield from self._compute(loader)
-            for function in (function for interval, function in self._pauses if self.step % interval == 0):
-                function()
+        with self.draws.loop(loader.randomness, lambda: self.step):
+            while self.step < total and not self._stopped:
+                yield from self._compute(loader)
+                for function in (function for interval, function in self._pauses if self.step % interval == 0):
+                    function()
 
     def _compute(self, loader: ElasticLoader) -> Iterator[Any]:
+        self.changes.before_step(self.step)
         parts = max([(0, 1), *(p for p in self._parts_from if p[0] <= self.step)])[1]
         shares = [Share(part, parts) for part in range(parts)]
         cuts = [loader.order.micro_slices(self.step, *share) for share in shares]
@@ -129,13 +128,10 @@ class Reference(AbstractContextManager["Reference"]):
             for share in shares:
                 for part in loader.begin(self.step, share):
                     self._body, self._backwards = self._body + 1, 0
-                    with loader.randomness.kept if loader.randomness else nullcontext():
+                    with self.draws.kept():
                         data = loader.load().data
-                        if loader.randomness is not None:
-                            loader.randomness.seed_body(self.step, part)
-                        before = torch.default_generator.get_state()
-                        yield data
-                        self.drew |= not torch.equal(before, torch.default_generator.get_state())
+                        with self.draws.body(self.step, part):
+                            yield data
                     if not self._backwards:
                         raise RuntimeError("job.steps(): the loop body must call job.backward(loss) once per batch")
         except GeneratorExit:  # the script broke out of the loop
@@ -158,11 +154,13 @@ class Reference(AbstractContextManager["Reference"]):
         unscaled = self._scaled[1] if self._scaled[0] is loss else loss
         count = None if count is None else int(count)
         self._backwards += 1
+        self.draws.samples()
         self._stops = self._asked if self._last else self._stops
         if len(self._bodies) == 1:
             divisor = max(1 if count is None else count, 1)
             (loss if divisor == 1 else loss / divisor).backward(retain_graph=retain_graph)
             self._losses = float(unscaled.detach()) / divisor
+            self.draws.summed()
             return torch.tensor(self._losses, dtype=torch.float64)
         if self._backwards > 1:
             raise RuntimeError("job.backward(): several in a loop body need the whole batch at once")
@@ -184,6 +182,7 @@ class Reference(AbstractContextManager["Reference"]):
         for p, gradient in self._sums.items():
             p.grad = gradient / divisor if p.grad is None else p.grad + gradient / divisor
         self._losses /= divisor
+        self.draws.summed()
         return torch.tensor(self._losses, dtype=torch.float64)
 
     def _parameters(self) -> list[nn.Parameter]:
@@ -193,10 +192,13 @@ class Reference(AbstractContextManager["Reference"]):
         return nn.utils.clip_grad_norm_(self._parameters(), max_norm, norm_type) if self._last else None
 
     def epochs(self, loader: ElasticLoader, epochs: int) -> Iterator[int]:
-        return iter(range(epochs))
+        return (begin(loader.randomness, "epoch", epoch) for epoch in range(epochs))
 
     def every(self, steps: int, function: Callable[[], None]) -> None:
-        self._pauses.append((steps, function))
+        self._pauses.append((steps, self.draws.of_step("every", function, lambda: self.step)))
+
+    def at(self, step: int, change: Callable[[], None]) -> None:
+        self.changes.add(step, self.draws.of_step("at", change, lambda: step))
 
     def stop(self) -> None:
         self._asked = True
@@ -243,8 +245,3 @@ class Reference(AbstractContextManager["Reference"]):
 
     def __exit__(self, *_: object) -> None:
         pass
-
-
-def _skipped(original: Any, job: Reference) -> Any:
-    """``original``, for the last part of a step only."""
-    return functools.wraps(original)(lambda *args, **kwargs: original(*args, **kwargs) if job._last else None)

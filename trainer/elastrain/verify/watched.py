@@ -166,7 +166,7 @@ class WatchedReference(Watched, Reference):
 
     def observe(self) -> None:
         norms = {type(m).__name__ for obj in self.tracked.values() if isinstance(obj, nn.Module) for m in _norms(obj)}
-        depends = sorted(norms) + ["random numbers in the loop body"] * self.drew
+        depends = sorted(norms) + ["random numbers in the loop body"] * self.draws.drew
         self.note(self.tracked, rank=0, world=1, share=[0, 1], depends_on_parts=depends)
 
     def __exit__(self, *why: Any) -> None:

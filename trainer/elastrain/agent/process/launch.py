@@ -114,7 +114,7 @@ def rank_environment(base: Mapping[str, str], local_rank: int, nproc: int, socke
     Variables that describe a fixed world (``RANK``, ``WORLD_SIZE``, ``MASTER_*``) are removed: the generation
     determines them, and a stale value would mislead its readers.
     """
-    fixed_world = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK"}
+    fixed_world = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK", names.ENV_JOINED}
     env = {k: v for k, v in base.items() if k not in fixed_world}
     env[names.ENV_AGENT_SOCKET] = str(socket_path)
     env[names.ENV_LOCAL_RANK] = str(local_rank)

@@ -83,7 +83,9 @@ class ControlServer:
         try:
             self._socket.bind(str(self.path))
         except OSError as error:
-            raise ControlError(f"control socket {self.path}: {error}") from None
+            raise ControlError(
+                f"control socket {self.path}: {error}: set XDG_RUNTIME_DIR to a short path of a directory of your own"
+            ) from None
         self._socket.listen(8)
         threading.Thread(target=self._serve, name="control", daemon=True).start()
 

@@ -149,6 +149,6 @@ def _doing(header: Header, *, numbered: bool = False) -> str:
         Kind.FAREWELL: "leaves the generation",
         Kind.RESHARD: f"moves shards of the state ({size})",
         Kind.BUFFERS: f"computes step {step} (buffers for a joiner)",
-        Kind.TRAINED: f"changes the parameters that train, or their groups, before step {step}",
+        Kind.TRAINED: f"changes its data, the parameters that train, or their groups, before step {step}",
     }.get(header.kind, f"sums {size} of kind {header.kind}")  # type: ignore[call-overload]
     return f"{doing} (sum {header.sequence} of the generation)" if numbered else doing

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from elastrain.api.records import Generation
 from elastrain.api.settings import Shards
+from elastrain.data.facts import differing
 from elastrain.data.share import Share
 from elastrain.elastic.reshard.origin import FRESH, NOTHING, Held, Holdings, Origin
 from elastrain.elastic.reshard.partners import Home, partners
@@ -56,6 +57,10 @@ class EntryRow:
     in_portions: bool = False
     """Whether it can do so for several steps, and the state is large enough."""
     script: Script = Script()
+    order: int = 0
+    """As of :attr:`elastrain.data.facts.OrderFacts.digest`, of its loop's data; 0: not known."""
+    changes: int = -1
+    """As of :attr:`elastrain.data.changes.Changes.seen`."""
     voted: int = 0
     """As of :class:`elastrain.elastic.membership.verdict.Row`."""
     counted: int = 0
@@ -121,6 +126,10 @@ class Entry:
     """By rank: the part of the model that it holds."""
     torn: list[int]
     """Ranks that hold a part of a state of which no rank holds another part: nothing can continue from it."""
+    changes: int = -1
+    """Those that the state has seen, or will have in the first step if the receivers are learners in it."""
+    other_data: Sequence[int] = ()
+    """Ranks in that loop whose data has another order than that of the others."""
     origin: Origin | None = None
     """Where the shards come from, with ``shards: all``."""
     partners: Sequence[int] = ()
@@ -162,6 +171,12 @@ class Entry:
             behind=[r for r, calls in lacking.items() if calls == 1],
             shards=[row.live.shard for row in table],
             torn=[] if held else [r for r, row in enumerate(table) if row.step >= 0],
+            changes=max(table[sources[0]].changes, furthest[0] if shares else -1),
+            other_data=differing(
+                [row.order for row in table],
+                [r for r, script in enumerate(scripts) if script.loop_end == loop_end],
+                newest if held else (),
+            ),
         )
 
     @classmethod

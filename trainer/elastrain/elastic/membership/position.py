@@ -19,12 +19,14 @@ from elastrain.api.records import Generation
 from elastrain.data.order import Order
 from elastrain.elastic.comm import backend
 from elastrain.elastic.comm.communicator import Communicator
+from elastrain.elastic.comm.header import Kind
 from elastrain.elastic.membership.ballot import Ballot
 from elastrain.elastic.membership.connecting import close_in_background
 from elastrain.elastic.membership.control import Summed
 from elastrain.elastic.membership.entry import Entry, EntryRow
 from elastrain.elastic.membership.integers import from_integers, to_integers
 from elastrain.elastic.membership.session import Session, Withdrawn
+from elastrain.elastic.state.data_order import DataOrder
 from elastrain.elastic.strategies.strategy import ElasticModule
 
 log = structlog.get_logger(__name__)
@@ -165,10 +167,11 @@ class Position:
         log.info("the script goes on to the loop that the job is in", ended=self.loop_end, until=loop_end)
         raise LoopOver
 
-    def meet(self, communicator: Communicator, row: Callable[[], EntryRow]) -> Entry:
+    def meet(self, communicator: Communicator, row: Callable[[], EntryRow], data: DataOrder) -> Entry:
         """The entry of a generation whose ranks are all in the same loop. ``row()``: of this rank, at present.
 
-        Raises ``GenerationBroken``; and :class:`LoopOver` or :class:`Withdrawn` if this rank's script is elsewhere.
+        Raises ``GenerationBroken``; as of :meth:`DataOrder.refuse`; and :class:`LoopOver` or :class:`Withdrawn` if this
+        rank's script is elsewhere.
         """
         while True:
             mine = row()
@@ -189,6 +192,8 @@ class Position:
                 ahead = communicator.rank not in entry.receivers or mine.script.loop_end > entry.loop_end
                 self.give_way(communicator, entry.misplaced, anew=ahead)
             if not entry.late:
+                if entry.other_data:
+                    data.refuse(communicator, entry.other_data, Kind.ENTRY)
                 return entry
             if communicator.rank in entry.late:
                 self.catch_up(entry.loop_end, (communicator.of, communicator))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from elastrain.data.changes import Changes
 from elastrain.elastic.boundary import Boundary
 from elastrain.elastic.checkpoint import CheckpointKeeper
 from elastrain.elastic.membership.calls import Calls
@@ -12,6 +13,7 @@ from elastrain.elastic.membership.report import Reporter
 from elastrain.elastic.pauses import Pauses
 from elastrain.elastic.state import capture
 from elastrain.elastic.state.capture import Stateful
+from elastrain.elastic.state.data_order import DataOrder
 from elastrain.elastic.state.kept import KeptGradients
 from elastrain.elastic.state.known import KnownParameters
 from elastrain.elastic.state.trained import TrainedSet
@@ -32,7 +34,11 @@ class RankState:
         """The exchanges of the ranks since."""
         self.pauses = Pauses()
         """Of the loop, between two steps."""
-        self.trained = TrainedSet(tracked)
+        self.data = DataOrder()
+        """The order of the data."""
+        self.changes = Changes()
+        """Of the script, at a step."""
+        self.trained = TrainedSet(tracked, self.data)
         self.kept, self.known = KeptGradients(tracked), KnownParameters(tracked)
         self.on_adopt: Callable[[], None] = lambda: None
         """Called when a newer state is about to replace this one."""
@@ -56,6 +62,8 @@ class RankState:
             "by": self.by,
             "lineage": self._keeper.lineage,
             "stopped": self.stopped,
+            "data": self.data.state(),
+            "changes": self.changes.seen,
             **self.reporter.state(),
         }
         tracked = capture.capture(self.tracked, emptied=emptied)
@@ -65,11 +73,13 @@ class RankState:
     def load(self, tree: dict[str, Any]) -> None:
         """Go on with ``tree``."""
         position = tree["position"]
+        self.data.load(position.get("data"), position["step"])
         self._keeper.lineage = position["lineage"]
         # Some are absent in older checkpoints.
         self.commit(position["step"], position.get("by", 0), stops=position.get("stopped", False))
         self.reporter.load(position)
         self.on_adopt()
+        self.changes.before_load(position.get("changes", position["step"] - 1))
         if trained := tree.get("trained"):
             self.trained.adopt(trained)
         capture.restore(self.tracked, tree["tracked"])

@@ -52,8 +52,7 @@ class World:
     ) -> None:
         """``copies``: how the ranks hold the model."""
         self.model: ElasticModule | None = None
-        self.state = state
-        self.position = position
+        self.state, self.position = state, position
         """Of this rank's script among its loops."""
         self.communicator: Communicator | None = None
         """Of the generation in force; None while this rank is in none."""
@@ -69,8 +68,7 @@ class World:
         self._generation: Generation | None = None
         self._agreed: int | None = None
         self._held = False  # the state, except for shards
-        self._traces = tracing.recorder(lambda: self.place.rank)
-        self._reporter = state.reporter
+        self._traces, self._reporter = tracing.recorder(lambda: self.place.rank), state.reporter
         self._reporter.on_rescale = self._traces
         self._tree = partial(state.tree, emptied=copies.apart)
         self._handover = Handover(state.tracked, self._tree, state.load)
@@ -114,6 +112,7 @@ class World:
         if not self.position.begin_loop(order, end, joins=self.joins):
             self.place = Place(0, -1, 1)
             return False
+        self.state.data.begin_loop(order, end)
         if self.communicator is not None:
             if self.place.rank == 0:
                 self._report()  # joiners wait in this loop from now on
@@ -302,11 +301,10 @@ class World:
 
     def _hand_over(self, communicator: Communicator | None) -> bool:
         """All ranks leave the generation in force; None: this one enters no other. False: it broke meanwhile."""
-        old = self.communicator
         try:
-            self._copies.hand_over(old, stays=communicator is not None)
+            self._copies.hand_over(self.communicator, stays=communicator is not None)
         except GenerationBroken as e:
-            for broken in filter(None, (old, communicator)):
+            for broken in filter(None, (self.communicator, communicator)):
                 self.give_up(broken, e.cause)
             return False
         return True
@@ -323,8 +321,7 @@ class World:
         self._leave()  # only now: after the exchange above no peer is still receiving the old generation's last step
         assert self.model is not None
         self.model.attach(communicator, keep=entry.same_layout)
-        self.communicator, self._generation = communicator, generation
-        self.number = generation.number
+        self.communicator, self._generation, self.number = communicator, generation, generation.number
         self.place = Place(generation.number, communicator.rank, communicator.world_size, self._strategy.tensor)
         self.share = entry.shares.get(communicator.rank, self.place.share)
         self.state.trained.enter(agreed=bool(entry.shares))  # without learners, the first step compares the sets
@@ -343,7 +340,7 @@ class World:
 
     def _synchronise(self, communicator: Communicator) -> Entry:
         """Bring all ranks to the newest state; equal ones send nothing. Raises as of :meth:`Position.meet`."""
-        entry = self.position.meet(communicator, lambda: self.entry_row(communicator.of))
+        entry = self.position.meet(communicator, lambda: self.entry_row(communicator.of), self.state.data)
         entry = self._copies.begin(entry, communicator, self._resume)
         transfer = entry.transfer(communicator.rank, self._strategy.holders)
         if communicator.rank in entry.sources and transfer.receivers:
@@ -351,6 +348,7 @@ class World:
             if not entry.shares:
                 self._handover.before_update(communicator)
         elif communicator.rank in entry.receivers:
+            self.state.changes.before_receive(entry.changes, keep=self._has_state)
             if entry.shares:
                 self._begin_learner_step(communicator, receiving=entry.in_portions)
             self._handover.receive(communicator, transfer, in_portions=entry.in_portions, keep=self._has_state)
@@ -377,6 +375,8 @@ class World:
             overlaps=overlaps,
             in_portions=joined and overlaps and permits(holds=self._has_state) and not state.kept.present,
             script=Script(position.loop_end, state.calls.count, position.between, self.boundary.act is Act.STEP),
+            order=state.data.digest,
+            changes=state.changes.seen,
             voted=position.ballot.voted,
             counted=position.ballot.counted(state.step),
         )

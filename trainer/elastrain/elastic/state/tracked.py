@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -50,11 +51,13 @@ class Tracker:
         contract: Contract,
         step_with: StepWith,
         longer: Longer | None = None,
+        *,
+        update: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         """``tracked`` is shared with the runtime. ``step_with`` runs an optimizer's ``step(closure)``. ``longer``: of a
-        job whose steps take several batches of the script."""
+        job whose steps take several batches of the script. ``update()``: around an optimizer's ``step()``."""
         self._tracked, self._contract, self._step_with = tracked, contract, step_with
-        self._longer = longer
+        self._longer, self._update = longer, update
         self._models = 0
         """Those that were wrapped."""
         self._scaled: tuple[torch.Tensor, torch.Tensor] | None = None
@@ -112,8 +115,9 @@ class Tracker:
             original = getattr(type(obj), name) if in_instance is None else _without_self(in_instance)
             if self._longer is not None and name == "step":
                 original = _lengthened(obj, original, self._longer)
+            within = _within(original, self._update) if name == "step" and not _is_schedule(obj) else original
             gated = _gated(
-                original,
+                within,
                 functools.partial(self._contract.acts, call, f"{type(obj).__name__}.{name}()", of=(id(obj), name)),
             )
             if isinstance(obj, torch.optim.Optimizer):
@@ -266,6 +270,19 @@ def _lengthened(obj: Any, original: Callable[..., Any], longer: Longer) -> Calla
             original(self, *args, **kwargs)
 
     return steps
+
+
+def _is_schedule(obj: Any) -> bool:
+    return is_scaler(obj) or isinstance(obj, torch.optim.lr_scheduler.LRScheduler)
+
+
+def _within(original: Callable[..., Any], context: Callable[[], AbstractContextManager[object]]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def method(*args: Any, **kwargs: Any) -> Any:
+        with context():
+            return original(*args, **kwargs)
+
+    return method
 
 
 def _gated(original: Callable[..., Any], acts: Callable[[], bool]) -> Callable[..., Any]:

@@ -19,10 +19,12 @@ import structlog
 import torch
 from torch import nn
 
+from elastrain.data.facts import differing
 from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
 from elastrain.elastic.comm.header import CHANGE_TOGETHER, Kind, RanksDiverged
 from elastrain.elastic.state import digest
 from elastrain.elastic.state.capture import Stateful
+from elastrain.elastic.state.data_order import DataOrder
 from elastrain.elastic.state.tracked import is_average
 
 log = structlog.get_logger(__name__)
@@ -35,9 +37,9 @@ _SHOWN = 3
 class TrainedSet:
     """The parameters that train and the groups of the tracked optimizers, on this rank. For the training thread."""
 
-    def __init__(self, tracked: Mapping[str, Stateful]) -> None:
-        """``tracked`` is shared with the runtime; its modules are the models."""
-        self._tracked = tracked
+    def __init__(self, tracked: Mapping[str, Stateful], data: DataOrder | None = None) -> None:
+        """``tracked`` is shared with the runtime; its modules are the models. ``data``: its order is compared, too."""
+        self._tracked, self._data = tracked, data or DataOrder()
         self._agreed: object = None
         """The signal of the set that all ranks have; None: unknown."""
         self._agreed_on = ""
@@ -93,14 +95,16 @@ class TrainedSet:
         """Compare the set with those of all ranks. The communicator is *diverged* if they differ."""
         mine = self.describe()
         try:
-            rows = communicator.all_gather_ints([digest.of_value(mine)], Kind.TRAINED)
-            if len({number for (number,) in rows}) > 1:
+            rows = communicator.all_gather_ints([digest.of_value(mine), self._data.digest], Kind.TRAINED)
+            if others := differing([order for _, order in rows], range(len(rows)), ()):
+                self._data.refuse(communicator, others, Kind.TRAINED)
+            if len({number for number, _ in rows}) > 1:
                 texts = [raw.decode() for raw in communicator.all_gather_bytes(mine.encode(), Kind.TRAINED)]
                 with communicator.guard():
                     raise RanksDiverged(_difference_of_ranks(texts, communicator.step))
         except GenerationBroken:
             if communicator.diverged is not None and self._agreed is not None:
-                change = _difference(self._agreed_on, mine, *_THEN_AND_NOW)
+                change = _difference(self._agreed_on, mine, *_THEN_AND_NOW) or "its loop has other data than the last"
                 communicator.diverged += f" (rank {communicator.rank}: {change})"
             return
         self._agreed, self._agreed_on = self._signal(), mine
@@ -151,7 +155,7 @@ class TrainedSet:
         self._flags = [()] * len(models)
 
     def _signal(self) -> object:
-        """Changes whenever the set does, and takes microseconds.
+        """Changes whenever the set does, and with each loop; takes microseconds.
 
         A model of which no parameter requires a gradient is switched off for a moment, as in a GAN: its set stays.
         """
@@ -162,7 +166,7 @@ class TrainedSet:
         groups = [
             (tuple(map(id, group["params"])), tuple(group)) for _, o in self._optimizers() for group in o.param_groups
         ]
-        return self._flags.copy(), groups
+        return self._flags.copy(), groups, self._data.loop
 
 
 def _difference_of_ranks(texts: list[str], step: int) -> str:

@@ -1,0 +1,154 @@
+"""What determines the samples of each step, as plain values that ranks and checkpoints compare.
+
+Every rank computes the samples of its part by itself. Ranks with other facts would cut other permutations: some samples
+twice in a step, others never, and no sum of gradients shows it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from elastrain.data.order import ENDLESS, Order
+from elastrain.data.permutation import VERSION
+from elastrain.data.torch_samplers import ReplayedBatchSampler, ReplayedSampler
+
+_LOOK = 64
+"""Samples at each end of an epoch that tell one sampler from another."""
+
+_WAYS = {
+    "samples": "{:,} samples an epoch",
+    "global_batch_size": "global_batch_size={}",
+    "seed": "seed={}",
+    "shuffle": "shuffle={}",
+    "steps_per_epoch": "{:,} steps an epoch",
+    "micro_batches": "micro_batches={}",
+    "sampler": "a sampler whose first and last samples have the digest {}",
+    "version": "version {} of elastrain's permutation",
+}
+
+
+class OtherData(ValueError):
+    """The samples of this rank's steps are not those of the job's."""
+
+
+@dataclass(frozen=True, slots=True)
+class OrderFacts:
+    """Of one :class:`~elastrain.data.order.Order`. Values are plain, so that a checkpoint may keep them."""
+
+    samples: int | None
+    """Of an epoch; None: endless."""
+    global_batch_size: int
+    seed: str
+    shuffle: bool
+    steps_per_epoch: int | None
+    micro_batches: int | None
+    """How a global batch is cut into parts. A job may go on with another number from a checkpoint."""
+    sampler: str
+    """Empty: all samples of the data set."""
+    version: int = VERSION
+
+    @classmethod
+    def of(cls, order: Order) -> OrderFacts:
+        """Raises the errors of a sampler, of which it looks at the ends of the first epoch."""
+        steps = order.steps_per_epoch
+        return cls(
+            samples=order.length,
+            global_batch_size=order.global_batch_size,
+            seed=f"{order.seed}",
+            shuffle=order.shuffle,
+            steps_per_epoch=None if steps == ENDLESS else steps,
+            micro_batches=order.micro_batches,
+            sampler=_digest_of_sampler(order) if order.sampled else "",
+        )
+
+    @classmethod
+    def of_saved(cls, saved: dict[str, Any] | None) -> OrderFacts | None:
+        """Of what a checkpoint has kept; None if it has nothing, or what this version does not know."""
+        names = {field.name for field in fields(cls)}
+        return cls(**saved) if saved is not None and saved.keys() == names else None
+
+    def saved(self) -> dict[str, Any]:
+        """As a checkpoint keeps it."""
+        return asdict(self)
+
+    @property
+    def digest(self) -> int:
+        """A positive 63-bit number, equal for equal facts."""
+        raw = hashlib.blake2b(repr(self).encode(), digest_size=8).digest()
+        return 1 + (int.from_bytes(raw, "little") >> 1) % (2**63 - 2)
+
+    def apart(self, other: OrderFacts, *, resumed: bool = False) -> list[tuple[str, str]]:
+        """What differs: this one's value and the other's, in words. ``resumed``: the other is that of a checkpoint."""
+        names = [field.name for field in fields(self) if not (resumed and field.name == "micro_batches")]
+        values = [(name, getattr(self, name), getattr(other, name)) for name in names]
+        return [(_said(name, a), _said(name, b)) for name, a, b in values if a != b]
+
+
+def differing(orders: Sequence[int], asked: Iterable[int], holders: Iterable[int]) -> list[int]:
+    """Which of the ranks ``asked`` have other data than most of ``holders`` (of all that are asked, if none of these is
+    among the holders). ``orders``: by rank, the digest of the facts; 0: not known. Pure.
+
+    Of equally many the lower rank counts: all ranks come to the same result.
+    """
+    known = [rank for rank in asked if orders[rank]]
+    decide = [rank for rank in known if rank in set(holders)] or known
+    if not decide:
+        return []
+    (most, _), *_ = Counter(orders[rank] for rank in decide).most_common(1)
+    return [rank for rank in known if orders[rank] != most]
+
+
+def difference(mine: OrderFacts, other: OrderFacts, rank: int, peer: int) -> str:
+    """The error of ``rank``, whose data is not that of ``peer``. Pure."""
+    pairs = mine.apart(other)
+    return (
+        f"job.dataloader(): rank {rank} has {', '.join(a for a, _ in pairs)}; rank {peer} has "
+        f"{', '.join(b for _, b in pairs)}: {SAME}"
+    )
+
+
+def check_resumed(mine: OrderFacts, saved: OrderFacts, step: int) -> None:
+    """A job continues at ``step`` from a state that was saved with other facts. Raises :class:`OtherData`."""
+    if pairs := mine.apart(saved, resumed=True):
+        raise OtherData(
+            f"job.dataloader(): this script has {', '.join(a for a, _ in pairs)}; the job's state of step {step} was "
+            f"computed with {', '.join(b for _, b in pairs)}: its next steps would repeat samples and leave others "
+            "out. Give the same data, batch and seed; or, if the change is meant, job.dataloader(..., "
+            "accept_change=True), or another spec.checkpoint.path for a new training"
+        )
+
+
+SAME = (
+    "all workers must give the same data set, global_batch_size, seed and sampler. A folder may be incomplete, or of "
+    "another version, on that worker's node"
+)
+
+
+def _said(name: str, value: Any) -> str:
+    if value is None:
+        return {"samples": "an endless stream", "steps_per_epoch": "no end of an epoch"}.get(name, f"no {name}")
+    if value == "":
+        return "no sampler"
+    return _WAYS[name].format(value)
+
+
+def _digest_of_sampler(order: Order) -> str:
+    sampler, batches = order.sampler, order.batch_sampler
+    if isinstance(sampler, ReplayedSampler) or isinstance(batches, ReplayedBatchSampler):
+        found: Iterable[Any] = (sampler or batches).first  # type: ignore[union-attr]
+        parts = [np.asarray(part, np.int64).reshape(-1) for part in (found if batches is not None else [found])]
+    else:
+        steps = order.steps_per_epoch
+        few = max(1, _LOOK // order.global_batch_size)
+        numbers = sorted({*range(min(few, steps)), *range(max(0, steps - few), steps)})
+        parts = [np.asarray(order.batch(step), np.int64) for step in numbers]
+    total = hashlib.blake2b(digest_size=6)
+    for part in parts:
+        total.update(len(part).to_bytes(8, "little") + part.tobytes())
+    return total.hexdigest()

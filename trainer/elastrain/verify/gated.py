@@ -1,0 +1,55 @@
+"""Models and optimizers as the reference gives them to a script: with the job's random numbers, once for each step."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from contextlib import nullcontext
+from typing import Any, Protocol
+
+from torch import nn
+
+from elastrain.data.draws import Draws
+
+GATED = ("step", "unscale_", "update", "update_parameters", "set")
+"""Methods of tracked objects that act behind the last part of a step only."""
+
+
+class _Job(Protocol):
+    @property
+    def draws(self) -> Draws: ...
+
+    @property
+    def _last(self) -> bool: ...
+
+
+class Wrapped(nn.Module):
+    """What :meth:`Reference.wrap` returns: the model, with DDP's ``module``."""
+
+    def __init__(self, module: nn.Module, draws: Draws) -> None:
+        super().__init__()
+        self.module, self.draws = module, draws
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        self.draws.samples()
+        return self.module(*args, **kwargs)
+
+
+def skipped(original: Any, job: _Job, obj: Any) -> Any:
+    """``original``, a method of ``obj``, for the last part of a step only."""
+    updates = hasattr(obj, "param_groups")
+
+    @functools.wraps(original)
+    def method(*args: Any, **kwargs: Any) -> Any:
+        if not job._last:
+            return None
+        closure = next(filter(inspect.isroutine, (*args, *kwargs.values())), None)
+        if not updates or closure is None:
+            with job.draws.update() if updates else nullcontext():
+                return original(*args, **kwargs)
+
+        value = original(job.draws.closure(closure))
+        job.draws.updated()
+        return value
+
+    return method
