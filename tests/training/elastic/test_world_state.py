@@ -9,6 +9,7 @@ from unittest.mock import Mock
 import pytest
 
 from elastrain.elastic.checkpoint import CheckpointKeeper
+from elastrain.elastic.membership.session import Withdrawn
 from elastrain.elastic.membership.world import World
 from elastrain.elastic.step import Step
 from elastrain.elastic.strategies.choice import world_for
@@ -99,3 +100,14 @@ def test_ranks_with_one_copy_give_an_agreed_switch_up_if_a_rank_was_lost_before_
     assert not world._hand_over(new)
     new.abort.assert_called_once()
     assert world.number == 3, "this rank waits for a newer generation"
+
+
+def test_a_rank_whose_member_is_replaced_between_an_agreed_switch_and_the_boundary_is_ready_anew():
+    """``Welcome`` has made it forget the proposals of its former member."""
+    world, session = alone(), Mock()
+    session.proposal.return_value = None
+    world._session, world._agreed = session, 3
+    world.position.next_generation = Mock(side_effect=Withdrawn)
+    with pytest.raises(Withdrawn):
+        world._change()
+    session.take.assert_not_called()

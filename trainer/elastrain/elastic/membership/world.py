@@ -149,7 +149,7 @@ class World:
     def _change(self) -> None:
         """Enter, or stop for, the generation that the ranks have agreed on, or the next one."""
         agreed, self._agreed = self._agreed, None
-        if agreed is not None:
+        if agreed is not None and self._session.proposal(agreed) is not None:  # else this rank is of a new member
             generation, communicator = self._session.take(agreed)
             if not self._hand_over(communicator):
                 return
