@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from elastrain.verify import compare
 from elastrain.verify.compare import ABSENT, Bounds, Parting, family, parting
 from elastrain.verify.history import Committed, History, Process
 
@@ -127,3 +128,22 @@ def test_measured_bound_replaces_that_of_float64() -> None:
 )
 def test_entries_of_one_kind_are_a_family(name: str, expected: str) -> None:
     assert family(name) == expected
+
+
+def test_what_an_adapter_adds_is_not_compared_with_a_frameworks_own_loop() -> None:
+    expected = {compare.OWN_LOOP: True, "model.w": 1.0, "optimizer.param_groups[0].lr": 0.1}
+    found = {"callbacks of the step": 1, "model.w": 1.0, "optimizer.param_groups[0].lr": 0.2, "history.loss": 3.0}
+    assert compare.differing(expected, found, compare.Bounds(), {}) == ["optimizer.param_groups[0].lr"]
+
+
+def test_a_shard_is_compared_with_its_part_of_the_whole() -> None:
+    def tensor(*values: float, **about: object) -> dict:
+        largest = max(map(abs, values))
+        return {
+            "type": f"float64[{len(values)}]", "digest": str(values), "size": len(values), "largest": largest,
+            "norm": largest, "sum": sum(values), "absolute": largest, "sample": [*values], **about,
+        }  # fmt: skip
+
+    whole = tensor(1.0, 2.0, parts={"0 of 2": tensor(1.0), "1 of 2": tensor(2.0)})
+    for found, equal in ((tensor(2.0, part="1 of 2"), True), (tensor(1.0, part="1 of 2"), False)):
+        assert compare.equal("model.w", whole, found, compare.Bounds(), {}) == equal

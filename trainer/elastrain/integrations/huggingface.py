@@ -225,6 +225,10 @@ class ElasticTrainer(Trainer):
         if resume_from_checkpoint or trial is not None:
             raise ValueError("train(): an elastic job resumes from spec.checkpoint and has no hyperparameter search")
         args, job = self.args, self.job
+        if getattr(job, "is_reference", False):
+            from elastrain.integrations.own_loop import train
+
+            return train(self)
         loader = self.get_train_dataloader()
         self._per_epoch = loader.order.steps_per_epoch
         self._total = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * self._per_epoch)

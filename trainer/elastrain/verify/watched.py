@@ -23,6 +23,7 @@ from elastrain.elastic.start import join as join_job
 from elastrain.elastic.state.handover import Handover
 from elastrain.elastic.step import Step
 from elastrain.verify import precision, record
+from elastrain.verify.compare import OWN_LOOP
 from elastrain.verify.reference import Reference
 from elastrain.verify.settings import Settings, position
 
@@ -60,6 +61,8 @@ class Watched:
     settings: Settings
     recorder: record.Recorder
     began: float | None = None
+    own_loop = False
+    """Whether a framework's own loop trains, instead of :meth:`steps` with :meth:`backward`."""
     _called = 0
     """Callbacks of this step."""
 
@@ -132,14 +135,16 @@ class Watched:
         """Record the step that was just committed."""
         called, self._called = self._called, 0
         loss: float | None = self.loss  # type: ignore[attr-defined]
-        found = {"callbacks of the step": called, **record.entries(tracked, loss)}
+        first: dict[str, Any] = {OWN_LOOP: True} if self.own_loop else {"callbacks of the step": called}
+        found = {**first, **record.entries(tracked, loss)}
         self.recorder.write("step", step=self.step, entries=found, **place)  # type: ignore[attr-defined]
 
     def note_end(self, tracked: Mapping[str, Any], error: BaseException | None) -> None:
         """Record the state with which the script leaves the job."""
         step: int = self.step  # type: ignore[attr-defined]
         if error is None and step:
-            self.recorder.write("end", step=step, entries=record.entries(tracked, None))
+            first = {OWN_LOOP: True} if self.own_loop else {}
+            self.recorder.write("end", step=step, entries={**first, **record.entries(tracked, None)})
         self.recorder.close()
 
 
@@ -151,18 +156,36 @@ class WatchedReference(Watched, Reference):
         self.begin(settings, recorder)
 
     @property
+    def is_reference(self) -> bool:
+        """For adapters: whether they leave the loop to their framework, which computes no batch in parts."""
+        return not self.settings.parts
+
+    @property
     def ended(self) -> bool:
         return super().ended or self._stopped
 
     def backward(self, loss: torch.Tensor, **options: Any) -> torch.Tensor:
-        limit = self.settings.seconds
-        if limit is not None and self.step + 1 >= self.settings.fewest and self.began is not None:
-            self._asked |= time.monotonic() - self.began > limit
+        self._end_in_time()
         value = super().backward(loss, **options)
+        self._perturb()
+        return value
+
+    def computed(self, loss: torch.Tensor) -> None:
+        """A framework's own loop has run backward on the mean of a global batch."""
+        self._end_in_time()
+        self._backwards, self._losses, self._stops = 1, float(loss), self._asked
+        self.own_loop = True
+        self._perturb()
+
+    def _perturb(self) -> None:
         if self.settings.perturbed and self._last:
             for p in (p for p in self._parameters() if p.grad is not None):
                 p.grad = p.grad * (1 + torch.finfo(p.grad.dtype).eps * (2 * (p.grad.detach() > p.detach()) - 1))
-        return value
+
+    def _end_in_time(self) -> None:
+        limit = self.settings.seconds
+        if limit is not None and self.step + 1 >= self.settings.fewest and self.began is not None:
+            self._asked |= time.monotonic() - self.began > limit
 
     def observe(self) -> None:
         norms = {type(m).__name__ for obj in self.tracked.values() if isinstance(obj, nn.Module) for m in _norms(obj)}
