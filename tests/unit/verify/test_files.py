@@ -36,6 +36,12 @@ def test_texts_differ_by_words_lines_and_numbers_beyond_rounding(tmp_path, one, 
     assert (apart and (apart.expected, apart.found)) == found
 
 
+def test_only_the_number_of_words_is_compared_if_the_states_may_differ(tmp_path) -> None:
+    one, other = files(tmp_path, "one", log="loss 0.5"), files(tmp_path, "other", log="loss 0.6")
+    assert difference(one, other, ranks=2, words=False) is None
+    assert difference(one, files(tmp_path, "third", log="loss 0.6 0.7"), ranks=2, words=False) is not None
+
+
 def test_a_file_that_the_job_does_not_write_is_a_difference_and_one_that_only_it_writes_is_none(tmp_path) -> None:
     reference, job = files(tmp_path, "one", model="x"), files(tmp_path, "other", rank1="x")
     assert difference(reference, job, ranks=2).name == "model"

@@ -168,10 +168,11 @@ class Verification:
         ranks = self._ranks(run)
         if not any(r.kind is Kind.REPEAT for r in self.done):
             return None
-        if (apart := files.difference(self.files, folders.written(), ranks)) is not None:
+        exact = not (self.dtype == OWN or self.in_parts or self.bounds.measured is not None)
+        if (apart := files.difference(self.files, folders.written(), ranks, words=exact)) is not None:
             last = Parting(found.last_step, f"file {apart.name}", apart.expected, apart.found, world=ranks, ended=True)
             return self._answer(1, run, parting=last, fault=kinds.fault(run, last, ranks))
-        if self.dtype == OWN or self.in_parts or self.bounds.measured is not None:
+        if not exact:
             return None  # the numbers are equal only as far as the states are
         reference, repeat = self.directories
         numbers = outputs.parting([*self.files], reference, repeat, folders.files, self.bounds)
