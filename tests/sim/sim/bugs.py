@@ -92,6 +92,31 @@ def ranks_commit_without_their_agents_vouch() -> Any:
     return mock.patch.object(Vouch, "covers", lambda self, generation, members, now: True)
 
 
+def a_reset_outweighs_a_lease() -> Any:
+    """As it was: members that are silent as a generation breaks count as dead, the leader too."""
+    look, candidate = protocol.MemberProtocol.look, protocol.MemberProtocol._candidate
+
+    def silent(view: View) -> frozenset[str]:
+        if view.generation is None or not view.broken:
+            return frozenset()
+        number = view.generation.number
+        ids = (m.id for m in view.base_alive if m.record.broken < number and m.id != view.self_id)
+        return frozenset(ids)
+
+    def looks(self: Any, own: Any) -> View:
+        view = look(self, own)
+        dead = silent(view)
+        left = tuple(m for m in view.members if m.id not in dead)
+        return replace(view, members=left, leader=None if view.leader in dead else view.leader)
+
+    def claims(self: Any, view: View, own: Any, lease: int, now: float) -> Any:
+        found = candidate(self, view, own, lease, now)
+        return replace(found, leader=None, since=None) if view.leader is None else found
+
+    kind = protocol.MemberProtocol
+    return both(mock.patch.object(kind, "look", looks), mock.patch.object(kind, "_candidate", claims))
+
+
 def ranks_switch_without_a_vote() -> Any:
     return mock.patch.object(
         Summed, "agreed", lambda self, current: max((n for n in self.connected if n > current), default=None)
@@ -146,7 +171,7 @@ BUGS: dict[str, Callable[[], Any]] = {
         a_leader_writes_without_comparing, a_step_is_committed_without_all_ranks, leaving_is_ignored,
         leases_do_not_expire, a_worker_is_deleted_before_its_drain, a_worker_is_deleted_unasked,
         half_a_group_trains, ordinals_are_used_again, joiners_are_never_admitted, ended_generations_are_never_told,
-        ranks_commit_without_their_agents_vouch, ranks_switch_without_a_vote,
+        a_reset_outweighs_a_lease, ranks_commit_without_their_agents_vouch, ranks_switch_without_a_vote,
         the_state_of_the_first_rank_wins,
         an_operator_writes_without_its_fence, an_ended_generation_passes_for_whole,
         pods_are_attributed_by_their_labels, a_removed_label_is_a_deletion,

@@ -40,6 +40,8 @@ class Comm:
         self.over: dict[int, str] = {}
         """Ranks that have given up, and why."""
         self.members: dict[int, Rank] = {}
+        self.deaf: set[int] = set()
+        """Ranks that the next results do not reach: their connections are reset instead."""
         self._collectives: dict[Any, Collective] = {}
 
     # ---- meeting -----------------------------------------------------------------------------------------------------
@@ -86,7 +88,10 @@ class Comm:
         collective = self._collectives.pop(name)
         for number in sorted(collective.take):
             rank = self.members[number]
-            rank.process.after(0.002 + 0.03 * self.world.rng.random(), self._deliver, collective, number)
+            if number in self.deaf:
+                rank.process.after(0.002, rank.broken, self, "connection reset by peer")
+            else:
+                rank.process.after(0.002 + 0.03 * self.world.rng.random(), self._deliver, collective, number)
 
     def _deliver(self, collective: Collective, number: int) -> None:
         if number not in self.over:

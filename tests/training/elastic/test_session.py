@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 from bench_harness.played_ranks import SECRET
+from conditions import eventually
 from elastrain.api.messages import RANK_MESSAGE, AgentMessage, Broken, Proposed, Welcome
 from elastrain.api.records import Generation, GenerationMember
 from elastrain.api.settings import RankSettings
 from elastrain.elastic.comm.nccl import InitialisationFailed
 from elastrain.elastic.comm.peer import PeerLost
 from elastrain.elastic.membership import connecting
-from elastrain.elastic.membership.session import Session
+from elastrain.elastic.membership.session import Session, Withdrawn
 from elastrain.link import AgentLost, MessageFailed
 
 Say = Callable[[AgentMessage], None]
@@ -125,3 +126,13 @@ def test_the_agent_counts_as_gone_if_it_ends_in_the_middle_of_a_message(link):
     agent.shutdown(socket.SHUT_WR)
     with ThreadPoolExecutor(1) as pool, pytest.raises(AgentLost):
         pool.submit(session.wait_for_generation, 0).result(timeout=10)
+
+
+def test_an_agreed_switch_is_given_up_if_the_worker_becomes_another_member_before_it(rank):
+    session, say = rank
+    say(proposed(9))
+    eventually(lambda: session.proposal(9) is not None, 10, "the proposal to come")
+    say(Welcome(member="a.y", address="127.0.0.1", lease_ttl=5.0, settings=RankSettings()))
+    eventually(lambda: session.withdrawn, 10, "the new member's welcome to come")
+    with pytest.raises(Withdrawn):
+        session.take(9)

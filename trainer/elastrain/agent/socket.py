@@ -6,9 +6,11 @@ Threads only read and enqueue events; the agent's loop makes all decisions.
 from __future__ import annotations
 
 import contextlib
+import errno
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +23,10 @@ from elastrain.api.messages import RANK_MESSAGE, AgentMessage, Hello, decode
 MAX_LINE = 1 << 20
 SEND_SECONDS = 2
 """Seconds after which a rank that does not read (and has a full buffer) is disconnected; it is stopped or lost."""
+
+RETRY_SECONDS = 0.5
+"""Seconds until a connection is accepted again after the process had no descriptor or memory for it."""
+_PASSING = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED, errno.EINTR})
 
 log = structlog.get_logger()
 
@@ -69,8 +75,12 @@ class RankServer:
         while True:
             try:
                 sock, _ = self._listener.accept()
-            except OSError:  # closed
-                return
+            except OSError as error:
+                if error.errno not in _PASSING:  # closed
+                    return
+                log.warning("a rank's connection could not be accepted yet", error=str(error))
+                time.sleep(RETRY_SECONDS)
+                continue
             _Connection(sock, self).reader.start()
 
     def claim(self, local_rank: int, connection: _Connection) -> bool:

@@ -32,6 +32,7 @@ from elastrain.cli.local.spec import LocalSpec, local_spec
 from elastrain.cli.local.status import LocalStatus, WorkerStatus, in_generation, phase_of
 from elastrain.cli.local.worker import LocalWorker
 from elastrain.etcd import Batch, EtcdClient, EtcdError
+from elastrain.rendezvous.fence import fence
 from elastrain.rendezvous.view_builder import ViewBuilder
 
 log = structlog.get_logger()
@@ -277,6 +278,17 @@ class LocalJob:
                     self.message = f"{failed.name}: {failed.ended.reason}: {failed.ended.message}"
             self._changed.notify_all()
         self._write_target(decided.target)
+        self._fence()
+
+    def _fence(self) -> None:
+        """End the leases of workers whose processes have all ended: the others need not wait for them."""
+        assert self._client is not None
+        for worker in [w for w in self._workers if w.ended is not None and not w.fenced and not w.processes()]:
+            try:
+                fence(self._client, self.keys, worker.name)
+            except EtcdError as error:
+                log.warning("the lease of an ended worker expires by itself", worker=worker.name, error=str(error))
+            worker.fenced = True
 
     def _write_target(self, target: Target) -> None:
         if target == self._written:

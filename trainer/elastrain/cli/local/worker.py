@@ -14,6 +14,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from elastrain.api import names
 from elastrain.api.records import Outcome, Termination
 from elastrain.tether import tethered
 
@@ -43,8 +44,10 @@ class LocalWorker:
         self.leaving = False
         self.trained = False
         self.ended: Termination | None = None
+        self.fenced = False
+        """Its membership has ended for certain."""
         self.ended_at = 0.0
-        self._termination_log = termination_log
+        self._termination_log, self._environment = termination_log, environment
         self._on_line = on_line
         self._on_end = on_end
         self._process = subprocess.Popen(
@@ -96,6 +99,17 @@ class LocalWorker:
         for pid in ranks[:1] if what == "rank" else ranks:
             with contextlib.suppress(ProcessLookupError):  # the rank died with its agent
                 os.killpg(pid, signal.SIGKILL)
+
+    def processes(self) -> list[int]:
+        """Pids of all live processes of this worker, its ranks' children included: by the name and the job that they
+        have inherited."""
+        mine = [f"{key}={self._environment[key]}".encode() for key in (names.ENV_WORKER, names.ENV_JOB_UID)]
+        found = []
+        for path in Path("/proc").glob("[0-9]*/environ"):
+            with contextlib.suppress(OSError):  # another user's, or ended meanwhile; that of a zombie is empty
+                if set(mine) <= set(path.read_bytes().split(b"\0")):
+                    found.append(int(path.parent.name))
+        return found
 
     def _read(self) -> None:
         assert self._process.stdout is not None

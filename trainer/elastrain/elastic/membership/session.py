@@ -261,9 +261,12 @@ class Session:
     def take(self, number: int) -> tuple[Generation, Communicator | None]:
         """The generation that the ranks have agreed to switch to, with its communicator.
 
-        The communicator is None if the generation does not include this rank.
+        The communicator is None if the generation does not include this rank. Raises :class:`Withdrawn` if this rank
+        is of another member since they have agreed.
         """
         with self._changed:
+            if self._withdrawn:
+                raise Withdrawn
             self._current = self._proposals.connected.pop(number, None)
             return self._proposals.known[number], self._current
 
