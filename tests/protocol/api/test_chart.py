@@ -78,7 +78,7 @@ def test_services_and_policies_select_the_pods_they_are_for(manifests: Manifests
         m["metadata"]["labels"]["app.kubernetes.io/component"]: m["spec"]["template"]["metadata"]["labels"]
         for m in manifests
         if "template" in m.get("spec", {})
-    }
+    } | {"workers": {names.LABEL_MANAGED_BY: names.MANAGED_BY}}
     for manifest in manifests:
         selected = labels.get(manifest["metadata"].get("labels", {}).get("app.kubernetes.io/component", ""), {})
         if manifest["kind"] == "Service":

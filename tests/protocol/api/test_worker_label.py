@@ -78,6 +78,40 @@ def test_metrics_of_etcd_are_read_by_the_peers_that_the_values_name_only(rendere
     assert not reaches(opened, Peer("team-a", WORKER), 2381)
 
 
+# ---- the ports of workers --------------------------------------------------------------------------------------------
+def reaches_worker(manifests: Manifests, source: Peer) -> bool:
+    """Whether a pod reaches any port of a worker in ``team-a``."""
+    policies = [m for m in manifests if m["kind"] == "NetworkPolicy"]
+    return admits(policies, Peer("team-a", WORKER), 40000, source)
+
+
+@pytest.mark.parametrize(
+    "values", [("watchNamespaces={team-a,team-b}",), ("workers.networkPolicy.namespaces={team-a}",)]
+)
+def test_only_workers_of_the_namespace_reach_a_worker(rendered: Render, values: tuple[str, ...]) -> None:
+    manifests = rendered(*values)
+    assert reaches_worker(manifests, Peer("team-a", WORKER))
+    for other in (Peer("team-a"), Peer("team-a", {"app": "any"}), Peer("team-b", WORKER), Peer("training", WORKER)):
+        assert not reaches_worker(manifests, other)
+
+
+def test_the_values_name_further_peers_of_workers(rendered: Render) -> None:
+    where = r"workers.networkPolicy.from[0].namespaceSelector.matchLabels.kubernetes\.io/metadata\.name=monitoring"
+    opened = rendered("watchNamespaces={team-a}", where)
+    assert reaches_worker(opened, Peer("monitoring"))
+    assert not reaches_worker(opened, Peer("team-b", WORKER))
+
+
+def test_other_pods_of_the_namespace_stay_as_they_are(rendered: Render) -> None:
+    policies = [m for m in rendered("watchNamespaces={team-a}") if m["kind"] == "NetworkPolicy"]
+    assert admits(policies, Peer("team-a", {"app": "any"}), 80, Peer("team-c"))
+
+
+def test_workers_have_no_policy_if_it_is_off(rendered: Render) -> None:
+    manifests = rendered("watchNamespaces={team-a}", "workers.networkPolicy.enabled=false")
+    assert reaches_worker(manifests, Peer("team-c"))
+
+
 # ---- the label, on a real API server ---------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def tenant(apiserver: ApiServer, helm: Run, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tenant]:

@@ -6,12 +6,16 @@ import secrets
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from itertools import cycle
 
+import psutil
 import pytest
+import torch
 
 from conditions import eventually
 from elastrain.elastic.comm import handshake as h
@@ -21,6 +25,7 @@ from elastrain.elastic.comm.exchange import PROTOCOL, Meeting
 from elastrain.elastic.comm.handshake import Hello, Identity
 from elastrain.elastic.comm.listener import Listener
 from elastrain.elastic.comm.meeting import MeetingPoint, framed
+from elastrain.elastic.comm.peer import PeerLost
 
 SOON = 1.0
 """Seconds within which ranks connect, beside an attack, on a loaded machine."""
@@ -241,7 +246,7 @@ def test_a_recorded_handshake_cannot_be_replayed_to_either_end(ends) -> None:
     with to(here._listener.port) as again:
         again.sendall(recorded)
         assert len(ended(again)) <= h.ANSWER_BYTES
-    with pytest.raises(TimeoutError):
+    with pytest.raises(PeerLost):
         here.accept([1], Purpose.STATE, within=0.1)
     with socket.create_server(("127.0.0.1", 0)) as false_listener, ThreadPoolExecutor(1) as pool:
         port = false_listener.getsockname()[1]
@@ -292,3 +297,68 @@ def test_a_rank_of_a_generation_without_a_secret_says_so(generation) -> None:
         h.Unauthenticated, match=r"generation 1 has no secret of 32 bytes: its leader, old\.1, runs another"
     ):
         Meeting(g, 0, lambda: False)
+
+
+# ---- real ranks ------------------------------------------------------------------------------------------------------
+class Attackers(threading.Thread):
+    """All attacks on every port of the ranks, in turns, until it is stopped; connections are held for a while."""
+
+    def __init__(self, world) -> None:
+        super().__init__(name="attackers")
+        self._world, self._over = world, threading.Event()
+        self.attacked = 0
+        self.start()
+
+    def run(self) -> None:
+        held: deque[socket.socket] = deque()
+        turns = cycle(attack for attack in ATTACKS if attack is not many)
+        while not self._over.wait(0.02):
+            for port in self._ports():
+                with suppress(OSError):
+                    held.extend(next(turns)(port))
+                    self.attacked += 1
+            while len(held) > 60:
+                held.popleft().close()
+        for connection in held:
+            connection.close()
+
+    def _ports(self) -> list[int]:
+        """Those on which processes of the ranks listen."""
+        ports: list[int] = []
+        for rank in list(self._world.ranks.values()):
+            with suppress(psutil.Error):
+                sockets = psutil.Process(rank.process.pid).net_connections("tcp")
+                ports += [s.laddr.port for s in sockets if s.status == psutil.CONN_LISTEN]
+        return ports
+
+    def stop(self) -> None:
+        self._over.set()
+        self.join()
+
+
+def test_ranks_train_grow_and_lose_a_rank_beside_all_attacks(world) -> None:
+    world.start("a", "b")
+    world.ready("a", "b")
+    attackers = Attackers(world)
+    try:
+        world.propose("a", "b")
+        world.adopted("a", "b")
+        world.start("c")
+        world.ready("c")
+        began = time.monotonic()
+        world.propose("a", "b", "c")
+        world.adopted("a", "b", "c")
+        assert time.monotonic() - began < 10, "the growth was held up"
+        world.ranks["b"].kill()
+        world.wait("the loss is reported", lambda: world.ranks["a"].has("broken", generation=world.number))
+        began = time.monotonic()
+        world.propose("a", "c")
+        world.adopted("a", "c")
+        assert time.monotonic() - began < 10, "the survivors were held up"
+        ends = world.finished("a", "c")
+    finally:
+        attackers.stop()
+    assert attackers.attacked > 20
+    for name, value in ends["a"]["model"].items():
+        assert torch.equal(ends["c"]["model"][name], value)
+    assert ends["a"]["commits"] == list(range(1, ends["a"]["step"] + 1))
