@@ -171,7 +171,11 @@ def test_job_runs_without_a_gang_if_the_cluster_has_no_such_api(
     assert all("workloadRef" not in p["spec"] for p in cluster.pods().values())
     missing = "GangSchedulerMissing"
     eventually(lambda: cluster.condition("digits", "GangScheduled").get("reason") == missing, 30, "it says why")
-    assert (missing, True) in {(r, "does not serve Workload" in m) for r, m in cluster.events("digits")}
+
+    def is_recorded() -> bool:
+        return (missing, True) in {(r, "does not serve Workload" in m) for r, m in cluster.events("digits")}
+
+    eventually(is_recorded, 30, "an event says the same")
 
 
 @pytest.mark.nightly

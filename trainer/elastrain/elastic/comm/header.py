@@ -7,7 +7,7 @@ differ, all ranks take the generation for broken, and form the next one, without
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 _FORMAT = struct.Struct("!QqqQ")
@@ -109,6 +109,10 @@ def difference(rank: int, mine: Header, peer: int, theirs: Header) -> str | None
     if same_step and (mine.sequence, mine.kind, mine.nbytes) == (theirs.sequence, theirs.kind, theirs.nbytes):
         return None
     telling = (*_BETWEEN_LOOPS, Kind.TRAINED)
+    if mine.kind in _CALLS or theirs.kind in _CALLS:  # the first step of a loop begins by a comparison
+        mine, theirs = (
+            replace(h, kind=Kind.GRADIENTS, nbytes=0) if h.kind == Kind.TRAINED else h for h in (mine, theirs)
+        )
     pairs = sorted([(rank, mine), (peer, theirs)], key=lambda pair: (pair[1].kind not in telling, pair[0]))
     (one, first), (other, second) = pairs
     numbered = _doing(first) == _doing(second)

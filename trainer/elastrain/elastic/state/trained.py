@@ -103,9 +103,9 @@ class TrainedSet:
                 with communicator.guard():
                     raise RanksDiverged(_difference_of_ranks(texts, communicator.step))
         except GenerationBroken:
-            if communicator.diverged is not None and self._agreed is not None:
-                change = _difference(self._agreed_on, mine, *_THEN_AND_NOW) or "its loop has other data than the last"
-                communicator.diverged += f" (rank {communicator.rank}: {change})"
+            known = communicator.diverged is not None and self._agreed is not None
+            if known and (change := _difference(self._agreed_on, mine, *_THEN_AND_NOW)):
+                communicator.diverged = f"{communicator.diverged} (rank {communicator.rank}: {change})"
             return
         self._agreed, self._agreed_on = self._signal(), mine
 
