@@ -16,7 +16,9 @@ from elastrain.api.job import CheckpointSpec
 from elastrain.elastic.checkpoint import CheckpointKeeper, Level, levels_of, tier_at
 from elastrain.elastic.checkpoint.cold_start import Evidence, why_stop
 
-NOTHING_KNOWN = {"saved_step": 0, "reached": 0, "torn": False}
+NOTHING_KNOWN = {"saved_step": 0, "reached": 0, "torn": ""}
+LOST = "the last workers that held it were lost while this one was receiving it"
+"""As of :attr:`Handover.torn`."""
 DAMAGED = (("step-000000200", "no such\n file"),)
 
 BEGIN = None
@@ -27,25 +29,25 @@ UNREADABLE = "no checkpoint in /c can be read"
     ("path", "used", "unreadable", "saved_step", "reached", "torn", "outcome"),
     [
         # Without spec.checkpoint the state exists as long as one worker does.
-        (None, False, (), 0, 0, False, BEGIN),
-        (None, False, (), 0, 300, False, BEGIN),
-        (None, False, (), 0, 300, True, "while this one was receiving it, .* set spec.checkpoint"),
-        (None, False, (), 200, 300, False, "spec.checkpoint is not set. The job had reached step 300, .* step 200 was"),
+        (None, False, (), 0, 0, "", BEGIN),
+        (None, False, (), 0, 300, "", BEGIN),
+        (None, False, (), 0, 300, LOST, "while this one was receiving it.* set spec.checkpoint"),
+        (None, False, (), 200, 300, "", "spec.checkpoint is not set. The job had reached step 300, .* step 200 was"),
         # No checkpoint was completed.
-        ("/c", False, (), 0, 0, False, BEGIN),  # the first start
-        ("/c", True, (), 0, 0, False, BEGIN),  # all workers of the first start were lost before a step
-        ("/c", True, (), 0, 3, False, BEGIN),  # ... before one was due
-        ("/c", False, (), 0, 3, False, BEGIN),  # spec.checkpoint, or its path, is new
-        ("/c", True, (), 0, 3, True, "while this one was receiving it, .* none was completed in /c"),
+        ("/c", False, (), 0, 0, "", BEGIN),  # the first start
+        ("/c", True, (), 0, 0, "", BEGIN),  # all workers of the first start were lost before a step
+        ("/c", True, (), 0, 3, "", BEGIN),  # ... before one was due
+        ("/c", False, (), 0, 3, "", BEGIN),  # spec.checkpoint, or its path, is new
+        ("/c", True, (), 0, 3, LOST, "while this one was receiving it.* none was completed in /c"),
         # One was completed, by the job's records or by the directory.
-        ("/c", False, (), 200, 300, False, r"/c was never used \(is its volume mounted\?\). .* step 300, .* step 200"),
-        ("/c", True, (), 200, 300, False, "/c holds no checkpoint. .* Restore the volume; or, to begin at step 0"),
-        ("/c", True, (), 200, 300, True, "/c holds no checkpoint"),
-        ("/c", True, (), 200, 0, False, "had reached step 200"),
-        ("/c", True, DAMAGED, 200, 300, False, rf"{UNREADABLE}. .* Tried: step-000000200 \(no such file\)$"),
-        ("/c", True, DAMAGED, 0, 0, False, f"{UNREADABLE}. Restore the volume"),  # a new job, or etcd lost its data
-        ("/c", False, DAMAGED, 0, 0, False, UNREADABLE),  # ... and LINEAGE is gone
-        ("/c", True, DAMAGED * 5, 0, 0, True, "and 2 more$"),
+        ("/c", False, (), 200, 300, "", r"/c was never used \(is its volume mounted\?\). .* step 300, .* step 200"),
+        ("/c", True, (), 200, 300, "", "/c holds no checkpoint. .* Restore the volume; or, to begin at step 0"),
+        ("/c", True, (), 200, 300, LOST, "/c holds no checkpoint"),
+        ("/c", True, (), 200, 0, "", "had reached step 200"),
+        ("/c", True, DAMAGED, 200, 300, "", rf"{UNREADABLE}. .* Tried: step-000000200 \(no such file\)$"),
+        ("/c", True, DAMAGED, 0, 0, "", f"{UNREADABLE}. Restore the volume"),  # a new job, or etcd lost its data
+        ("/c", False, DAMAGED, 0, 0, "", UNREADABLE),  # ... and LINEAGE is gone
+        ("/c", True, DAMAGED * 5, 0, 0, LOST, "and 2 more$"),
     ],
 )
 def test_training_begins_at_step_0_only_if_no_checkpoint_was_ever_completed(

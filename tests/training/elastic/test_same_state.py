@@ -109,12 +109,12 @@ def moved(request, connect, each, tmp_path, monkeypatch) -> Callable[[Tracked, T
     def by_checkpoint(there: Tracked, here: Tracked) -> None:
         spec = CheckpointSpec(path=str(tmp_path / "checkpoints"))
         keeper = CheckpointKeeper(levels_of(spec, None, 1))
-        keeper.resume(lambda _: None, saved_step=0, reached=0, torn=False)
+        keeper.resume(lambda _: None, saved_step=0, reached=0, torn="")
         assert keeper.save_now(5, 1, lambda: capture.capture(there))
         keeper.finish()
         assert keeper.result is not None and keeper.result.step == 5, keeper.result
         resumed = CheckpointKeeper(levels_of(spec, None, 1))
-        resumed.resume(lambda tree: capture.restore(here, tree), saved_step=5, reached=5, torn=False)
+        resumed.resume(lambda tree: capture.restore(here, tree), saved_step=5, reached=5, torn="")
 
     def by_snapshot(there: Tracked, here: Tracked) -> None:
         snapshot = Snapshot(there, TrainedSet(there))

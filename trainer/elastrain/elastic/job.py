@@ -62,7 +62,9 @@ class Job(JobValues):
         longer = None if batch.small is None else batch
         self._untracked = Untracked(self._tracked, lambda: self._loop.phase in BODY)
         loop, update = self._loop, self._loop.draws.update
-        self._tracker = Tracker(self._tracked, loop.contract, loop.step_with, longer, update=update)
+        self._tracker = Tracker(
+            self._tracked, loop.contract, loop.step_with, longer, loop.bodies.updates, update=update
+        )
 
     # -- set-up ------------------------------------------------------------------------------------------------------
     @checked
@@ -338,7 +340,6 @@ class Job(JobValues):
             self._loop.finish() if error is None else self._world.fails(error)
         finally:
             self._untracked.close()
-            if self._audit is not None:
-                self._audit.close()
+            self._loop.close()
             self._session.close()
             self._world.close()

@@ -9,8 +9,8 @@ boundary             an agreed switch, or a new generation after a loss, happens
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any
 
 import structlog
@@ -25,6 +25,7 @@ from elastrain.data.share import Place
 from elastrain.elastic.backward import Backward, within_backward
 from elastrain.elastic.batching import ScriptsBatch
 from elastrain.elastic.between import Between
+from elastrain.elastic.bodies import Bodies
 from elastrain.elastic.boundary import Act
 from elastrain.elastic.contract import Call, Contract, Phase
 from elastrain.elastic.learning import Learning
@@ -40,6 +41,7 @@ from elastrain.elastic.state.snapshot import Snapshot
 from elastrain.elastic.state.tracked import Closure
 from elastrain.elastic.step import Step
 from elastrain.elastic.strategies.strategy import Strategy
+from elastrain.elastic.updates import left_by_break
 
 log = structlog.get_logger(__name__)
 
@@ -68,11 +70,12 @@ class Loop:
     ) -> None:
         self.contract = Contract(lambda: self.phase)
         """What the calls of the script do now."""
+        self.bodies = Bodies(world, heartbeat, batch, audit)
+        """What becomes of the steps."""
+        self.bodies.restore, self.bodies.before_commit = self._restore, self.contract.check_applied
         self.several = SeveralBackwards(
-            Snapshot(tracked, world.state.trained), self.contract, lambda: self.step if self._in_body else None
+            Snapshot(tracked, world.state.trained), self.contract, lambda: self.step if self.bodies.running else None
         )
-        self.step: Step | None = None
-        """The step that is being computed."""
         self._session, self._strategy = session, strategy
         self._heartbeat, self._world = heartbeat, world
         self._audit, self.batch, self.draws = audit, batch, Draws()
@@ -82,26 +85,25 @@ class Loop:
         self._backward = Backward(session, strategy, heartbeat, world, learning=self._learning, batch=batch)
         self._warmed_by: ElasticLoader | None = None
         """The data of the last warm-up."""
-        self._on_commit: list[Callable[[], None]] = []
         self._left = False
-        self._in_body = False
-        """Whether code of the script runs, from the beginning of a loop body to the end of its commit."""
+        self._over = False
+        """Whether the script has left the job: a generator of :meth:`run` may end later."""
         self._returned: torch.Tensor | None = None
         """What the last ``job.backward()`` of the loop body has returned."""
         self.between = Between(world, heartbeat, self.settle)
         """The script between its steps."""
-        self.after_commit: Callable[[Step], None] = lambda _: None
-        """Called with each step that was committed here, after the script's callbacks."""
-        self._unfinished: Step | None = None
-        """The last step, if it was discarded and its peers may have committed it."""
-        world.state.on_adopt = self._adopt
+
+    @property
+    def step(self) -> Step | None:
+        """The step that is being computed."""
+        return self.bodies.step
 
     @property
     def phase(self) -> Phase:
         """Where the training thread is."""
         if self._left:
             return Phase.LEAVING
-        if self._in_body and self.step is not None:
+        if self.bodies.running and self.step is not None:
             return self.step.phase
         if self._world.state.changes.running:
             return Phase.FRESH
@@ -120,7 +122,7 @@ class Loop:
     def run(self, loader: ElasticLoader, total: int, *, several_backwards: bool) -> Iterator[Any]:
         """Yield the data of each loop body until ``total`` steps are committed. Raises :class:`Drained`."""
         self.contract.acts(Call.STEPS)
-        self._loader = loader
+        self._loader, self.bodies.order = loader, loader.order
         self.draws.announced |= several_backwards
         if several_backwards and not self.several.allowed:
             self._allow_several_backwards()
@@ -205,7 +207,9 @@ class Loop:
 
     def on_commit(self, callback: Callable[[], None]) -> None:
         """As of :meth:`Job.on_commit`."""
-        self._on_commit.append(self.draws.of_step("commit", callback, lambda: self.step.number if self.step else 0))
+        self.bodies.callbacks.append(
+            self.draws.of_step("commit", callback, lambda: self.step.number if self.step else 0)
+        )
 
     def every(self, steps: int, function: Callable[[], None]) -> None:
         """As of :meth:`Job.every`."""
@@ -236,10 +240,17 @@ class Loop:
         if self._left:
             raise Drained(0)
         try:
+            self.bodies.conclude()
             self._world.finish()
         except ExitRequested:
             log.info("the job has finished", step=self._world.step)
         self._session.send(Finished(step=self._world.step))
+
+    def close(self) -> None:
+        """The script has left the job."""
+        self._over = True
+        if self._audit is not None:
+            self._audit.close()
 
     def _allow_several_backwards(self) -> None:
         self.several.allowed = True
@@ -261,17 +272,17 @@ class Loop:
         with Kept():
             first, *_ = loader.begin(0, mine, self.batch.single)
             cut = loader.order.in_micro_batches or self.batch.small is not None
-            self.step = Step(0, self._world.place, mine, (first,), warm_up=True, in_micro_batches=cut)
+            step = self.bodies.step = Step(0, self._world.place, mine, (first,), warm_up=True, in_micro_batches=cut)
             batch = loader.load()
             self._world.model.warms_up = True
-            yield from self._run_body(loader, self.step, batch.data)
+            yield from self._run_body(loader, step, batch.data)
             self._world.model.warms_up = self._world.model.bare = False
         self._drop_gradients()
         self._world.model.detach()
         self._warmed_by = loader
-        if self.step.backwards > 1 or self.step.closures:
+        if step.backwards > 1 or step.closures:
             self._allow_several_backwards()
-        self.step = None
+        self.bodies.step = None
         self._strategy.check_warm_up(self._buffers.after_warm_up())
         transfer.header_of(self._world.state.tree())  # what cannot be sent is refused here, and not by the first joiner
         # Buffers that forward changes can be sent while training goes on only if they are small, and so copied before.
@@ -280,7 +291,7 @@ class Loop:
 
     def _compute(self, loader: ElasticLoader) -> Iterator[Any]:
         """One execution of a step: all micro-batches of this rank, as long as the generation is healthy."""
-        step = self.step = self._begin(loader)
+        step = self.bodies.step = self._begin(loader)
         for number, part in enumerate(step.parts):
             communicator = self._world.communicator
             if communicator is None or communicator.over is not None:
@@ -293,12 +304,9 @@ class Loop:
                     batch = loader.load()
                     with self._strategy.body(part, communicator, last=last), self._learning.outputs():
                         yield from self._run_body(loader, step, batch.data)
-            except GeneratorExit:  # the script broke out of the loop; its optimizer may have been applied
-                if step.counts:
-                    self._commit(step)
-                else:
-                    self._discard()
-                self._world.complete()
+            except GeneratorExit:
+                if not self._over and self.step is step:
+                    self.bodies.leave(step, finished=left_by_break(sys._getframe(1)))
                 raise
             if step.done < step.begun:
                 raise RuntimeError(
@@ -306,7 +314,7 @@ class Loop:
                     "loss.backward(): call job.backward once for each batch; with loss * 0 for one that shall not count"
                 )
         if step.counts:
-            self._commit(step)
+            self.bodies.commit(step)
 
     def _begin(self, loader: ElasticLoader) -> Step:
         """The next step, cut into this rank's micro-batches."""
@@ -330,43 +338,42 @@ class Loop:
         step.samples = order.samples_before(number + span) - order.samples_before(number)
         return step
 
+    def _restore(self) -> bool:
+        """As of :attr:`Bodies.restore`."""
+        assert self._buffers is not None
+        self._drop_gradients()
+        if self.several.allowed:
+            self.several.snapshot.restore()
+        self._buffers.restore()
+        return self.several.allowed
+
+    def _drop_gradients(self) -> None:
+        """The gradients are those with which the step began; of the warm-up as of a discarded one."""
+        kept = self._world.state.kept
+        if kept.begun and self._world.model is not None:
+            self._world.model.drop_gradients()
+        kept.restore()
+
     def _run_body(self, loader: ElasticLoader, step: Step, data: Any) -> Iterator[Any]:
         """One execution of the loop body, on ``data``."""
         part = step.parts[step.begun]
         step.begun += 1
-        with self._body(step), self.draws.body(step.number, part):
-            yield data
-
-    @contextmanager
-    def _body(self, step: Step) -> Iterator[None]:
-        self._in_body, self.batch.span, self._returned = True, step.span, None
+        self.bodies.updates.begin()
+        self._returned = None
         try:
-            yield
+            with self.bodies.body(step), self.draws.body(step.number, part):
+                yield data
         finally:
-            self._in_body, self.batch.span, self._returned = False, 1, None
+            self._returned = None
+        self.bodies.updates.end()
 
     # -- between steps -------------------------------------------------------------------------------------------------
-    def _commit(self, step: Step) -> None:
-        """The step is over, with the script's callbacks: only then is the state that of a committed step."""
-        self.contract.check_applied(step.number)
-        self._heartbeat.committed()
-        self._log(step, "commit")
-        self._world.commit(step)
-        self.batch.commit(step)
-        if not step.incomplete:
-            self._call_back(step)
-        self.after_commit(step)
-        self.step = None
-        self._world.committed(step.saves)
-
     def settle(self, *, between: bool = False) -> None:
         """Return in a healthy generation, at a step boundary. As of :meth:`World.settle`; raises :class:`Drained`."""
         if self._left:
             raise Drained(0)  # the script has caught the first one
         self._heartbeat.runtime()
-        self._unfinished, self.step = self.step, None
-        if self._unfinished is not None:
-            self._discard()
+        self.bodies.conclude()
         try:
             self._world.settle(between=between)
         except ExitRequested as e:
@@ -378,43 +385,3 @@ class Loop:
         self._left = True
         self._session.send(Left(step=self._world.step))
         return Drained(0)
-
-    def _discard(self) -> None:
-        """Put the state back to the one with which the step began."""
-        assert self._world.model is not None and self._buffers is not None
-        self._drop_gradients()
-        if self.several.allowed:
-            self.several.snapshot.restore()
-        self._buffers.restore()
-
-    def _drop_gradients(self) -> None:
-        """The gradients are those with which the step began; of the warm-up as of a discarded one."""
-        kept = self._world.state.kept
-        if kept.begun and self._world.model is not None:
-            self._world.model.drop_gradients()
-        kept.restore()
-
-    def _adopt(self) -> None:
-        """The state that is about to be loaded is that of the step which this rank has discarded, and peers committed.
-
-        Callbacks run before it is loaded: it contains what they have done to tracked objects.
-        """
-        step = self._unfinished
-        if step is not None and step.number < self._world.step:
-            self._log(step, "adopted")
-            self._call_back(step)
-
-    def _call_back(self, step: Step) -> None:
-        self.step, step.counts = step, True
-        try:
-            with self._body(step):
-                for callback in self._on_commit:
-                    callback()
-        finally:
-            self.step = None
-
-    def _log(self, step: Step, kind: str) -> None:
-        if self._audit is not None and self._loader is not None:
-            indices = tuple(i for part in step.parts for i in part.indices)
-            order, span = self._loader.order, step.span
-            self._audit.write(kind, step.number, indices, order, place=step.place, share=step.share, span=span)

@@ -70,6 +70,8 @@ class Step:
     """The sum of the ranks' votes on a checkpoint after this step."""
     batch: tuple[float, ...] = ()
     """With ``spec.batch``: the sums from ``control.BATCH`` on."""
+    discarded: bool = False
+    """The state was put back to the one with which the step has begun."""
     stops: bool = False
     """Training ends with this step: a rank has asked for it."""
 

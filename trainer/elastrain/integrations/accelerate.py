@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -212,20 +212,18 @@ class ElasticAccelerator(Accelerator):
 
         Raises ``RuntimeError`` if the loop body has left out the optimizer's step in a step that counts.
         """
-        generator: Any = self.job.steps(loader, epochs=epochs)
-        with closing(generator) as batches:  # at once if the script breaks out of its loop
-            for batch in batches:
-                self._show_place()
-                self._in_body, self._stepped = True, False
-                try:
-                    yield batch
-                finally:
-                    self._in_body = False
-                if self.job.committed and not (self._stepped or self.optimizer_step_was_skipped):
-                    raise RuntimeError(
-                        "the loop body has not called optimizer.step() of a prepared optimizer: call it for each "
-                        "batch, and accumulate by ElasticAccelerator(job, gradient_accumulation_steps=...)"
-                    )
+        for batch in self.job.steps(loader, epochs=epochs):  # no variable: it ends at once if the script breaks out
+            self._show_place()
+            self._in_body, self._stepped = True, False
+            try:
+                yield batch
+            finally:
+                self._in_body = False
+            if self.job.committed and not (self._stepped or self.optimizer_step_was_skipped):
+                raise RuntimeError(
+                    "the loop body has not called optimizer.step() of a prepared optimizer: call it for each batch, "
+                    "and accumulate by ElasticAccelerator(job, gradient_accumulation_steps=...)"
+                )
         self._show_place()
 
     def _note_step(self, *_: Any) -> None:

@@ -201,7 +201,7 @@ class WatchedJob(Watched, Job):
 
     def begin(self, settings: Settings, recorder: record.Recorder) -> None:
         super().begin(settings, recorder)
-        self._loop.after_commit = self._observe
+        self._loop.bodies.after_commit = self._observe
         self._waited = -1
         if settings.held is not None:
             _hold_receivers(settings.held, recorder)

@@ -23,8 +23,8 @@ class Evidence:
     """Step of the newest checkpoint in the job's records; 0: they name none, or were lost."""
     reached: int
     """Committed steps in the job's records; 0: none, or they were lost."""
-    torn: bool
-    """Whether the memory of the rank that would begin holds a part of a lost state."""
+    torn: str
+    """Why the memory of the rank that would begin holds the state of no step; empty if it never held any."""
 
 
 def why_stop(known: Evidence) -> str | None:
@@ -43,8 +43,8 @@ def why_stop(known: Evidence) -> str | None:
     if known.torn:
         way_out = f"none was completed in {known.path}" if known.path else "set spec.checkpoint"
         return (
-            "the last workers that held the training state were lost while this one was receiving it, and there is no "
-            f"checkpoint to go on from: {way_out}"
+            f"no worker holds the training state any more ({known.torn}), and there is no checkpoint to go on from: "
+            f"{way_out}"
         )
     return None
 

@@ -56,7 +56,7 @@ class CheckpointKeeper:
         *,
         saved_step: int,
         reached: int,
-        torn: bool,
+        torn: str = "",
         ranks: Ranks | None = None,
         cut: Cut = WHOLE,
     ) -> list[int]:

@@ -58,7 +58,7 @@ class ColdStart:
     _surveys: list[tuple[Tier, list[Checkpoint]]] = field(default_factory=list)
     _before: str | None = None
 
-    def choose(self, *, saved_step: int, reached: int, torn: bool) -> tuple[Any, list[int]]:
+    def choose(self, *, saved_step: int, reached: int, torn: str) -> tuple[Any, list[int]]:
         """Returns the tree that this rank has loaded, None if it has loaded nothing; and the ranks that hold the state
         then, by shard. The arguments are those of :class:`~elastrain.elastic.checkpoint.cold_start.Evidence`."""
         durable = self._durable
@@ -128,7 +128,7 @@ class ColdStart:
             self._unreadable.append(Unreadable(tier, checkpoint.name, reason))
 
     # -- on rank 0 ---------------------------------------------------------------------------------------------------
-    def _may_begin(self, *, saved_step: int, reached: int, torn: bool) -> None:
+    def _may_begin(self, *, saved_step: int, reached: int, torn: str) -> None:
         """No checkpoint was loaded. Raises ``RuntimeError`` if training must not begin at step 0."""
         path = " and ".join(level.tier.where for level in self._durable) or None
         tried = tuple((one.name or one.tier.where, one.reason) for one in self._unreadable if one.tier.outlives_pods)

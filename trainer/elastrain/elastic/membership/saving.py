@@ -66,7 +66,7 @@ class Saving:
             writers = writers.of_one_group(self._attempt(step))
         return self._keeper.save_now(step, self._place.generation, self._tree, writers)
 
-    def resume(self, entry: Entry, communicator: Communicator, load: Callable[[Any], None], *, torn: bool) -> Entry:
+    def resume(self, entry: Entry, communicator: Communicator, load: Callable[[Any], None], *, torn: str) -> Entry:
         """No rank holds state: continue from the newest checkpoint, or begin with the state of the first rank.
 
         Returns the entry by which the others receive the state. Raises ``GenerationBroken``, and ``RuntimeError`` if

@@ -205,9 +205,19 @@ class World:
                 self._report()
         self._copies.committed(self.model.copying, switches=self._agreed is not None)
 
+    def leave(self, why: str, *, void: bool) -> None:
+        """Leave the generation: this rank has not applied a step that its peers may have committed.
+
+        ``void``: its state is that of no step, so that it counts as a rank without state.
+        """
+        if self.communicator is not None:
+            self.communicator.abort(why)
+        if void:
+            self._held, self._handover.torn = False, why
+
     def complete(self) -> None:
         """There is no further step: return when every rank has the whole state."""
-        if self.communicator is not None:
+        if self.communicator is not None and self.communicator.broken is None:
             self._handover.finish(self.communicator)
             self._note_state()
         self._copies.complete()
@@ -239,6 +249,8 @@ class World:
         A rank that never trained returns at once. Raises ``ExitRequested`` if the others have ended already.
         """
         if not self._has_state:
+            if self._handover.torn:
+                raise RuntimeError(f"the script has ended with the state of no step: {self._handover.torn}")
             self.position.check_end()
             return
         self.settle()

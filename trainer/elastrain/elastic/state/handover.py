@@ -32,8 +32,8 @@ class Handover:
     ) -> None:
         """``capture()`` returns the tree of this rank's state, ``capture(gradients=False)`` the same without those that
         are kept; ``load(tree)`` replaces the state by such a tree."""
-        self.torn = False
-        """Whether this rank's memory holds a part of a state that never arrived as a whole."""
+        self.torn = ""
+        """Why this rank's memory holds the state of no step; empty if it holds that of one, or never held any."""
         self._tracked, self._capture, self._load = tracked, capture, load
         self._without_gradients = partial(capture, gradients=False)
         """For a state in portions: a rank that receives it has the gradients of the steps meanwhile itself."""
@@ -78,10 +78,10 @@ class Handover:
         Raises ``GenerationBroken``.
         """
         mine = None if keep else self._without_gradients()
-        self.torn = not keep
+        self.torn = "" if keep else "the last workers that held it were lost while this one was receiving it"
         if not in_portions:
             self._load(transfer.receive(mine, communicator, by))
-            self.torn = False
+            self.torn = ""
             return
         self._steps = 0
         self._receiver = StateReceiver(mine, communicator, by)
@@ -146,5 +146,5 @@ class Handover:
             return
         if closing is not None:
             self._load(closing)
-            self._receiver, self.torn = None, False
+            self._receiver, self.torn = None, ""
             log.info("state is complete", generation=communicator.generation, steps=self._steps)

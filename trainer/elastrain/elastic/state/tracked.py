@@ -17,10 +17,17 @@ from torch import nn
 
 from elastrain.elastic.contract import Call, Contract
 from elastrain.elastic.state.capture import Stateful
+from elastrain.elastic.updates import Update, Updates
 
 UPDATES_OF_SCALER = ("unscale_", "step", "update")
 UPDATES_OF_AVERAGE = ("update_parameters", "update", "set")
 Closure = Callable[[], Any]
+
+
+class Around(Protocol):
+    """As of :meth:`Updates.of`, of one call."""
+
+    def __call__(self, *, acts: bool) -> AbstractContextManager[None]: ...
 
 
 class StepWith(Protocol):
@@ -51,13 +58,15 @@ class Tracker:
         contract: Contract,
         step_with: StepWith,
         longer: Longer | None = None,
+        updates: Updates | None = None,
         *,
         update: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         """``tracked`` is shared with the runtime. ``step_with`` runs an optimizer's ``step(closure)``. ``longer``: of a
-        job whose steps take several batches of the script. ``update()``: around an optimizer's ``step()``."""
+        job whose steps take several batches of the script. ``updates``: notes the calls. ``update()``: around an
+        optimizer's ``step()``."""
         self._tracked, self._contract, self._step_with = tracked, contract, step_with
-        self._longer, self._update = longer, update
+        self._longer, self._update, self._updates = longer, update, updates or Updates()
         self._models = 0
         """Those that were wrapped."""
         self._scaled: tuple[torch.Tensor, torch.Tensor] | None = None
@@ -116,12 +125,11 @@ class Tracker:
             if self._longer is not None and name == "step":
                 original = _lengthened(obj, original, self._longer)
             within = _within(original, self._update) if name == "step" and not _is_schedule(obj) else original
-            gated = _gated(
-                within,
-                functools.partial(self._contract.acts, call, f"{type(obj).__name__}.{name}()", of=(id(obj), name)),
-            )
+            around = functools.partial(self._updates.of, Update(id(obj), name, _steps(obj, name)))
+            label = f"{type(obj).__name__}.{name}()"
+            gated = _gated(within, functools.partial(self._contract.acts, call, label, of=(id(obj), name)), around)
             if isinstance(obj, torch.optim.Optimizer):
-                gated = _with_closure(original, gated, self._step_with)
+                gated = _with_closure(original, gated, self._step_with, around)
             if in_instance is None:
                 in_class[name] = gated
             else:  # a bound method: schedulers ask an optimizer's step for __func__
@@ -212,6 +220,11 @@ def _calls_of(obj: Any) -> Mapping[str, Call]:
     return {"step": Call.UPDATE}
 
 
+def _steps(obj: Any, name: str) -> bool:
+    """Whether this method updates the parameters."""
+    return name == "step" and (isinstance(obj, torch.optim.Optimizer) or is_scaler(obj))
+
+
 def _subclass(obj: Any, methods: dict[str, Any]) -> None:
     obj.__class__ = type(type(obj).__name__, (type(obj),), {**methods, "__module__": type(obj).__module__})
 
@@ -224,7 +237,9 @@ def _without_self(function: Callable[..., Any]) -> Callable[..., Any]:
     return method
 
 
-def _with_closure(original: Callable[..., Any], gated: Callable[..., Any], step_with: StepWith) -> Callable[..., Any]:
+def _with_closure(
+    original: Callable[..., Any], gated: Callable[..., Any], step_with: StepWith, around: Around
+) -> Callable[..., Any]:
     """``gated``, an optimizer's ``step``, with calls that pass a closure given to ``step_with``."""
     # torch's optimizers evaluate a closure once, before the update; only L-BFGS does so between its updates.
     home = getattr(original, "__module__", "")
@@ -236,7 +251,8 @@ def _with_closure(original: Callable[..., Any], gated: Callable[..., Any], step_
         if given is None:
             return gated(self, *args, **kwargs)
         named = {name: value for name, value in kwargs.items() if name != "closure"}
-        return step_with(lambda closure: original(self, closure, *others, **named), given, once=once)
+        with around(acts=True):
+            return step_with(lambda closure: original(self, closure, *others, **named), given, once=once)
 
     return method
 
@@ -285,9 +301,11 @@ def _within(original: Callable[..., Any], context: Callable[[], AbstractContextM
     return method
 
 
-def _gated(original: Callable[..., Any], acts: Callable[[], bool]) -> Callable[..., Any]:
+def _gated(original: Callable[..., Any], acts: Callable[[], bool], around: Around) -> Callable[..., Any]:
     @functools.wraps(original)
     def method(*args: Any, **kwargs: Any) -> Any:
-        return original(*args, **kwargs) if acts() else None
+        does = acts()
+        with around(acts=does):
+            return original(*args, **kwargs) if does else None
 
     return method

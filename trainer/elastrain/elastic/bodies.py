@@ -1,0 +1,138 @@
+"""What becomes of a step when its loop body has ended, or was left: committed, discarded, or taken from a peer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from elastrain.data.audit import AuditLog
+from elastrain.data.order import Order
+from elastrain.elastic.batching import ScriptsBatch
+from elastrain.elastic.membership.heartbeat import Heartbeat
+from elastrain.elastic.membership.world import World
+from elastrain.elastic.step import Step
+from elastrain.elastic.updates import Applied, Updates
+
+
+class Bodies:
+    """The loop bodies of one rank's script. For the training thread."""
+
+    def __init__(self, world: World, heartbeat: Heartbeat, batch: ScriptsBatch, audit: AuditLog | None) -> None:
+        self.step: Step | None = None
+        """The step that is being computed."""
+        self.running = False
+        """Whether code of the script runs, from the beginning of a loop body to the end of its commit."""
+        self.order: Order | None = None
+        """Of the data of the loop."""
+        self.updates = Updates()
+        """Those that bodies have made."""
+        self.callbacks: list[Callable[[], None]] = []
+        """Those given to ``job.on_commit()``."""
+        self.before_commit: Callable[[int], None] = lambda _: None
+        """Called with the number of each step that is about to be committed; may raise."""
+        self.after_commit: Callable[[Step], None] = lambda _: None
+        """Called with each step that was committed here, after the script's callbacks."""
+        self.restore: Callable[[], bool] = lambda: False
+        """Puts the state back to the one with which the step has begun, as far as bodies change it before an update;
+        returns whether its copy holds all of the state."""
+        self._world, self._heartbeat, self._batch, self._audit = world, heartbeat, batch, audit
+        self._applied = False
+        """Whether the last body was left by an exception after all of its update: the step counts if the script goes
+        on."""
+        self._unfinished: Step | None = None
+        """The last step, if it was discarded and its peers may have committed it."""
+        world.state.on_adopt = self._adopt
+
+    @contextmanager
+    def body(self, step: Step) -> Iterator[None]:
+        """Around code of the script that belongs to ``step``."""
+        self.running, self._batch.span = True, step.span
+        try:
+            yield
+        finally:
+            self.running, self._batch.span = False, 1
+
+    def commit(self, step: Step) -> None:
+        """The step is over, with the script's callbacks: only then is the state that of a committed step."""
+        self.before_commit(step.number)
+        self._heartbeat.committed()
+        self._log(step, "commit")
+        self._world.commit(step)
+        self._batch.commit(step)
+        if not step.incomplete:
+            try:
+                self._call_back(step)
+            except BaseException:
+                self._world.leave("a function given to job.on_commit() has failed", void=True)
+                raise
+        self.after_commit(step)
+        self.step = None
+        self._world.committed(step.saves)
+
+    def leave(self, step: Step, *, finished: bool) -> None:
+        """The script has left the loop body, by ``break`` (``finished``) or by an exception that it may catch.
+
+        The step counts only if its update was applied. Otherwise this rank is out of date, and its peers may have
+        committed the step: it leaves the generation, and takes their state in the next one.
+        """
+        applied = self.updates.applied(finished=finished)
+        if step.counts and applied is Applied.WHOLLY:
+            self._applied = not finished
+            if finished:
+                self.commit(step)
+        elif step.done:
+            counted, step.counts = step.counts, False
+            whole = self._discard(step)
+            why = f"the loop body of step {step.number + 1} was left before its update was complete"
+            self._world.leave(why, void=counted and applied is not Applied.NOTHING and not whole)
+        if finished:
+            self._world.complete()
+
+    def conclude(self) -> None:
+        """A step boundary: what becomes of a step that is not committed."""
+        if self.running and self.step is not None:  # a variable of the script holds the iterator that it has left
+            self.leave(self.step, finished=False)
+            self.running = False
+        self._unfinished = None
+        if (step := self.step) is None:
+            return
+        if self._applied:
+            self._applied = False
+            self.commit(step)
+        else:
+            self._discard(step)
+            self._unfinished = step
+        self.step = None
+
+    def _discard(self, step: Step) -> bool:
+        """Put the state back to the one with which the step began, once. Returns whether all of it was copied."""
+        if step.discarded:
+            return True
+        step.discarded = True
+        return self.restore()
+
+    def _adopt(self) -> None:
+        """The state that is about to be loaded is that of the step which this rank has discarded, and peers committed.
+
+        Callbacks run before it is loaded: it contains what they have done to tracked objects.
+        """
+        step = self._unfinished
+        if step is not None and step.number < self._world.step:
+            self._log(step, "adopted")
+            self._call_back(step)
+
+    def _call_back(self, step: Step) -> None:
+        self.step, step.counts = step, True
+        try:
+            with self.body(step):
+                for callback in self.callbacks:
+                    callback()
+        finally:
+            self.step = None
+
+    def _log(self, step: Step, kind: str) -> None:
+        if self._audit is not None and self.order is not None:
+            indices = tuple(i for part in step.parts for i in part.indices)
+            self._audit.write(
+                kind, step.number, indices, self.order, place=step.place, share=step.share, span=step.span
+            )
