@@ -38,6 +38,7 @@ from elastrain.elastic.state import transfer
 from elastrain.elastic.state.buffers import Buffers
 from elastrain.elastic.state.capture import Stateful
 from elastrain.elastic.state.snapshot import Snapshot
+from elastrain.elastic.state.trace import Touched, Trace
 from elastrain.elastic.state.tracked import Closure
 from elastrain.elastic.step import Step
 from elastrain.elastic.strategies.strategy import Strategy
@@ -81,6 +82,9 @@ class Loop:
         self._audit, self.batch, self.draws = audit, batch, Draws()
         self._loader: ElasticLoader | None = None
         self._buffers: Buffers | None = None
+        self._tracked = tracked
+        self._touched = Touched(tracked, [])
+        """What loop bodies change by themselves."""
         self._learning = Learning(world, heartbeat)
         self._backward = Backward(session, strategy, heartbeat, world, learning=self._learning, batch=batch)
         self._warmed_by: ElasticLoader | None = None
@@ -269,6 +273,8 @@ class Loop:
         if (learner := self._world.model.learner) is not None:
             learner.outputs.forget()
         self._world.state.kept.begin_step()
+        transfer.header_of(self._world.state.tree())  # what cannot be sent is refused here, and not by the first joiner
+        trace = Trace(self._tracked, self._world.state.trained)
         with Kept():
             first, *_ = loader.begin(0, mine, self.batch.single)
             cut = loader.order.in_micro_batches or self.batch.small is not None
@@ -284,7 +290,7 @@ class Loop:
             self._allow_several_backwards()
         self.bodies.step = None
         self._strategy.check_warm_up(self._buffers.after_warm_up())
-        transfer.header_of(self._world.state.tree())  # what cannot be sent is refused here, and not by the first joiner
+        self._touched = Touched(self._tracked, trace.remove())
         # Buffers that forward changes can be sent while training goes on only if they are small, and so copied before.
         learns = self._world.model.learner is not None
         self._world.overlaps_transfer = learns and self._buffers.largest < transfer.SMALL_BYTES
@@ -329,6 +335,8 @@ class Loop:
         self._buffers.save()
         if self.several.allowed:
             self.several.snapshot.save()
+        else:
+            self._touched.save()
         self._strategy.begin_step()
         self._world.state.kept.begin_step()
         self.contract.waiting.clear()
@@ -344,6 +352,8 @@ class Loop:
         self._drop_gradients()
         if self.several.allowed:
             self.several.snapshot.restore()
+        else:
+            self._touched.restore()
         self._buffers.restore()
         return self.several.allowed
 

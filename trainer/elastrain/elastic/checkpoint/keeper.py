@@ -67,6 +67,7 @@ class CheckpointKeeper:
         shard: those that have loaded, or the first ones if the job begins at step 0. Raises as of
         :class:`~elastrain.elastic.checkpoint.resume.ColdStart`.
         """
+        self._wait(FINISH_SECONDS)  # a process that has lost its state may be saving it
         start = ColdStart(self._levels, ranks or Ranks(), cut)
         tree, sources = start.choose(saved_step=saved_step, reached=reached, torn=torn)
         if tree is not None:

@@ -62,10 +62,14 @@ def restore(tracked: Mapping[str, Stateful], state: dict[str, Any]) -> None:
         raise ValueError(f"the saved state has no entry for tracked {', '.join(missing)}; it has {sorted(state)}")
     if surplus := sorted(state.keys() - tracked.keys()):
         raise ValueError(f"the saved state has {', '.join(surplus)}, which this script does not track (job.track)")
+    optimizers = [obj for obj in tracked.values() if isinstance(obj, torch.optim.Optimizer)]
+    shared = [(a, b) for a in optimizers for b in optimizers if a is not b and a.param_groups is b.param_groups]
     for name, obj in tracked.items():
         loading.load(name, obj, state[name], tracked.values())
         if isinstance(obj, nn.Module) and name in hidden:
             buffers.put(obj, sparse.put(hidden[name]))
+    for inner, outer in shared:  # an optimizer within another one comes first
+        inner.param_groups = outer.param_groups
 
 
 def structure(tree: Any) -> int:

@@ -107,7 +107,19 @@ class Tracker:
                 self._watch_scale(obj)
             if isinstance(obj, torch.optim.Optimizer):
                 self._allow_repeated_groups(obj)
+                self._track_inner(name, obj)
             self._tracked[name] = obj
+
+    def _track_inner(self, name: str, optimizer: torch.optim.Optimizer) -> None:
+        """Add the optimizers that this one holds (SAM, Lookahead): its ``state_dict`` need not have their state.
+
+        They come first: the outer one's ``load_state_dict`` may share its groups with them.
+        """
+        for attribute, inner in list(vars(optimizer).items()):
+            known = any(obj is inner for obj in self._tracked.values())
+            if isinstance(inner, torch.optim.Optimizer) and inner.state is not optimizer.state and not known:
+                self.gate(inner, {"step": Call.UPDATE})
+                self._tracked[f"{name}.{attribute}"] = inner
 
     def gate(self, obj: Any, calls: Mapping[str, Call]) -> None:
         """Make methods of ``obj``, by name, do nothing and return None where the contract skips their call.

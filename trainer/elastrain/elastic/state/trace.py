@@ -1,0 +1,138 @@
+"""What a loop body changes of the tracked state beside its gated calls, and how it is put back.
+
+Gates by the name of a method cannot be complete: SAM perturbs the weights by ``first_step()``, a WGAN clamps them, an
+average may be kept by ``lerp_``, a script may set learning rates itself. The warm-up leaves no trace of any of them:
+the state is copied before it, compared after it, and put back. Entries that the warm-up has changed are copied again at
+the beginning of each step, for the case that its body is discarded. Other scripts pay for the warm-up only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree
+
+from elastrain.elastic.state import capture
+from elastrain.elastic.state.capture import Stateful
+from elastrain.elastic.state.loading import fingerprints
+from elastrain.elastic.state.tracked import forget_stages, is_scaler
+from elastrain.elastic.state.trained import TrainedSet
+
+_SHOWN = 3
+"""Entries in a message."""
+Path = tuple[Any, ...]
+
+
+class Trace:
+    """Of the warm-up: the whole state before it, in the host's memory."""
+
+    def __init__(self, tracked: Mapping[str, Stateful], trained: TrainedSet) -> None:
+        """``trained``: the parameters that train, which the body may change."""
+        self._tracked, self._trained, self._set = tracked, trained, trained.describe()
+        self._before = capture.copied(capture.capture(tracked), device="cpu")
+        self._modes = [(module, module.training) for module in _modules(tracked)]
+
+    def remove(self) -> list[Path]:
+        """Put the state back to the bit. Returns the paths of the entries that were changed.
+
+        Raises ``RuntimeError`` naming the entries that cannot be put back.
+        """
+        for module, mode in self._modes:
+            module.training = mode
+        if self._trained.describe() != self._set:
+            self._trained.adopt(self._set)
+        changed = self._changed()
+        if changed:
+            names = _with_buffers({path[0].key for path in changed})
+            _load(self._tracked, {name: tree for name, tree in self._before.items() if name in names})
+            if left := self._changed():
+                raise RuntimeError(
+                    f"the loop body changes {_names(left)} in the warm-up of each process, and it cannot be put back: "
+                    "change it under 'if job.committed:', or in a function given to job.on_commit()"
+                )
+        for obj in self._tracked.values():
+            if is_scaler(obj):
+                forget_stages(obj)
+        self._before = None
+        return changed
+
+    def _changed(self) -> list[Path]:
+        now = capture.capture(self._tracked)
+        before, after = fingerprints(self._before), fingerprints(now)
+        paths = {_pytree.keystr(path): path for tree in (self._before, now) for path, _ in _leaves(tree)}
+        return [path for name, path in paths.items() if before.get(name) != after.get(name)]
+
+
+class Touched:
+    """Of the steps: copies of the entries that the warm-up has changed."""
+
+    def __init__(self, tracked: Mapping[str, Stateful], paths: list[Path]) -> None:
+        self._tracked = tracked
+        self._options = [path for path in paths if _is_option(tracked, path)]
+        """Of groups of optimizers, as learning rates: looked up without a walk over the state."""
+        self._others = {path for path in paths if path not in self._options}
+        self._names = _with_buffers({path[0].key for path in self._others})
+        self._copies: dict[Path, Any] = {}
+        self._values: list[tuple[dict[str, Any], str, Any]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._options or self._others)
+
+    def save(self) -> None:
+        """A step begins."""
+        self._values = []
+        for name, _, number, key in self._options:
+            groups = self._tracked[name.key].param_groups  # type: ignore[attr-defined]
+            if number.idx < len(groups) and key.key in groups[number.idx]:
+                group = groups[number.idx]
+                self._values.append((group, key.key, deepcopy(group[key.key])))
+        if self._others:
+            leaves = dict(_leaves(self._present()))
+            self._copies = {path: capture.copied(leaves[path]) for path in self._others if path in leaves}
+
+    def restore(self) -> None:
+        """The step was discarded."""
+        for group, key, value in self._values:
+            group[key] = value
+        if self._others:
+            leaves, spec = _pytree.tree_flatten_with_path(self._present())
+            put_back = [self._copies.get(path, leaf) for path, leaf in leaves]
+            _load(self._tracked, _pytree.tree_unflatten(put_back, spec))
+
+    def _present(self) -> dict[str, Any]:
+        return {name: tree for name, tree in capture.capture(self._tracked).items() if name in self._names}
+
+
+def _load(tracked: Mapping[str, Stateful], state: dict[str, Any]) -> None:
+    names = {name.removesuffix(capture.HIDDEN) for name in state}
+    present = capture.capture({name: tracked[name] for name in names})
+    capture.restore({name: tracked[name] for name in names}, {**present, **state})
+
+
+def _with_buffers(names: set[str]) -> set[str]:
+    plain = {name.removesuffix(capture.HIDDEN) for name in names}
+    return plain | {name + capture.HIDDEN for name in plain}
+
+
+def _leaves(tree: Any) -> Iterator[tuple[Path, Any]]:
+    yield from _pytree.tree_flatten_with_path(tree)[0]
+
+
+def _is_option(tracked: Mapping[str, Stateful], path: Path) -> bool:
+    optimizer = isinstance(tracked.get(getattr(path[0], "key", "")), torch.optim.Optimizer)
+    return optimizer and len(path) == 4 and getattr(path[1], "key", "") == "param_groups"
+
+
+def _modules(tracked: Mapping[str, Stateful]) -> Iterator[nn.Module]:
+    for obj in tracked.values():
+        if isinstance(obj, nn.Module):
+            yield from obj.modules()
+
+
+def _names(paths: list[Path]) -> str:
+    shown = ", ".join(f"{path[0].key}{_pytree.keystr(path[1:])}" for path in paths[:_SHOWN])
+    return shown + (f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else "")
