@@ -10,7 +10,7 @@ from functools import partial
 
 import structlog
 
-from elastrain.api.messages import Broken, Report
+from elastrain.api.messages import Report
 from elastrain.api.records import Generation
 from elastrain.data.order import Order
 from elastrain.data.share import Place
@@ -26,6 +26,7 @@ from elastrain.elastic.membership.own_failure import ends_this_rank
 from elastrain.elastic.membership.position import LoopOver, Position
 from elastrain.elastic.membership.rank_state import RankState
 from elastrain.elastic.membership.report import Switch
+from elastrain.elastic.membership.said import broken_message, log_entered
 from elastrain.elastic.membership.saving import Saving
 from elastrain.elastic.membership.session import Session, Withdrawn
 from elastrain.elastic.reshard.origin import FRESH, Held
@@ -206,10 +207,7 @@ class World:
         self._copies.committed(self.model.copying, switches=self._agreed is not None)
 
     def leave(self, why: str, *, void: bool) -> None:
-        """Leave the generation: this rank has not applied a step that its peers may have committed.
-
-        ``void``: its state is that of no step, so that it counts as a rank without state.
-        """
+        """Leave the generation: peers may be a step ahead. ``void``: this rank's state is that of no step."""
         if self.communicator is not None:
             self.communicator.abort(why)
         if void:
@@ -238,8 +236,7 @@ class World:
         """As of :meth:`Calls.attempt`. None: the generation broke; settle, and call it again."""
         assert self.communicator is not None
         self.communicator.step = self.step
-        proposals = [self._session.proposal(n) for n in self._session.connected()]
-        possible = smaller(self._generation, proposals)
+        possible = smaller(self._generation, map(self._session.proposal, self._session.connected()))
         result, self._agreed = self.state.calls.attempt(self.communicator, kind, mine, possible)
         return result
 
@@ -249,9 +246,7 @@ class World:
         A rank that never trained returns at once. Raises ``ExitRequested`` if the others have ended already.
         """
         if not self._has_state:
-            if self._handover.torn:
-                raise RuntimeError(f"the script has ended with the state of no step: {self._handover.torn}")
-            self.position.check_end()
+            self.position.check_end(self._handover.torn)
             return
         self.settle()
         while self.exchange(Kind.END) is None:
@@ -284,10 +279,7 @@ class World:
         if self.model is not None and self.model.learner is not None:
             self.model.learner.cancel()
         self._reporter.broken_at = communicator.broken_at
-        if (unsent := communicator.unsent) is not None:
-            log.error("this rank cannot send its state, and keeps it", exc_info=unsent)
-        broken = Broken(generation=communicator.generation, step=self.step, error=cause)
-        self._session.send(broken.model_copy(update={"mine": unsent is not None, "unsent": unsent is not None}))
+        self._session.send(broken_message(communicator, self.step, cause))
         self.number = max(self.number, communicator.generation)
         if communicator is not self.communicator:
             close_in_background(communicator)
@@ -344,11 +336,7 @@ class World:
         self._reporter.entered(Switch(generation, entry.from_size, self.step, max(0, entry.reached - self.step), times))
         if between:
             self._reporter.resumed(time.monotonic())
-        log.info(
-            "generation entered", generation=generation.number, reason=generation.reason, rank=communicator.rank,
-            world_size=communicator.world_size, step=self.step, sync_seconds=round(synchronised - entered, 3),
-            sums_by=communicator.sums_by, because=communicator.choice.why,
-        )  # fmt: skip
+        log_entered(communicator, self.step, synchronised - entered)
 
     def _synchronise(self, communicator: Communicator) -> Entry:
         """Bring all ranks to the newest state; equal ones send nothing. Raises as of :meth:`Position.meet`."""
