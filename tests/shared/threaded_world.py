@@ -99,7 +99,8 @@ class RankThread:
             session = Session(socket_path, 0)
             beat = Heartbeat(heartbeat.path_of(socket_path, 0))
             with Job(session, strategy_for("exact", session), beat) as self.job:
-                self.job._audit = self.job._loop._audit = AuditLog(self._audit, self.worker, 0, self.pid)
+                audit = AuditLog(self._audit, self.worker, 0, self.pid)
+                self.job._audit = self.job._loop._audit = self.job._loop.bodies._audit = audit
                 self._instrument(self.job)
                 final = script(self.job, self)
             self.final, self._returncode = final, 0
@@ -116,7 +117,7 @@ class RankThread:
     def _end_connections(self) -> None:
         job = self.job
         assert job is not None
-        job._audit = job._loop._audit = None
+        job._audit = job._loop._audit = job._loop.bodies._audit = None
         session = job._session
         with session._changed:
             open_ones = [*session._proposals.connected.values(), session._current, job._world.communicator]
