@@ -1,6 +1,7 @@
 """Groups whose ranks are threads of the test, and a scripted agent: the test simulates agents and leader, the ranks are
 real processes."""
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -69,11 +70,12 @@ def each() -> Callable[[Callable, Iterable], list]:
 
 @pytest.fixture
 def connect(generation, each) -> Iterator[Callable[..., list[Communicator]]]:
-    """Communicators of a number of ranks; they are closed at the end."""
+    """Communicators of a number of ranks, of a generation for each call; they are closed at the end."""
     made: list[Communicator] = []
+    numbers = itertools.count(1)
 
-    def of(world_size: int, number: int = 1) -> list[Communicator]:
-        g = generation(world_size, number)
+    def of(world_size: int, number: int = 0) -> list[Communicator]:
+        g = generation(world_size, number or next(numbers))
 
         def one(rank: int) -> Communicator:
             return Communicator(of=g, rank=rank, meeting=Meeting(g, rank, lambda: False), address="127.0.0.1")
