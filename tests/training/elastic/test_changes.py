@@ -6,6 +6,7 @@ import pytest
 
 from differences import differences
 from elastrain.api.settings import CheckpointSpec
+from joined_and_killed import join_and_kill, undisturbed
 
 SCRIPT = Path(__file__).with_name("train_changes.py")
 EPOCHS = 5
@@ -15,11 +16,7 @@ ALL = ["smooth", "unfreeze", "slow down", "restart"]
 @pytest.fixture
 def expected(world, tmp_path_factory) -> dict:
     """What one undisturbed rank saves."""
-    fixed = type(world)(tmp_path_factory.mktemp("undisturbed"), world.warm)
-    fixed.start("f", epochs=EPOCHS, script=SCRIPT)
-    fixed.ready("f")
-    fixed.propose("f")
-    return fixed.finished("f")["f"]
+    return undisturbed(world, tmp_path_factory.mktemp("undisturbed"), epochs=EPOCHS, script=SCRIPT)
 
 
 def assert_same(result: dict, expected: dict) -> None:
@@ -31,20 +28,8 @@ def assert_same(result: dict, expected: dict) -> None:
 def test_the_model_is_that_of_one_rank_if_a_rank_joins_behind_the_changes_and_another_is_killed(
     world, expected
 ) -> None:
-    world.start("a", "b", epochs=EPOCHS, script=SCRIPT)
-    world.ready("a", "b")
-    world.propose("a", "b")
-    world.progressed("a", 10)
-    world.start("c", epochs=EPOCHS, script=SCRIPT)
-    world.ready("c")
-    world.propose("a", "b", "c")
-    world.adopted("a", "b", "c")
-    world.progressed("a", 2)
-    world.ranks["b"].kill()
-    world.wait("the loss is reported", lambda: world.ranks["a"].has("broken", generation=world.number))
-    world.propose("a", "c")
-    world.adopted("a", "c")
-    for result in world.finished("a", "c").values():
+    final = join_and_kill(world, steps=10, epochs=EPOCHS, script=SCRIPT)
+    for result in final.values():
         assert_same(result, expected)
 
 

@@ -11,7 +11,7 @@ QUOTA, OWN, OTHER = 1000, 1, 2
 
 
 def act(member: int = OWN, kind: AlarmKind = AlarmKind.NOSPACE, size: int = 100, since: float = 1e9) -> Act:
-    status = MemberStatus(OWN, "3.6.6", size)
+    status = MemberStatus(OWN, size)
     return decide(Alarm(member, kind), status, {OWN, OTHER}, QUOTA, since_defragmented=since)
 
 

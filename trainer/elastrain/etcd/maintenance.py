@@ -41,7 +41,6 @@ class MemberStatus:
 
     member: int
     """Its id."""
-    version: str
     size: int
     """Bytes of its database's file, by which etcd judges the quota. A defragmentation removes free pages from it."""
 
@@ -59,7 +58,7 @@ class EtcdMaintenance:
     def status(self) -> MemberStatus:
         """Of the answering member."""
         answer = self._call("Status", messages.StatusRequest(), "ask for its status")
-        return MemberStatus(int(answer.header.member_id), str(answer.version), int(answer.dbSize))
+        return MemberStatus(int(answer.header.member_id), int(answer.dbSize))
 
     def members(self) -> frozenset[int]:
         """The ids of all members of this etcd."""
