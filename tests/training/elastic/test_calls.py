@@ -161,7 +161,7 @@ def test_a_rank_that_has_to_leave_leaves_between_two_batches(world, expected):
 
 
 def test_a_joiner_is_not_waited_for_and_joins_in_the_next_loop(world, expected):
-    start(world, "a", "b")
+    start(world, "a", "b", HOLD=str(STEPS + 1), delay=0.2)  # of which seven steps let c connect
     world.propose("a", "b")
     let_pass(world, "evaluate")
     at(world, "batch0", "a", "b")
@@ -181,6 +181,7 @@ def test_a_joiner_is_not_waited_for_and_joins_in_the_next_loop(world, expected):
     world.ready("c")
     assert world.ranks["a"].step() > STEPS or world.located().loop_end > STEPS
     world.propose("a", "c")
+    let_pass(world, "body")
     world.adopted("a", "c")
     final = world.finished("a", "c")
     assert_same(final["a"], expected)
