@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
@@ -152,6 +153,8 @@ class Rank:
         self.process.wait(10)
         for s in (self._connection, self._server):
             if s is not None:
+                with suppress(OSError):  # the other end was quicker
+                    s.shutdown(socket.SHUT_RDWR)  # ends the thread that waits for it
                 s.close()
 
 
