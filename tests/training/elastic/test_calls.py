@@ -189,13 +189,16 @@ def test_a_joiner_is_not_waited_for_and_joins_in_the_next_loop(world, expected):
 
 
 def test_a_joiner_enters_behind_a_pause_of_the_loop(world, expected):
-    start(world, "a", "b", EVERY="4")
+    last = STEPS * EPOCHS - 1
+    start(world, "a", "b", EVERY="4", HOLD=str(last), delay=0.2)  # of which seven steps let c connect
     world.propose("a", "b")
     let_pass(world, "evaluate")
     at(world, "batch0", "a", "b")
     start(world, "c", EVERY="4")
     world.propose("a", "b", "c")
     let_pass(world, *POINTS)
+    at(world, "body", "a", "b")
+    let_pass(world, "body")
     final = world.finished("a", "b", "c")
     assert world.ranks["c"].has("adopted", generation=2)
     for rank, since in {"a": 0, "b": 0, "c": 1}.items():
