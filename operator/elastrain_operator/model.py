@@ -90,6 +90,8 @@ class Pod:
     ending: Ending | None = None
     over: bool = False
     """All its containers have ended: its resources are free."""
+    processes_ended: bool = False
+    """Proven: its kubelet has reported the end of the trainer container, which never starts again (``proof.py``)."""
     disruption: str = ""
     """Reason of a true condition DisruptionTarget: PreemptionByScheduler, EvictionByEvictionAPI, ..."""
     trouble: Trouble | None = None
@@ -148,6 +150,8 @@ class Coordination:
     """Greatest number of a generation that this operator has seen in any record, also in one that etcd has lost."""
     earlier: Callable[[int], tuple[GenerationMember, ...]] = field(default=_unknown, compare=False, repr=False)
     """Members of one of the last few generations, by its number; empty if it is unknown."""
+    leases: Mapping[str, int] = field(default_factory=dict, compare=False)
+    """Leases that hold the members' keys, by the member's id."""
 
     def member_of(self, worker: str) -> Member | None:
         """The live member of a worker (pod name)."""
@@ -328,6 +332,14 @@ class Deletion:
 
 
 @dataclass(frozen=True, slots=True)
+class EndedMember:
+    """A member of a worker whose processes have ended."""
+
+    id: str
+    lease: int
+
+
+@dataclass(frozen=True, slots=True)
 class Mark:
     """Annotations of a worker, for autoscalers."""
 
@@ -355,11 +367,12 @@ class JobEvent:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to do now. ``apply`` executes it in this order: status, target, events, budget, create, delete,
-    delete_job."""
+    """What to do now. :meth:`elastrain_operator.apply.executor.Executor.execute` states the order."""
 
     status: JobStatus | None = None
     """To be written; None: unchanged, or not urgent."""
+    ended: tuple[EndedMember, ...] = ()
+    """Members whose processes have ended: their leases end first of all, since survivors wait for it."""
     target: Target | None = None
     """To be written to etcd; None: unchanged, or etcd is unknown."""
     create: tuple[int, ...] = ()

@@ -16,7 +16,7 @@ from elastrain_operator.policy.ending import clean, deletion, success
 from elastrain_operator.policy.ending import ttl as ttl_policy
 from elastrain_operator.policy.ending import verdict as verdicts
 from elastrain_operator.policy.ending.verdict import Verdict
-from elastrain_operator.policy.losses import arrival, pending, restarts, streak, unheard
+from elastrain_operator.policy.losses import arrival, pending, proof, restarts, streak, unheard
 from elastrain_operator.policy.report import accelerator_seconds, conditions, data_loss, events
 from elastrain_operator.policy.report.conditions import Claim
 from elastrain_operator.policy.size import claims as claims_policy
@@ -293,6 +293,7 @@ def _finish_plan(
         published = (*published, JobEvent("Drained", f"left at a step boundary: {', '.join(left)}"))
     return Plan(
         status=None if held else written,
+        ended=proof.ended_members((*context.observed.pods, *context.state.gone.values()), context.etcd),
         target=target,
         create=create,
         # Needed workers come first; beyond the desired number a new worker is a spare.

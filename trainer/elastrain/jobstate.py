@@ -40,6 +40,8 @@ class RegisteredMember:
 
     record: Member
     create_revision: int
+    lease: int = 0
+    """The lease that holds its key. It belongs to one process of one agent, and never returns; 0: none."""
 
     @property
     def id(self) -> str:
@@ -158,7 +160,7 @@ class JobState:
         member, before = self._decode(Member, kv), self.members.pop(member_id, None)
         if kv is not None:
             known = before.record.unread() if before else Member.unknown(member_id)
-            self.members[member_id] = RegisteredMember(member or known, kv.create_revision)
+            self.members[member_id] = RegisteredMember(member or known, kv.create_revision, kv.lease)
 
     def _put_header(self, kv: KeyValue | None) -> None:
         self.header, self._whole = self._decode(Generation, kv), None

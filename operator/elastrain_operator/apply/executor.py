@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
@@ -24,7 +24,17 @@ from elastrain_operator.kube.client import Kube
 from elastrain_operator.kube.errors import NO_ANSWER, ApiError
 from elastrain_operator.kube.refusals import Refused, is_without_answer, refused
 from elastrain_operator.kueue.render import seated
-from elastrain_operator.model import Deletion, JobEvent, JobRef, LoopState, Plan, Pod, RefusalKind, Severity
+from elastrain_operator.model import (
+    Deletion,
+    EndedMember,
+    JobEvent,
+    JobRef,
+    LoopState,
+    Plan,
+    Pod,
+    RefusalKind,
+    Severity,
+)
 from elastrain_operator.observe import parse
 from elastrain_operator.observe.owner import owner
 from elastrain_operator.pod import manifest as manifests
@@ -47,6 +57,8 @@ class Targets(Protocol):
     """Where targets are published: :class:`elastrain_operator.observe.records.Mirror`."""
 
     async def put_target(self, keys: JobKeys, target: Target) -> None: ...
+
+    async def end_leases(self, leases: Iterable[int]) -> None: ...
 
     async def adopt(self, keys: JobKeys) -> None: ...
 
@@ -83,15 +95,18 @@ class Executor:
     async def execute(self, job: JobRef, spec: JobSpec | None, plan: Plan, state: LoopState) -> None:
         """Execute ``plan`` in this order, and stop at the first failed call (the next pass plans it again):
 
-        1. the job's label; then status: it records a loss before the pod is deleted, and an ordinal before it names a
+        1. leases of members whose processes have ended: survivors wait for this; where it fails, they expire;
+        2. the job's label; then status: it records a loss before the pod is deleted, and an ordinal before it names a
            pod;
-        2. beside each other, since a webhook that hangs keeps no room: creations; the disruption budget; the target,
+        3. beside each other, since a webhook that hangs keeps no room: creations; the disruption budget; the target,
            and after it the deletions: a leaving worker reads it before its pod is deleted;
-        3. deletion of the job. ``spec`` may be None if no pod is created. Events are sent later, by the recorder.
+        4. deletion of the job. ``spec`` may be None if no pod is created. Events are sent later, by the recorder.
 
         Raises ``ApiError`` (code 409: the job has changed, or another operator has written its status) and
         ``EtcdError``. A pod that the API server refuses is not an error but a :class:`Refusal`.
         """
+        if plan.ended:
+            await self._end_leases(job, plan.ended)
         first = self._first(job, spec, plan) if spec is not None else None
         if isinstance(first, dict):
             await self._label(job, first, state)
@@ -111,6 +126,17 @@ class Executor:
         if plan.delete_job:
             log.info("deleting job", job=_name(job), why="ttlSecondsAfterFinished")
             await self._kube.delete_job(job.namespace, job.name, job.uid)
+
+    async def _end_leases(self, job: JobRef, ended: Sequence[EndedMember]) -> None:
+        members = [member.id for member in ended]
+        try:
+            await self._targets.end_leases([member.lease for member in ended])
+        except (ApiError, EtcdError) as error:
+            log.warning(
+                "leases of ended workers expire by themselves", job=_name(job), members=members, error=str(error)
+            )
+        else:
+            log.info("ended the leases of ended workers", job=_name(job), members=members)
 
     async def report_unreadable(self, job: JobRef, raw: Any, cause: str, state: LoopState) -> None:
         """Report that the status ``raw`` of a job cannot be read, and change nothing else. Raises ``ApiError``."""

@@ -81,6 +81,13 @@ class FencedEtcd:
             self._forget(token)
         raise EtcdError(what, f"the fence {self._key} or {key} changes all the time")
 
+    def end_lease(self, lease: int) -> None:
+        """End a lease as the leader. etcd allows no condition for it, and it needs none: the proof that its holder has
+        ended stays true, also if another operator leads meanwhile. Raises as :meth:`put_all`."""
+        self.claim()
+        self._tenure.seconds_left("end a lease")
+        self._etcd.end_lease(lease)
+
     def watch_prefix(
         self,
         prefix: str,

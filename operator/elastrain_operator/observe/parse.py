@@ -15,6 +15,7 @@ from elastrain_operator.kueue.model import WORKLOAD_NOTE
 from elastrain_operator.model import Ending, JobRef, Pod, Slot
 from elastrain_operator.observe import resources
 from elastrain_operator.observe.owner import ordinal, owner
+from elastrain_operator.observe.proof import processes_ended
 from elastrain_operator.observe.raw import Raw, mapping, number, objects, text
 from elastrain_operator.observe.trouble import trouble
 
@@ -121,6 +122,7 @@ def pod(body: Raw, now: datetime, before: Pod | None = None) -> Pod | None:
         grace=_grace(spec),
         ending=ending,
         over=status.get("phase") in ("Succeeded", "Failed"),
+        processes_ended=processes_ended(spec, status, trainer),
         disruption=_true_reason(mapping(conditions.get("DisruptionTarget"))),
         trouble=None if ending else trouble(name, status, mapping(conditions.get("PodScheduled"))),
         node=node,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 import structlog
@@ -37,6 +37,8 @@ class Etcd(Protocol):
     def put_all(self, records: Mapping[str, bytes]) -> object: ...
 
     def delete_prefix_if(self, prefix: str, key: str, value: bytes) -> bool: ...
+
+    def end_lease(self, lease: int) -> None: ...
 
     def watch_prefix(
         self,
@@ -139,6 +141,7 @@ class Mirror:
             progress=state.progress,
             highest=state.highest_number,
             earlier=state.members_of,
+            leases={member: registered.lease for member, registered in state.members.items()},
         )
 
     def outage_of(self, keys: JobKeys) -> Outage | None:
@@ -198,6 +201,15 @@ class Mirror:
         lost its data. The job exists in this API server, and UIDs are unique. Raises ``EtcdError``."""
         if self.outage is None and not self._state(keys).is_empty:
             await self.claim(keys)
+
+    async def end_leases(self, leases: Iterable[int]) -> None:
+        """End the leases of members whose processes have ended. Raises ``EtcdError`` at the first that fails."""
+
+        def end() -> None:
+            for lease in leases:
+                self._etcd.end_lease(lease)
+
+        await asyncio.to_thread(end)
 
     async def put_issued(self, keys: JobKeys, issued: Issued) -> None:
         """Record what the job's workers were given to log in with. Raises ``EtcdError``."""

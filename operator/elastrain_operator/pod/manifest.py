@@ -227,6 +227,7 @@ def _environment(job: JobRef, spec: JobSpec, config: OperatorConfig, grace: floa
     downward = {
         names.ENV_WORKER: "metadata.name",
         names.ENV_NODE: "spec.nodeName",
+        names.ENV_POD_UID: "metadata.uid",
         names.ENV_ADDRESS: "status.podIP",
     }
     if spec.group_size > 1:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
-from elastrain.api.records import Outcome, Target, Termination
+from elastrain.api.records import Member, Outcome, Phase, Target, Termination
 
 FAILED = Termination(
     outcome=Outcome.FAILED, exit_code=1, rank=0, reason="ScriptFailed", message="ValueError: no data", log_tail="line 7"
@@ -49,6 +51,23 @@ def test_job_runs_scales_survives_a_loss_and_succeeds(cluster, play, client, eve
     metadata = cluster.job("whole")["metadata"]
     assert "finalizers" not in metadata
     assert "annotations" not in metadata
+
+
+def test_the_lease_of_a_killed_worker_ends_at_once_and_no_other(cluster, play, client, eventually):
+    keys = cluster.create_job("killed", minReplicas=1, maxReplicas=2)
+    player = play(keys)
+    eventually(lambda: cluster.status("killed").get("readyReplicas") == 2, 60, "two workers train")
+
+    with player.paused():
+        uid = cluster.pods()["killed-1"]["metadata"]["uid"]
+        for number, pod in enumerate((uid, "a-later-one")):
+            member = Member(id=f"killed-1.{number}", worker="killed-1", pod=pod, address="127.0.0.1", phase=Phase.READY)
+            client.put(keys.member(member.id), member.encode(), lease=client.lease_grant(600))
+        began = time.monotonic()
+        cluster.end_trainer("killed-1", Termination(outcome=Outcome.FAILED, exit_code=137))
+        eventually(lambda: client.get(keys.member("killed-1.0")) is None, 30, "its lease of ten minutes has ended")
+        print(f"the lease ended {time.monotonic() - began:.3f} s after the report of the container's end")
+        assert client.get(keys.member("killed-1.1")) is not None
 
 
 def test_health_endpoint_shows_jobs_and_etcd(cluster, play, operator_process, eventually):

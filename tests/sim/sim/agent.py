@@ -73,6 +73,7 @@ class Agent:
             id=self._new_id(),
             worker=self.worker,
             node=settings.node,
+            pod=settings.pod,
             address=self.address,
             slots=settings.nproc,
             group=settings.group,

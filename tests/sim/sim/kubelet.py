@@ -131,6 +131,7 @@ class Container:
             return
         env = {e["name"]: e.get("value", "") for e in self.pod["spec"]["containers"][0]["env"]}
         env |= {names.ENV_WORKER: self.name, names.ENV_NODE: self.node.name, names.ENV_ADDRESS: self.address}
+        env[names.ENV_POD_UID] = self.uid
         labels = self.pod["metadata"]["labels"]
         env |= {names.ENV_GROUP: labels.get(names.LABEL_GROUP, ""), names.ENV_PLACE: labels.get(names.LABEL_PLACE, "")}
         self._started = self._time()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from elastrain.api.keys import JobKeys
 from elastrain.etcd import Batch, EtcdConfig, EtcdUnavailable, KeyValue, Range, Transaction, WatchState
+from elastrain.etcd.errors import LeaseLost
 from elastrain_operator.allocation.model import Node, Policy, Taint
 from elastrain_operator.apply.executor import Executor
 from elastrain_operator.apply.recorder import Recorder
@@ -217,6 +219,10 @@ class EtcdCalls:
     def compare_and_swap(self, key: str, value: bytes, *, expected_mod_revision: int) -> tuple[bool, KeyValue | None]:
         won = self.commit(Transaction(((key, expected_mod_revision),), ((key, value),)), "swap")
         return won, self.get(key)
+
+    def end_lease(self, lease: int) -> None:
+        with suppress(LeaseLost):
+            self._call("end a lease", lambda: self._world.etcd.revoke(lease))
 
     def watch_prefix(
         self,

@@ -188,6 +188,7 @@ class Presence:
             worker=settings.worker,
             address=settings.address,
             node=settings.node,
+            pod=settings.pod,
             slots=settings.nproc,
             group=settings.group,
             place=settings.place,

@@ -39,6 +39,7 @@ class Settings(BaseModel):
     job_uid: Annotated[str, Field(alias=names.ENV_JOB_UID, min_length=1)]
     worker: Annotated[str, Field(alias=names.ENV_WORKER, min_length=1)]
     node: str = Field("", alias=names.ENV_NODE)
+    pod: str = Field("", alias=names.ENV_POD_UID)
     address: str = Field(default_factory=socket.gethostname, alias=names.ENV_ADDRESS)
     nproc: Annotated[int, Field(alias=names.ENV_NPROC, ge=1, le=256)] = 1
     lease_ttl: Annotated[int, Field(alias=names.ENV_LEASE_TTL, ge=2)] = names.DEFAULT_LEASE_TTL

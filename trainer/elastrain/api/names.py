@@ -53,6 +53,7 @@ ENV_JOB = "ELASTRAIN_JOB"
 ENV_JOB_UID = "ELASTRAIN_JOB_UID"
 ENV_WORKER = "ELASTRAIN_WORKER"  # name of the worker (pod)
 ENV_NODE = "ELASTRAIN_NODE"
+ENV_POD_UID = "ELASTRAIN_POD_UID"  # in a cluster: by it the operator knows which pod a member is in
 ENV_ADDRESS = "ELASTRAIN_ADDRESS"  # address at which other members reach this one (pod IP)
 ENV_NPROC = "ELASTRAIN_NPROC_PER_NODE"
 ENV_GROUP = "ELASTRAIN_GROUP"  # number of the worker's group, if a group has several workers

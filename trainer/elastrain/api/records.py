@@ -108,6 +108,8 @@ class Member(Record):
     worker: str
     """Name of the pod (or local worker)."""
     node: str = ""
+    pod: str = ""
+    """UID of its pod; empty: it is in none, or its worker's image is older than this field."""
     address: str
     """Host or IP at which other members reach this member."""
     store_port: int = 0

@@ -4,6 +4,7 @@ patience."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Self
 
 from elastrain.etcd.config import EtcdConfig
@@ -183,6 +184,12 @@ class EtcdClient:
         """End a lease; etcd deletes its keys. Raises ``LeaseLost`` if there is no such lease."""
         request = messages.LeaseRevokeRequest(ID=lease)
         self.wire.unary("lease", "LeaseRevoke", request, timeout=self.timeout, what="end a lease")
+
+    def end_lease(self, lease: int) -> None:
+        """End a lease, with all its keys, if it has not ended yet. Only with proof that the process that holds it has
+        ended: the job then goes on without that member. Raises ``EtcdError``."""
+        with suppress(LeaseLost):
+            self.lease_revoke(lease)
 
     def lease_keepalive(self, lease: int, *, timeout: float) -> int:
         """Renew a lease once; returns the seconds left. Raises ``LeaseLost`` if it has expired."""

@@ -54,6 +54,7 @@ class Membership:
         group_size: int = 1,
         one_copy: bool = False,
         node: str = "",
+        pod: str = "",
         lease_ttl: int = names.DEFAULT_LEASE_TTL,
         timing: Timing = Timing(),  # noqa: B008 - frozen
         clock: Clock = time.monotonic,
@@ -69,7 +70,7 @@ class Membership:
         self.lease_ttl = lease_ttl
         self._client = client
         self._record = Member(
-            id=_new_id(worker), worker=worker, node=node, address=address, slots=slots,
+            id=_new_id(worker), worker=worker, node=node, pod=pod, address=address, slots=slots,
             group=group, place=place, group_size=group_size, one_copy=one_copy,
         )  # fmt: skip
         self._lock = threading.Lock()

@@ -32,7 +32,6 @@ from elastrain.cli.local.spec import LocalSpec, local_spec
 from elastrain.cli.local.status import LocalStatus, WorkerStatus, in_generation, phase_of
 from elastrain.cli.local.worker import LocalWorker
 from elastrain.etcd import Batch, EtcdClient, EtcdError
-from elastrain.rendezvous.fence import fence
 from elastrain.rendezvous.view_builder import ViewBuilder
 
 log = structlog.get_logger()
@@ -278,17 +277,21 @@ class LocalJob:
                     self.message = f"{failed.name}: {failed.ended.reason}: {failed.ended.message}"
             self._changed.notify_all()
         self._write_target(decided.target)
-        self._fence()
+        self._end_leases()
 
-    def _fence(self) -> None:
+    def _end_leases(self) -> None:
         """End the leases of workers whose processes have all ended: the others need not wait for them."""
         assert self._client is not None
-        for worker in [w for w in self._workers if w.ended is not None and not w.fenced and not w.processes()]:
+        with self._changed:
+            held = {m.record.worker: m.lease for m in self._state.members.values() if m.lease}
+            ended = [w for w in self._workers if w.ended is not None and w.name in held]
+        for worker in ended:
+            if worker.processes():
+                continue  # its ranks are about to end
             try:
-                fence(self._client, self.keys, worker.name)
+                self._client.end_lease(held[worker.name])
             except EtcdError as error:
                 log.warning("the lease of an ended worker expires by itself", worker=worker.name, error=str(error))
-            worker.fenced = True
 
     def _write_target(self, target: Target) -> None:
         if target == self._written:

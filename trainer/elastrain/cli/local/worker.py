@@ -44,8 +44,6 @@ class LocalWorker:
         self.leaving = False
         self.trained = False
         self.ended: Termination | None = None
-        self.fenced = False
-        """Its membership has ended for certain."""
         self.ended_at = 0.0
         self._termination_log, self._environment = termination_log, environment
         self._on_line = on_line
