@@ -328,12 +328,26 @@ def zoo_page(folder: Path) -> str:
 
 
 # ---- decisions -------------------------------------------------------------------------------------------------------
+FOLDED = "## Records folded into this one"
+"""The last heading of a record that took others over: a list of ``- NNNN: title``."""
+
+
+def folded_records(folder: Path) -> dict[str, tuple[str, str]]:
+    """Number of a record that is no more -> (its title, file of the record that took it over)."""
+    return {
+        number: (title, file.name)
+        for file in sorted(folder.glob("[0-9]*.md"))
+        for number, title in re.findall(r"^- (\d{4}): (.+)$", file.read_text().partition(FOLDED)[2], re.MULTILINE)
+    }
+
+
 def decisions_page(folder: Path) -> str:
-    """All decisions by number."""
+    """The decisions that stand, and where the numbers of former records have gone."""
     lines = [
         "# Decisions",
         "",
-        "Each record states its context, the decision, the alternatives and the drawbacks.",
+        "One living record per subject: what is decided, why, with the figures that still matter, and what was "
+        "tried and dropped. A new finding changes its record. Users need none of them.",
         "",
         "| | decision |",
         "| --- | --- |",
@@ -341,6 +355,9 @@ def decisions_page(folder: Path) -> str:
     for file in sorted(folder.glob("[0-9]*.md")):
         title = re.sub(r"^# (?:\d+[:.] )?", "", file.read_text().splitlines()[0])
         lines.append(f"| [{file.name[:4]}]({file.name}) | {title[:1].upper()}{title[1:]} |")
+    lines += ["", "## Former numbers", "", "| number | title | now in |", "| --- | --- | --- |"]
+    for number, (title, file_name) in sorted(folded_records(folder).items()):
+        lines.append(f"| {number} | {title} | [{file_name[:4]}]({file_name}) |")
     return "\n".join(lines) + "\n"
 
 

@@ -1,6 +1,6 @@
 """kopf's handlers: start, login, jobs, worker pods, end. None of them decides anything or writes to an object.
 
-Jobs have no daemon and no change handlers: kopf would add a finalizer and annotations to them (docs/decisions/0001).
+Jobs have no daemon and no change handlers: kopf would add a finalizer and annotations to them (docs/decisions/0080).
 Pods have no index: the time to fill one grows with the square of the number of pods (docs/decisions/0080).
 """
 

@@ -1,7 +1,7 @@
 """Defaults of a worker's pod: shared memory, tolerations, spread. Pure; for ``manifest.py``.
 
 Each applies only if the template does not set it; ``template.py`` has already refused invalid shapes. What is *not*
-set, and why, is in ``docs/decisions/0044-what-pods-get-unasked.md``.
+set, and why, is in ``docs/decisions/0011-the-manifest.md``.
 """
 
 from __future__ import annotations

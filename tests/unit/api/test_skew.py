@@ -29,7 +29,7 @@ KEYS = JobKeys("ns", "job", "uid")
 WORD = "WrittenByANewerVersion"
 PLAIN = {"phases", "settings"}
 """Fields that hold no model of this kind: numbers by name; settings, of which an agent refuses what it does not know
-(decision 84)."""
+(decision 109)."""
 MODULES = (messages, nodecheck, roster, statuses)
 """Their models are found by their base classes."""
 
