@@ -60,15 +60,15 @@ class Processes:
 
 
 @pytest.fixture
-def judge(warm: Warm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Script], Answer]]:
-    """``judge(script)``: what ``elastrain verify`` says."""
+def judge(warm: Warm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Answer]]:
+    """``judge(script)``: what ``elastrain verify`` says, of the runs ``only`` if some are named."""
     for module in (worker, execute):
         monkeypatch.setattr(module, "subprocess", Processes(warm))
 
-    def run(script: Script) -> Answer:
+    def run(script: Script, only: Sequence[str] = ()) -> Answer:
         for package in script.packages:
             warm.imports(package)
-        options = Options(script.path, workers=script.workers, overrides=script.overrides)
+        options = Options(script.path, workers=script.workers, only=only, overrides=script.overrides)
         job = with_overrides(script.path, script.overrides, [])
         with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
             return Verification(job, options, tmp_path, Report(as_json=False)).judge()

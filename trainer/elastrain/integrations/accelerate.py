@@ -39,6 +39,7 @@ from elastrain.elastic.contract import Call
 from elastrain.elastic.job import Job
 from elastrain.elastic.strategies.strategy import ElasticModule
 from elastrain.integrations.launcher import single_process
+from elastrain.integrations.own_loop import HasOwnLoop
 from elastrain.integrations.refusals import Refusal, refuse
 from elastrain.integrations.training_data import in_order_of
 
@@ -94,8 +95,10 @@ class ElasticDataLoader:
             yield send_to_device(batch, self._accelerator.device) if self._place else batch
 
 
-class ElasticAccelerator(Accelerator):
+class ElasticAccelerator(HasOwnLoop, Accelerator):
     """``accelerate.Accelerator`` on an elastic job. What this class does not name is accelerate's own."""
+
+    own_loop = "accelerate"
 
     def __init__(self, job: Job, **options: Any) -> None:
         """``options``: those of the Accelerator.

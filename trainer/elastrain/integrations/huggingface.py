@@ -226,9 +226,9 @@ class ElasticTrainer(Trainer):
             raise ValueError("train(): an elastic job resumes from spec.checkpoint and has no hyperparameter search")
         args, job = self.args, self.job
         if getattr(job, "is_reference", False):
-            from elastrain.integrations.own_loop import train
+            from elastrain.integrations.own_loop.huggingface import train
 
-            return train(self)
+            return train(self, ElasticTrainer)
         loader = self.get_train_dataloader()
         self._per_epoch = loader.order.steps_per_epoch
         self._total = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * self._per_epoch)

@@ -25,6 +25,7 @@ from lightning.fabric.strategies import SingleDeviceStrategy
 from torch import nn
 
 from elastrain.elastic.job import Job
+from elastrain.integrations.own_loop import HasOwnLoop
 
 
 class RankOfJob:
@@ -47,12 +48,14 @@ class RankOfJob:
         """Ignored: Lightning sets the rank of a single process; the generation determines the rank here."""
 
 
-class ElasticStrategy(RankOfJob, SingleDeviceStrategy):
+class ElasticStrategy(HasOwnLoop, RankOfJob, SingleDeviceStrategy):
     """One rank of ``job`` on this process's device. Batches come from ``job.dataloader`` and ``job.steps``, not from
     ``fabric.setup_dataloaders``.
 
     Each loop body calls ``fabric.backward(loss)``; Fabric itself refuses ``loss.backward()``.
     """
+
+    own_loop = "fabric"
 
     def __init__(self, job: Job, device: torch.device | str = "cpu", **options: Any) -> None:
         """``options``: ``precision``, ``accelerator``, ``checkpoint_io`` of Fabric's strategies."""

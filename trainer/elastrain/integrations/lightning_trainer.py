@@ -33,6 +33,7 @@ from elastrain.elastic.contract import Call
 from elastrain.elastic.job import Job
 from elastrain.integrations.lightning import RankOfJob
 from elastrain.integrations.lightning_options import check, total_steps
+from elastrain.integrations.own_loop import HasOwnLoop
 from elastrain.integrations.training_data import in_order_of
 
 _END = object()
@@ -124,8 +125,10 @@ class _Stop(Checkpoint):
     on_train_batch_end = on_validation_end = on_train_epoch_end = _ask
 
 
-class ElasticTrainerStrategy(RankOfJob, SingleDeviceStrategy):
+class ElasticTrainerStrategy(HasOwnLoop, RankOfJob, SingleDeviceStrategy):
     """One rank of ``job`` on this process's device, for ``lightning.pytorch.Trainer``."""
+
+    own_loop = "lightning_trainer"
 
     def __init__(self, job: Job, *, global_batch_size: int, seed: int = 0, **options: Any) -> None:
         """``global_batch_size``: samples of one optimizer step over all ranks, at any number of ranks; the

@@ -9,12 +9,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from elastrain.verify.history import Committed, Entries, History
+from elastrain.verify.history import OWN_LOOP, Committed, Entries, History
 
 ABSENT = "absent"
 """In place of the value of an entry that one side lacks."""
-OWN_LOOP = "own loop"
-"""The entry of a reference that a framework's own loop has trained."""
 _GRADIENT, _BUFFER = ".grad", " (buffer)"
 
 
@@ -53,6 +51,8 @@ class Parting:
     """Further entries that part in the same step."""
     of_a_part: bool = False
     """The run is equal to a reference that computes the same parts of each batch."""
+    of_adapter: bool = False
+    """The run is equal to the adapter in plain torch, but not to the framework's own loop."""
 
     @property
     def all_ranks(self) -> bool:

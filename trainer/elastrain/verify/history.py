@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+OWN_LOOP = "own loop"
+"""The entry of a reference that a framework's own loop has trained."""
 Entries = Mapping[str, Any]
 """By name, as :func:`elastrain.verify.record.entries` returns them."""
 
@@ -58,6 +60,11 @@ class History:
     def depends_on_parts(self) -> tuple[str, ...]:
         """Of a reference: as of its process."""
         return next((p.depends_on_parts for p in self.processes), ())
+
+    @property
+    def own_loop(self) -> bool:
+        """Of a reference: whether a framework's own loop has trained."""
+        return any(OWN_LOOP in c.entries for p in self.processes for c in p.committed)
 
     def of(self, worker: str) -> Sequence[Process]:
         """The processes of one worker, oldest first."""

@@ -61,6 +61,13 @@ OF_A_PART = Fault(
     "the batch is cut, so another number of workers trains another model.",
     "from-two-workers-on",
 )
+OF_ADAPTER = Fault(
+    "adapter",
+    "the framework's own loop trains another model",
+    "The script with elastrain's adapter is equal to the adapter in plain torch, but not to the framework's own loop: "
+    "the adapter does something else with an option or a method of the script.",
+    "another-loop-than-the-frameworks",
+)
 NOT_TRAVELLING = Fault(
     "does not travel",
     "state that does not reach a joiner, or code that ran once",
@@ -119,6 +126,10 @@ def fault(run: Run, parting: Parting, ranks: int) -> Fault:
 
     ``ranks``: in the end of the run.
     """
+    if parting.of_adapter:
+        return OF_ADAPTER
+    if parting.of_a_part:
+        return OF_A_PART
     if run.kind is Kind.SEVERAL and parting.entry.endswith(".grad"):
         return KEPT_GRADIENTS
     if run.kind is Kind.LOSS and not parting.ended and parting.world >= ranks:

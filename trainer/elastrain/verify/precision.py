@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils import _pytree
 
 _FLOAT = torch.Tensor.float
@@ -20,6 +21,7 @@ def use_float64() -> None:
         setattr(torch.Tensor, name, torch.Tensor.double)
         setattr(nn.Module, name, nn.Module.double)
     GradScaler.unscale_ = _with_float32(GradScaler.unscale_)
+    register_module_forward_pre_hook(_cast_inputs)
 
 
 def _with_float32(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -33,6 +35,12 @@ def _with_float32(original: Callable[..., Any]) -> Callable[..., Any]:
             torch.Tensor.float = float64
 
     return unscaled
+
+
+def _cast_inputs(module: nn.Module, inputs: Any) -> Any:
+    """A script may call a part of its model with a tensor that no loader has cast."""
+    own = next(module.parameters(recurse=False), None)
+    return cast(inputs) if own is not None and own.dtype == torch.float64 else None
 
 
 def cast(tree: Any) -> Any:

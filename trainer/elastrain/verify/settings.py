@@ -40,6 +40,8 @@ class Settings(BaseModel):
     other. Empty: as a whole."""
     shards: tuple[int, ...] = ()
     """Of a reference: numbers of ranks over which the runs shard the model; empty: each rank holds a whole one."""
+    whole: bool = False
+    """Batches are not cut into micro-batches, as in a framework's own loop."""
     perturbed: bool = False
     """Of a reference: each gradient is changed by a rounding error."""
     gate: Path | None = None

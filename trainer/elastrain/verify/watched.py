@@ -23,7 +23,7 @@ from elastrain.elastic.start import join as join_job
 from elastrain.elastic.state.handover import Handover
 from elastrain.elastic.step import Step
 from elastrain.verify import precision, record
-from elastrain.verify.compare import OWN_LOOP
+from elastrain.verify.history import OWN_LOOP
 from elastrain.verify.reference import Reference
 from elastrain.verify.settings import Settings, position
 
@@ -107,6 +107,10 @@ class Watched:
             epochs = None
         if steps is not None:
             steps = min(steps, self.settings.steps)
+        if self.whole and loader.order.in_micro_batches:
+            order = replace(loader.order, micro_batch_size=None, micro_batches=None)
+            keyed = loader.randomness is not None
+            loader = ElasticLoader(loader.dataset, order, keyed=keyed, collate_fn=loader.collate_fn)
         self.began = self.began or time.monotonic()
         with closing(super().steps(loader, epochs=epochs, steps=steps, **options)) as bodies:  # type: ignore[misc]
             for batch in bodies:
@@ -117,6 +121,11 @@ class Watched:
             if self.ended:
                 return
             yield epoch
+
+    @property
+    def whole(self) -> bool:
+        """Whether batches are not cut into micro-batches."""
+        return self.settings.whole or self.own_loop
 
     @property
     def ended(self) -> bool:
@@ -173,8 +182,8 @@ class WatchedReference(Watched, Reference):
     def computed(self, loss: torch.Tensor) -> None:
         """A framework's own loop has run backward on the mean of a global batch."""
         self._end_in_time()
-        self._backwards, self._losses, self._stops = 1, float(loss), self._asked
-        self.own_loop = True
+        self._backwards, self._losses, self._stops = self._backwards + 1, float(loss), self._asked
+        self.draws.summed()
         self._perturb()
 
     def _perturb(self) -> None:

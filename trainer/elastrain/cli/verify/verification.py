@@ -148,12 +148,13 @@ class Verification:
             return self._answer(code, run, error=error)
         folders = self.folders
         apart = parting(self.truth, found, self.bounds)
-        if apart is not None and run.kind is not Kind.REPEAT and parts.is_cut(cut := parts.schedule(found)):
-            apart = self._in_parts(run, found, cut, apart)
+        if apart is not None and run.kind is not Kind.REPEAT:
+            cut = parts.schedule(found)
+            if parts.is_cut(cut) or (self.truth.own_loop and cut):
+                apart = self._in_parts(run, found, cut, apart)
         if apart is None:
             return self._judge_files(run, found, folders)
-        fault = kinds.OF_A_PART if apart.of_a_part else kinds.fault(run, apart, self._ranks(run))
-        return self._answer(code, run, parting=apart, fault=fault)
+        return self._answer(code, run, parting=apart, fault=kinds.fault(run, apart, self._ranks(run)))
 
     def _ranks(self, run: Run) -> int:
         """In the end of ``run``."""
@@ -199,6 +200,8 @@ class Verification:
         in_parts = parting(self.truth, found, bounds, alternative=other)
         if in_parts is not None:
             return in_parts
+        if not parts.is_cut(cut):  # the batches are whole: only the loop is another
+            return replace(apart, of_adapter=True)
         reasons = self.truth.depends_on_parts
         if not reasons:
             return replace(apart, of_a_part=True)
@@ -230,7 +233,8 @@ class Verification:
     ) -> History:
         folders = self._folders(run)
         seconds = None if self.options.steps else seconds
-        changes = {"seconds": seconds, "parts": cut, "perturbed": perturbed}
+        whole = bool(cut) and not parts.is_cut(cut)
+        changes = {"seconds": seconds, "parts": cut, "perturbed": perturbed, "whole": whole}
         settings = self._settings(folders, "reference").model_copy(update=changes)
         job = manifests.of_run(self.job, folders.files, workers=1, most=1)
         spec = local_spec(job, folders.files, folders.state, self.options.environment)
@@ -241,8 +245,10 @@ class Verification:
     def _job(self, run: Run) -> History:
         folders = self._folders(run)
         with self.report.running(run):
+            whole = run.kind is Kind.ONE and self.truth.own_loop
+            settings = self._settings(folders, "job").model_copy(update={"whole": whole})
             JobRun(
-                self.job, run, folders, self._settings(folders, "job"), etcd=self.options.etcd, limit=self.limit,
+                self.job, run, folders, settings, etcd=self.options.etcd, limit=self.limit,
                 variables=self.options.environment,
             ).execute()  # fmt: skip
         return history.read(folders.records)

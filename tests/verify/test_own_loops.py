@@ -1,0 +1,71 @@
+"""With a framework, the reference of ``elastrain verify`` is the framework's own loop, without elastrain's adapter."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from corpus import Script
+
+SCRIPT = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import elastrain
+from elastrain.integrations.accelerate import ElasticAccelerator
+
+torch.manual_seed(0)
+x = torch.randn(60, 4)
+data = TensorDataset(x, x.sum(1, keepdim=True).sin())
+
+
+class Mine(ElasticAccelerator):
+    def backward(self, loss, **options):
+        super().backward(loss * 3, **options)
+
+
+with elastrain.join() as job:
+    accelerator = Mine(job, gradient_accumulation_steps=2)
+    net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    loader = DataLoader(data, batch_size=4, shuffle=True)
+    model, optimizer, loader = accelerator.prepare(net, optimizer, loader)
+    scheduler = accelerator.prepare(torch.optim.lr_scheduler.StepLR(optimizer, 4))
+    for _ in range(2):
+        for a, b in loader:
+            with accelerator.accumulate(model):
+                accelerator.backward(F.mse_loss(model(a), b))
+                accelerator.clip_grad_norm_(model.parameters(), 0.5)
+                optimizer.step()
+                scheduler.step()
+                optimizer.zero_grad()
+"""
+ANOTHER = """
+def unclipped(self, parameters, max_norm, norm_type=2):
+    return None
+
+ElasticAccelerator.clip_grad_norm_ = unclipped
+"""
+
+
+def written(folder: Path, text: str) -> Script:
+    path = folder / "train.py"
+    path.write_text(text)
+    return Script(path)
+
+
+@pytest.mark.timeout(200)
+def test_script_is_safe_if_the_adapter_trains_as_the_frameworks_own_loop(judge, tmp_path: Path) -> None:
+    answer = judge(written(tmp_path, SCRIPT), only=("one", "workers-2"))
+    assert (answer.exit_code, answer.notes) == (0, ()), answer
+
+
+@pytest.mark.timeout(200)
+def test_adapter_is_named_if_it_trains_another_model_than_the_frameworks_own_loop(judge, tmp_path: Path) -> None:
+    text = SCRIPT.replace("torch.manual_seed(0)", ANOTHER + "\ntorch.manual_seed(0)")
+    answer = judge(written(tmp_path, text), only=("one",))
+    assert (answer.exit_code, answer.fault and answer.fault.name) == (1, "adapter"), answer
+    assert answer.parting is not None and answer.parting.step == 1

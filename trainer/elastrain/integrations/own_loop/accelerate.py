@@ -1,0 +1,92 @@
+"""The own loop of a script with accelerate: its Accelerator, on whole global batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import send_to_device
+from torch.utils.data import DataLoader
+
+from elastrain.data.loader import ElasticLoader
+from elastrain.integrations.accelerate import ElasticAccelerator
+from elastrain.integrations.own_loop import Epochs, computed, of_framework
+
+
+class _Batches(Epochs):
+    """An epoch has as many batches as the script counts, in ``len()``."""
+
+    batches = 0
+
+    def __len__(self) -> int:
+        return self.batches
+
+
+@of_framework(Accelerator, ElasticAccelerator)
+class OwnLoop(ElasticAccelerator):
+    """``accelerate.Accelerator``, whose objects the reference ``job`` knows."""
+
+    def __init__(self, job: Any, **options: Any) -> None:
+        self.job, self._training = job, None
+        Accelerator.__init__(self, **options)
+        self._accumulated = int(self.gradient_state.num_steps)
+        self.gradient_state.plugin_kwargs["num_steps"] = 1
+        if self.scaler is not None:
+            job.track(scaler=self.scaler)
+
+    @property
+    def gradient_accumulation_steps(self) -> int:
+        """As the script says, which may compute with it. The batches are whole."""
+        return self._accumulated
+
+    @gradient_accumulation_steps.setter
+    def gradient_accumulation_steps(self, steps: int) -> None:
+        self._accumulated = steps
+
+    def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
+        ready = (self._of_job(arg) if isinstance(arg, ElasticLoader) else arg for arg in args)
+        return Accelerator.prepare(self, *ready, device_placement=device_placement)
+
+    def prepare_model(self, model: torch.nn.Module, *args: Any, **options: Any) -> torch.nn.Module:
+        model = Accelerator.prepare_model(self, model, *args, **options)
+        trained = not (options.get("evaluation_mode") or args[1:2] == (True,))
+        if trained and any(p.requires_grad for p in model.parameters()):
+            self.job.wrap(model)
+        return model
+
+    def prepare_optimizer(self, optimizer: torch.optim.Optimizer, device_placement: bool | None = None) -> Any:
+        if not getattr(optimizer, "_is_accelerate_prepared", False):
+            self.job.track(**{f"optimizer{len(self._optimizers) or ''}": optimizer})
+        return Accelerator.prepare_optimizer(self, optimizer, device_placement)
+
+    def prepare_scheduler(self, scheduler: Any) -> Any:
+        if not getattr(scheduler, "_is_accelerate_prepared", False):
+            self.job.track(**{f"scheduler{len(self._schedulers) or ''}": scheduler})
+        return Accelerator.prepare_scheduler(self, scheduler)
+
+    def register_for_checkpointing(self, *objects: Any) -> None:
+        first = len(self._custom_objects)
+        Accelerator.register_for_checkpointing(self, *objects)
+        self.job.track(**{f"object{first + i or ''}": obj for i, obj in enumerate(objects)})
+
+    def prepare_data_loader(self, data_loader: Any, *args: Any, **options: Any) -> Any:
+        if isinstance(data_loader, _Batches):
+            return data_loader
+        if self._training is not None:
+            return Accelerator.prepare_data_loader(self, data_loader, *args, **options)
+        return self._of_job(self._elastic(data_loader), data_loader)
+
+    def _of_job(self, loader: ElasticLoader, source: DataLoader[Any] | None = None) -> Any:
+        adapted = self._adopt(loader, source)
+        place = (lambda batch: send_to_device(batch, self.device)) if adapted._place else None
+        made = _Batches(self.job, loader, place)
+        made.batches = adapted._batches or 0
+        return made
+
+    def backward(self, loss: torch.Tensor, **options: Any) -> None:
+        count = options.pop("count", None)
+        if count is not None:  # a sum over so many tokens
+            loss = loss / max(int(count), 1)
+        Accelerator.backward(self, loss * self._accumulated, **options)
+        computed(self.job, loss)

@@ -1,0 +1,65 @@
+"""The own loop of Lightning's ``Trainer``: its strategy for one device, on whole global batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.strategies import SingleDeviceStrategy
+from lightning.pytorch.trainer.states import TrainerFn
+
+from elastrain.integrations.lightning import RankOfJob
+from elastrain.integrations.lightning_options import total_steps
+from elastrain.integrations.lightning_trainer import ElasticTrainerStrategy, _Callbacks
+from elastrain.integrations.own_loop import computed, of_framework
+
+
+@of_framework(SingleDeviceStrategy, ElasticTrainerStrategy, RankOfJob)
+class OwnLoop(ElasticTrainerStrategy):
+    """``SingleDeviceStrategy``, whose objects the reference knows. It gives Lightning the job's batches."""
+
+    process_dataloader = ElasticTrainerStrategy.process_dataloader
+
+    def setup(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        SingleDeviceStrategy.setup(self, trainer)
+        if trainer.state.fn != TrainerFn.FITTING:
+            return
+        self._job.track(optimizer=self.optimizers[0], callbacks=_Callbacks(trainer))
+        for number, config in enumerate(self.lr_scheduler_configs):
+            self._job.track(**{f"scheduler{number or ''}": config.scheduler})
+        scaler = getattr(self.precision_plugin, "scaler", None)
+        if scaler is not None:
+            self._job.track(scaler=scaler)
+
+    def _setup_model(self, model: torch.nn.Module) -> torch.nn.Module:
+        assert self._trainer is not None
+        if self._trainer.state.fn == TrainerFn.FITTING:
+            self._job.wrap(model)
+        return model
+
+    def next_batch(self) -> Any:
+        """Raises ``StopIteration`` after the last step."""
+        assert self._trainer is not None and self._data is not None
+        if self._steps is None:
+            self._steps = iter(self._job.steps(self._data.loader, steps=total_steps(self._trainer)))
+        try:
+            return next(self._steps)
+        except StopIteration:
+            self._trainer.should_stop = True
+            raise
+
+    def backward(
+        self, closure_loss: torch.Tensor, optimizer: torch.optim.Optimizer | None, *args: Any, **kwargs: Any
+    ) -> torch.Tensor:
+        loss = SingleDeviceStrategy.backward(self, closure_loss, optimizer, *args, **kwargs)
+        computed(self._job, closure_loss)
+        return loss
+
+    def on_train_end(self) -> None:
+        """Commit the last step."""
+        SingleDeviceStrategy.on_train_end(self)
+        if self._steps is not None:
+            self._steps.close()  # type: ignore[attr-defined]
+        self._steps = self._data = None
