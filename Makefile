@@ -130,7 +130,7 @@ bench-convergence: ## held-out losses at equal progress, with chosen batches: ha
 	@scripts/dev-env
 	@etcd=$$(scripts/get-etcd); ELASTRAIN_ETCD=$$etcd $(PY) bench/convergence.py
 
-gpu: ## what one GPU can show, in nine minutes (docs/gpu.md); without one, the same programs with gloo in NCCL's place
+gpu: ## what one GPU can show, in nine minutes (docs/sharded.md); without one, the same programs with gloo in NCCL's place
 	@scripts/dev-env
 	@$(PY) bench/gpu.py
 

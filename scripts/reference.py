@@ -31,13 +31,14 @@ from elastrain.elastic.contract import RULES, Effect, Phase
 from elastrain_operator import __main__ as operator_command
 
 NOTE = "<!-- Written by scripts/reference.py (`make reference`). Do not edit. -->\n\n"
+MARK = "<!-- From here on written by scripts/reference.py (`make reference`). Do not edit. -->\n"
+"""Above it a page is written by hand, below it by this program."""
 LARGEST = 2**31 - 1
 """A bound that only says that it is a 32-bit number."""
 
 JOB = Path("docs/reference/job.md")
 COMMANDS = Path("docs/reference/cli.md")
-CLIENT = Path("docs/reference/python-client.md")
-LOOP = Path("docs/reference/loop.md")
+PYTHON = Path("docs/reference/python.md")
 ZOO = Path("docs/zoo.md")
 SCRIPTS = Path("examples/zoo")
 DECISIONS = Path("docs/decisions/index.md")
@@ -134,10 +135,9 @@ def commands_page() -> str:
     """Every command with its arguments and options."""
     top = typer.main.get_command(cli.app)
     lines = [
-        "# Commands",
+        "## All commands",
         "",
-        "What `--help` says, of all commands. How they are used: [on this machine](../local-mode.md), "
-        "[on a cluster](../command-line.md). Commands for the cluster are the same under `kubectl etj`.",
+        "The text of `--help` of every command. Commands for the cluster are the same under `kubectl etj`.",
         "",
         _markdown(top.help or ""),
         "",
@@ -196,9 +196,9 @@ def _cell(text: str) -> str:
 def client_page() -> str:
     """Methods, what they return, and errors."""
     lines = [
-        "# Python client",
+        "## All methods of the client",
         "",
-        "How it is used: [the Python client](../python-client.md). `Jobs` has the same methods without `async` and "
+        "`Jobs` has the same methods without `async` and "
         "`await`; where `AsyncJobs` has `await AsyncJobs.connect(...)`, it is `Jobs(...)`. Jobs are models of "
         "[ElasticTrainingJob](job.md).",
         "",
@@ -227,7 +227,7 @@ def client_page() -> str:
             f"| `{field}` | `{_cell(type_)}` | {_cell(_prose(words))} |" for field, type_, words in _attributes(kind)
         ]
         lines.append("")
-    lines += ["## Errors", "", "| class | raised when |", "| --- | --- |"]
+    lines += ["## Errors of the client", "", "| class | raised when |", "| --- | --- |"]
     for name, kind in vars(errors).items():
         if inspect.isclass(kind) and issubclass(kind, errors.ClusterError):
             lines.append(f"| `{name}` | {_cell(_prose(kind.__doc__))} |")
@@ -237,7 +237,7 @@ def client_page() -> str:
 def loop_page() -> str:
     """The contract of the training loop: what each call does in each phase."""
     lines = [
-        "# Calls in the training loop",
+        "## Calls in the training loop",
         "",
         "What a call of a [training script](../training-scripts.md) does, by the phase in which the script makes it. "
         "*skipped*: the call does nothing and returns None. The runtime enforces this table "
@@ -309,7 +309,7 @@ def zoo_page(folder: Path) -> str:
         "DDP, `elastic.py` for elastrain. Tests disturb each elastic script by a new worker, a `kill -9`, a SIGTERM "
         "and a smaller target at random steps, and compare everything that it saves with the undisturbed run: to "
         '1e-10 in float64, with `numerics="bitwise"` to the bit. What each call does: '
-        "[calls in the training loop](reference/loop.md).",
+        "[calls in the training loop](reference/python.md#calls-in-the-training-loop).",
         "",
         "| script | lines | removed | added | what it is |",
         "| --- | --- | --- | --- | --- |",
@@ -366,12 +366,19 @@ def generated_files(root: Path = Path()) -> dict[Path, str]:
     """What ``--write`` writes: path under ``root`` -> text."""
     return {
         JOB: NOTE + job_page(crd()),
-        COMMANDS: NOTE + commands_page(),
-        CLIENT: NOTE + client_page(),
-        LOOP: NOTE + loop_page(),
+        COMMANDS: below_the_mark(root / COMMANDS, commands_page()),
+        PYTHON: below_the_mark(root / PYTHON, f"{loop_page()}\n{client_page()}"),
         ZOO: NOTE + zoo_page(root / SCRIPTS),
         DECISIONS: NOTE + decisions_page(root / DECISIONS.parent),
     }
+
+
+def below_the_mark(page: Path, text: str) -> str:
+    """``page`` as it is down to `MARK`, and ``text`` after it, with the headings one level lower where it has them."""
+    by_hand, mark, _ = page.read_text().partition(MARK)
+    if not mark:
+        raise SystemExit(f"{page}: the line {MARK.strip()} is missing")
+    return f"{by_hand}{MARK}\n{text}"
 
 
 def stale(root: Path = Path()) -> dict[Path, str]:

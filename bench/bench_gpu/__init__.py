@@ -1,1 +1,1 @@
-"""What one GPU can show, in nine minutes: ``make gpu`` (docs/gpu.md)."""
+"""What one GPU can show, in nine minutes: ``make gpu`` (docs/sharded.md)."""

@@ -1,4 +1,4 @@
-"""The commit rule (docs/commit.md) holds in every interleaving of small worlds, and each of its parts is needed."""
+"""The commit rule (docs/architecture.md) holds in every interleaving of small worlds, and each part is needed."""
 
 from __future__ import annotations
 

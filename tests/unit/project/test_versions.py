@@ -24,7 +24,7 @@ def found(path: str, pattern: str) -> str:
         ("charts/elastrain/Chart.yaml", r'^kubeVersion: ">=(1\.\d+)\.0-0"$'),
         ("docs/operations.md", r"^- Kubernetes (1\.\d+) or newer"),
         ("docs/start.md", r"Kubernetes (1\.\d+) or newer"),
-        ("docs/command-line.md", r"Kubernetes (1\.\d+) or newer"),
+        ("docs/reference/cli.md", r"Kubernetes (1\.\d+) or newer"),
     ],
 )
 def test_oldest_version_that_is_claimed_is_the_one_that_runs_nightly(path: str, pattern: str) -> None:

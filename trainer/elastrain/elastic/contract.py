@@ -1,6 +1,6 @@
 """What a call of a training script does: a table over the phases of the loop, which the runtime enforces.
 
-The table is data. :class:`Contract` looks every call up in it, and ``docs/reference/loop.md`` is printed from it.
+The table is data. :class:`Contract` looks every call up in it, and ``docs/reference/python.md`` is printed from it.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ class Step:
 
         With several backwards in a loop body it is called after each, until one fails, and the last one decides.
 
-        ``summed``: the sum of the votes of all ranks of ``generation`` (docs/commit.md); None: this rank lacks it.
+        ``summed``: the sum of the votes of all ranks of ``generation``; None: this rank lacks it.
         ``intact``: the generation had not broken when it had arrived. ``updatable``: this rank holds the state that the
         gradients belong to. ``incomplete``: not yet all of it. Pure.
         """

@@ -1,6 +1,6 @@
 """The control vector (:mod:`elastrain.elastic.membership.control`) as this rank's vote for a step.
 
-The commit rule (docs/commit.md): a step counts on a rank only if it has the sum of the votes of all ranks of the
+The commit rule (docs/architecture.md): a step counts on a rank only if it has the sum of the votes of all ranks of the
 generation. A rank votes once nothing that it may do afterwards can damage a gradient of the step on any rank:
 
 - gradients in the host's memory travel over the generation's own connections. An abort ends these and never delivers

@@ -3,7 +3,7 @@
 Through torch's ``ProcessGroupNCCL``, configured to leave errors to elastrain. Its own watchdog would end the process,
 or abort the communicator unseen; a kernel that an abort has ended leaves garbage that looks like a sum.
 
-Properties of NCCL that shape this module (sources in docs/gpu.md):
+Properties of NCCL that shape this module (sources in docs/sharded.md):
 
 - A kernel whose peer is gone spins forever. Only an abort ends it, or ``ncclCommRevoke``, which frees nothing.
 - An abort frees memory that kernels of other ranks of the node may use (:mod:`elastrain.elastic.comm.mates`).
