@@ -7,10 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import etcd3.etcdrpc as rpc
-
 from bench_rendezvous.http2 import CallFailed, Connection
 from elastrain.etcd import Batch, Delete, Event, KeyValue, Put, Range, Transaction
+from elastrain.etcd.protocol import messages
 from elastrain.etcd.txn import listed, listing
 
 _KV, _LEASE = "/etcdserverpb.KV/", "/etcdserverpb.Lease/"
@@ -57,29 +56,31 @@ class Link:
         return kind.FromString(await self._connection.unary(path, request.SerializeToString()))
 
     async def grant(self, ttl: int) -> int:
-        request = rpc.LeaseGrantRequest(TTL=ttl)
-        return int((await self._call(_LEASE + "LeaseGrant", request, rpc.LeaseGrantResponse)).ID)
+        request = messages.LeaseGrantRequest(TTL=ttl)
+        return int((await self._call(_LEASE + "LeaseGrant", request, messages.LeaseGrantResponse)).ID)
 
     async def revoke(self, lease: int) -> None:
-        await self._call(_LEASE + "LeaseRevoke", rpc.LeaseRevokeRequest(ID=lease), rpc.LeaseRevokeResponse)
+        await self._call(_LEASE + "LeaseRevoke", messages.LeaseRevokeRequest(ID=lease), messages.LeaseRevokeResponse)
 
     def renew(self, lease: int) -> None:
-        self._connection.send(self._keep, rpc.LeaseKeepAliveRequest(ID=lease).SerializeToString())
+        self._connection.send(self._keep, messages.LeaseKeepAliveRequest(ID=lease).SerializeToString())
 
     async def put(self, key: str, value: bytes, lease: int = 0) -> None:
-        await self._call(_KV + "Put", rpc.PutRequest(key=key.encode(), value=value, lease=lease), rpc.PutResponse)
+        await self._call(
+            _KV + "Put", messages.PutRequest(key=key.encode(), value=value, lease=lease), messages.PutResponse
+        )
 
     async def get(self, key: str) -> KeyValue | None:
-        answer = await self._call(_KV + "Range", rpc.RangeRequest(key=key.encode()), rpc.RangeResponse)
+        answer = await self._call(_KV + "Range", messages.RangeRequest(key=key.encode()), messages.RangeResponse)
         return KeyValue.of(answer.kvs[0]) if answer.kvs else None
 
     async def commit(self, transaction: Transaction) -> bool:
-        return bool((await self._call(_KV + "Txn", transaction.request(), rpc.TxnResponse)).succeeded)
+        return bool((await self._call(_KV + "Txn", transaction.request(), messages.TxnResponse)).succeeded)
 
     # ---- watches ---------------------------------------------------------------------------------------------------
     async def watch(self, ranges: Sequence[Range], watching: Watching) -> None:
         """List, report, and follow from there: the steps of :class:`elastrain.etcd.Watch`."""
-        kvs, revision = listed(await self._call(_KV + "Txn", listing(ranges), rpc.TxnResponse))
+        kvs, revision = listed(await self._call(_KV + "Txn", listing(ranges), messages.TxnResponse))
         events: list[Event] = [Put(kv) for kv in kvs]
         now = {kv.key: kv.mod_revision for kv in kvs}
         events += [Delete(key, revision) for key in watching.keys if key not in now]
@@ -97,7 +98,7 @@ class Link:
         watching.ids.clear()
 
     def _heard(self, message: bytes) -> None:
-        answer = rpc.WatchResponse.FromString(message)
+        answer = messages.WatchResponse.FromString(message)
         if answer.created:
             watching = self._asked.popleft()
             if not watching.ended:
@@ -113,7 +114,7 @@ class Link:
         watching_.on_events(Batch(events, answer.header.revision))
 
     def _renewed(self, message: bytes) -> None:
-        answer = rpc.LeaseKeepAliveResponse.FromString(message)
+        answer = messages.LeaseKeepAliveResponse.FromString(message)
         if answer.TTL <= 0:
             self.expired(answer.ID)
 

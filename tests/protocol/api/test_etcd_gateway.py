@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import etcd3.etcdrpc as rpc
 import grpc
 import pytest
 
@@ -17,6 +16,7 @@ from charts import Render
 from conditions import eventually
 from elastrain.etcd import Batch, EtcdClient, EtcdConfig, EtcdUsers, Put
 from elastrain.etcd.maintenance import EtcdMaintenance
+from elastrain.etcd.protocol import Service, messages
 
 SETTINGS = ("etcd.replicas=1",)
 
@@ -47,27 +47,27 @@ def stub(member: EtcdMember) -> Iterator[Callable[..., Any]]:
     ca = (member.etcd.home / "ca.crt").read_bytes()
     with grpc.secure_channel(f"127.0.0.1:{member.client}", grpc.ssl_channel_credentials(ca)) as channel:
 
-        def call(service: Any, method: str, request: Any, user: str = "") -> Any:
+        def call(service: str, method: str, request: Any, user: str = "") -> Any:
             metadata = []
             if user:
-                login = rpc.AuthenticateRequest(name=user, password="secret")
-                metadata = [("token", rpc.AuthStub(channel).Authenticate(login, timeout=5).token)]
+                login = messages.AuthenticateRequest(name=user, password="secret")
+                metadata = [("token", Service(channel, "Auth").Authenticate(login, timeout=5).token)]
             request = iter([request]) if method in ("LeaseKeepAlive", "Watch") else request
-            answer = getattr(service(channel), method)(request, timeout=5, metadata=metadata)
+            answer = getattr(Service(channel, service), method)(request, timeout=5, metadata=metadata)
             return next(answer) if hasattr(answer, "__next__") else answer
 
         yield call
 
 
 UNGUARDED: dict[str, tuple[Any, Any]] = {
-    "Alarm": (rpc.MaintenanceStub, rpc.AlarmRequest(action=1, memberID=7, alarm=1)),
-    "Status": (rpc.MaintenanceStub, rpc.StatusRequest()),
-    "Hash": (rpc.MaintenanceStub, rpc.HashRequest()),
-    "Snapshot": (rpc.MaintenanceStub, rpc.SnapshotRequest()),
-    "Defragment": (rpc.MaintenanceStub, rpc.DefragmentRequest()),
-    "Compact": (rpc.KVStub, rpc.CompactionRequest(revision=1)),
-    "MemberList": (rpc.ClusterStub, rpc.MemberListRequest()),
-    "MemberAdd": (rpc.ClusterStub, rpc.MemberAddRequest(peerURLs=["http://127.0.0.1:1"])),
+    "Alarm": ("Maintenance", messages.AlarmRequest(action=1, memberID=7, alarm=1)),
+    "Status": ("Maintenance", messages.StatusRequest()),
+    "Hash": ("Maintenance", messages.HashRequest()),
+    "Snapshot": ("Maintenance", messages.SnapshotRequest()),
+    "Defragment": ("Maintenance", messages.DefragmentRequest()),
+    "Compact": ("KV", messages.CompactionRequest(revision=1)),
+    "MemberList": ("Cluster", messages.MemberListRequest()),
+    "MemberAdd": ("Cluster", messages.MemberAddRequest(peerURLs=["http://127.0.0.1:1"])),
 }
 """Calls that members and the operator do not make; etcd serves some of them to any client."""
 
@@ -82,14 +82,14 @@ def test_a_call_that_stops_or_spies_on_other_jobs_is_refused(member: EtcdMember,
 
 
 GUARDED: dict[str, tuple[Any, Any]] = {
-    "Range": (rpc.KVStub, rpc.RangeRequest(key=b"/elastrain/a/x")),
-    "Put": (rpc.KVStub, rpc.PutRequest(key=b"/elastrain/a/x", value=b"1")),
-    "DeleteRange": (rpc.KVStub, rpc.DeleteRangeRequest(key=b"/elastrain/a/x")),
-    "Txn": (rpc.KVStub, rpc.TxnRequest()),
-    "LeaseGrant": (rpc.LeaseStub, rpc.LeaseGrantRequest(TTL=1)),
-    "LeaseTimeToLive": (rpc.LeaseStub, rpc.LeaseTimeToLiveRequest(ID=1)),
-    "LeaseKeepAlive": (rpc.LeaseStub, rpc.LeaseKeepAliveRequest(ID=1)),
-    "Watch": (rpc.WatchStub, rpc.WatchRequest(create_request={"key": b"/elastrain/a/x"})),
+    "Range": ("KV", messages.RangeRequest(key=b"/elastrain/a/x")),
+    "Put": ("KV", messages.PutRequest(key=b"/elastrain/a/x", value=b"1")),
+    "DeleteRange": ("KV", messages.DeleteRangeRequest(key=b"/elastrain/a/x")),
+    "Txn": ("KV", messages.TxnRequest()),
+    "LeaseGrant": ("Lease", messages.LeaseGrantRequest(TTL=1)),
+    "LeaseTimeToLive": ("Lease", messages.LeaseTimeToLiveRequest(ID=1)),
+    "LeaseKeepAlive": ("Lease", messages.LeaseKeepAliveRequest(ID=1)),
+    "Watch": ("Watch", messages.WatchRequest(create_request={"key": b"/elastrain/a/x"})),
 }
 
 
@@ -104,18 +104,18 @@ def test_a_users_calls_pass_and_a_strangers_do_not(member: EtcdMember, method: s
 
 
 def test_users_are_managed_by_root_only(member: EtcdMember) -> None:
-    request = rpc.AuthUserAddRequest(name="mine", password="x")
+    request = messages.AuthUserAddRequest(name="mine", password="x")
     with stub(member) as call:
         with pytest.raises(grpc.RpcError):
-            call(rpc.AuthStub, "UserAdd", request, "job")
-        call(rpc.AuthStub, "UserAdd", request, "root")
+            call("Auth", "UserAdd", request, "job")
+        call("Auth", "UserAdd", request, "root")
 
 
 def test_a_client_that_floods_is_refused(rendered: Render, tmp_path: Path) -> None:
-    request = rpc.PutRequest(key=b"/elastrain/a/flood", value=bytes(1 << 20))
+    request = messages.PutRequest(key=b"/elastrain/a/flood", value=bytes(1 << 20))
     with running(rendered, tmp_path) as own, stub(own) as call, pytest.raises(grpc.RpcError) as refused:
         for _ in range(60):
-            call(rpc.KVStub, "Put", request, "job")
+            call("KV", "Put", request, "job")
     assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
@@ -134,7 +134,7 @@ def test_an_alarm_that_the_size_does_not_justify_is_disarmed(member: EtcdMember)
     with inside(member) as client:
         maintenance = EtcdMaintenance(client)
         for number in (maintenance.status().member, 7):
-            raised = rpc.AlarmRequest(action=1, memberID=number, alarm=1)
+            raised = messages.AlarmRequest(action=1, memberID=number, alarm=1)
             client.wire.unary("maintenance", "Alarm", raised, timeout=5, what="raise an alarm")
         assert maintenance.alarms()
         eventually(lambda: maintenance.alarms() == [], within=30, what="the alarms to be disarmed")

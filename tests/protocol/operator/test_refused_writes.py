@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import etcd3.etcdrpc as rpc
 import pytest
 
 from elastrain.etcd import EtcdClient, EtcdConfig
 from elastrain.etcd.maintenance import Alarm, AlarmKind, EtcdMaintenance
+from elastrain.etcd.protocol import messages
 from elastrain.etcd.server import EtcdServer
 from elastrain_operator.observe.writes import trial
 
@@ -20,7 +20,7 @@ def test_a_trial_names_the_alarm_until_it_is_disarmed(etcd_factory: Callable[[],
         maintenance = EtcdMaintenance(client)
         alarm = Alarm(maintenance.status().member, kind)
         number = {AlarmKind.NOSPACE: 1, AlarmKind.CORRUPT: 2}[kind]
-        request = rpc.AlarmRequest(action=1, memberID=alarm.member, alarm=number)
+        request = messages.AlarmRequest(action=1, memberID=alarm.member, alarm=number)
         client.wire.unary("maintenance", "Alarm", request, timeout=5, what="raise an alarm")
         assert maintenance.alarms() == [alarm]
         refusal = trial(client)

@@ -11,9 +11,10 @@ from elastrain.etcd.config import EtcdConfig
 from elastrain.etcd.errors import LeaseLost, TooLarge
 from elastrain.etcd.kv import KeyValue
 from elastrain.etcd.lease import Lease, LeaseCallbacks
+from elastrain.etcd.protocol import messages
 from elastrain.etcd.txn import Range, Transaction, listed, listing
 from elastrain.etcd.watch import Batch, Sift, Watch, WatchState
-from elastrain.etcd.wire import Wire, messages, range_end
+from elastrain.etcd.wire import Wire, range_end
 
 PAGE, LEAST_PAGE = 2000, 32
 """Keys of a page. 32 of the largest records that etcd accepts by default (1.5 MiB) are 48 MiB."""

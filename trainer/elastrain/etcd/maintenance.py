@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from elastrain.etcd.wire import messages
+from elastrain.etcd.protocol import messages
 
 if TYPE_CHECKING:
     from elastrain.etcd.client import EtcdClient

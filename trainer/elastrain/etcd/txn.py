@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from elastrain.etcd.kv import KeyValue
-from elastrain.etcd.wire import messages
+from elastrain.etcd.protocol import messages
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from elastrain.etcd.errors import EtcdError
-from elastrain.etcd.wire import messages, range_end
+from elastrain.etcd.protocol import messages
+from elastrain.etcd.wire import range_end
 
 if TYPE_CHECKING:
     from elastrain.etcd.client import EtcdClient

@@ -11,8 +11,9 @@ from typing import Any, Protocol
 
 from elastrain.etcd.errors import Compacted, EtcdDenied, EtcdError, EtcdUnavailable, TooLarge
 from elastrain.etcd.kv import KeyValue
+from elastrain.etcd.protocol import messages
 from elastrain.etcd.txn import Range
-from elastrain.etcd.wire import Stream, Wire, messages
+from elastrain.etcd.wire import Stream, Wire
 
 log = logging.getLogger(__name__)
 

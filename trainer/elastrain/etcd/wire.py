@@ -1,8 +1,7 @@
-"""The only module that uses ``etcd3`` and gRPC: calls with deadlines, failover, tokens, and elastrain's own errors.
+"""Calls of etcd over gRPC, with deadlines, failover, tokens, and elastrain's own errors.
 
-It uses the generated protocol of ``etcd3`` (messages and stubs), not its client class. That class blocks a failed
-endpoint for 300 s, drops the server's error text, never renews a token, and runs all watches on one thread whose end
-stops them all.
+It uses no client library. Those of Python block a failed endpoint for minutes, drop the server's error text, never
+renew a token, or lose watches in silence (decision 0005).
 """
 
 from __future__ import annotations
@@ -15,18 +14,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import etcd3.etcdrpc as rpc
 import grpc
-from etcd3.utils import prefix_range_end
 
 from elastrain.etcd import tls
 from elastrain.etcd.config import EtcdConfig
 from elastrain.etcd.errors import Compacted, EtcdDenied, EtcdError, EtcdUnavailable, LeaseLost, TooLarge, WritesRefused
+from elastrain.etcd.protocol import Service, messages
 
 log = logging.getLogger(__name__)
-
-messages = rpc
-"""Protocol messages, for the other modules of this package."""
 
 _CHANNEL_OPTIONS = [
     # Reconnect within about 1 s of etcd's return, instead of gRPC's 120 s.
@@ -65,20 +60,25 @@ class _RenewalStub:
     def __init__(self, channel: grpc.Channel) -> None:
         self.LeaseKeepAlive = channel.unary_unary(
             "/etcdserverpb.Lease/LeaseKeepAlive",
-            request_serializer=rpc.LeaseKeepAliveRequest.SerializeToString,
-            response_deserializer=rpc.LeaseKeepAliveResponse.FromString,
+            request_serializer=messages.LeaseKeepAliveRequest.SerializeToString,
+            response_deserializer=messages.LeaseKeepAliveResponse.FromString,
         )
 
 
-_STUBS = {
-    "auth": rpc.AuthStub,
-    "kv": rpc.KVStub,
-    "lease": rpc.LeaseStub,
-    "renewal": _RenewalStub,
-    "watch": rpc.WatchStub,
-    "maintenance": rpc.MaintenanceStub,
-    "cluster": rpc.ClusterStub,
+_SERVICES = {
+    "auth": "Auth",
+    "kv": "KV",
+    "lease": "Lease",
+    "watch": "Watch",
+    "maintenance": "Maintenance",
+    "cluster": "Cluster",
 }
+"""Names of services here, and in etcd's protocol."""
+
+
+def _stubs(channel: grpc.Channel) -> dict[str, Any]:
+    services: dict[str, Any] = {name: Service(channel, its_name) for name, its_name in _SERVICES.items()}
+    return services | {"renewal": _RenewalStub(channel)}
 
 
 class Stream:
@@ -143,7 +143,7 @@ class Wire:
             else grpc.insecure_channel(endpoint, options=_CHANNEL_OPTIONS)
             for endpoint in config.endpoints
         ]
-        return channels, [{name: stub(channel) for name, stub in _STUBS.items()} for channel in channels]
+        return channels, [_stubs(channel) for channel in channels]
 
     @property
     def endpoint(self) -> str:
@@ -243,7 +243,7 @@ class Wire:
         config = self.config
         if config.password_file is None:
             return ""
-        request = rpc.AuthenticateRequest(name=config.username, password=self._password(config.password_file))
+        request = messages.AuthenticateRequest(name=config.username, password=self._password(config.password_file))
         try:
             token = str(auth.Authenticate(request, timeout=timeout).token)
         except grpc.RpcError as error:
@@ -343,8 +343,9 @@ class Wire:
 
 
 def range_end(prefix: str) -> bytes:
-    """The end of the range of keys with ``prefix``."""
-    return bytes(prefix_range_end(prefix.encode()))
+    """The end of the range of keys with ``prefix``: the least key that is greater than all of them."""
+    key = prefix.encode()  # has no byte 0xff, which could not be counted up
+    return key[:-1] + bytes([key[-1] + 1]) if key else b"\0"  # etcd's "to the last key"
 
 
 def _metadata(token: str) -> list[tuple[str, str]]:
