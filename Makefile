@@ -9,6 +9,9 @@ PYTEST = etcd=$$(scripts/get-etcd); ELASTRAIN_ETCD=$$etcd $(PY) -m pytest -n $(P
 # Of the simulation.
 SEEDS ?= 2000
 FIRST ?= 0
+# Of the mutants.
+MUTANTS ?= 40
+SEED ?= 0
 # Beside the one that e2e/cluster/programs/go.mod pins.
 OTHER_KUBERNETES ?= v1.34.4
 # The first Kueue that serves what we read; tests/protocol/kueue runs with it nightly, else with that of scripts/get-kueue.
@@ -17,7 +20,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 
 .DEFAULT_GOAL := help
-.PHONY: help demo storm test nightly nightly-e2e simulate lint e2e cluster lock sbom bench bench-steady bench-rendezvous bench-scheduling bench-sizes bench-operator bench-numerics bench-convergence bench-sharded bench-checkpoint gpu seeded clean-cluster docs docs-serve reference
+.PHONY: help demo storm test nightly nightly-e2e simulate lint e2e cluster lock sbom bench bench-steady bench-rendezvous bench-scheduling bench-sizes bench-operator bench-numerics bench-convergence bench-sharded bench-checkpoint gpu seeded mutants clean-cluster docs docs-serve reference
 
 help: ## what there is to make (this list)
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,6 +48,10 @@ nightly: ## what CI leaves out: nightly tests, 20 times the property tests, all 
 seeded: ## put each seeded bug (tests/seeded) into a copy of the tree and show which test finds it
 	@scripts/dev-env
 	@etcd=$$(scripts/get-etcd); ELASTRAIN_ETCD=$$etcd $(PY) tests/seeded/run.py --processes $(PROCESSES)
+
+mutants: ## put random small changes into the decisions and show which test finds each (MUTANTS=40 SEED=0)
+	@scripts/dev-env
+	@etcd=$$(scripts/get-etcd); ELASTRAIN_ETCD=$$etcd $(PY) tests/seeded/mutate.py --count $(MUTANTS) --seed $(SEED) --processes $(PROCESSES)
 
 reference: ## what follows from the code: the CRD, and the pages of fields, commands, client and decisions
 	@scripts/dev-env
