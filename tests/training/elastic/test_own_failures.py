@@ -29,8 +29,8 @@ SECTIONS = {
 CHECKED = {
     ("joiner", "connect", "OSError"),
     ("joiner", "receive", "OutOfMemoryError"),
-    ("joiner", "load", "SystemExit"),
-    ("joiner", "sums", "CUDA"),
+    ("joiner", "load", "CUDA"),
+    ("joiner", "sums", "SystemExit"),
     ("survivor", "vote", "NCCL"),
     ("survivor", "switch", "KeyError"),
     ("survivor", "barrier", "RuntimeError"),

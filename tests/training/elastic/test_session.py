@@ -73,6 +73,7 @@ def test_an_older_proposal_is_ignored_if_a_newer_one_has_come_before_it(rank):
         (OSError("too many open files"), True),
         (RuntimeError("CUDA error: x"), True),
         (KeyError("offer/1"), True),
+        (SystemExit(3), True),
     ],
 )
 def test_another_generation_is_asked_for_if_connecting_fails_in_any_way(link, monkeypatch, capsys, error, mine):
@@ -136,3 +137,19 @@ def test_an_agreed_switch_is_given_up_if_the_worker_becomes_another_member_befor
     eventually(lambda: session.withdrawn, 10, "the new member's welcome to come")
     with pytest.raises(Withdrawn):
         session.take(9)
+
+
+def test_nothing_is_adopted_if_the_worker_becomes_another_member_while_this_rank_enters(link):
+    """The generation is over for it; its agent would take the message for one of the new member."""
+    session, agent = link
+    agent.sendall(proposed(9).encode() + b"\n")
+    eventually(lambda: session.heard_at(9) is not None, 10, "the proposal to come")
+    anew = Welcome(member="a.y", address="127.0.0.1", lease_ttl=5.0, settings=RankSettings())
+    agent.sendall(anew.encode() + b"\n")
+    eventually(lambda: session.withdrawn, 10, "the new member's welcome to come")
+    session.adopt(9, step=4)
+    assert session.heard_at(9) is None
+    assert session.outside
+    session.send(Broken(generation=9, step=4, error="after it"))
+    hear = agent.makefile("rb")
+    assert [RANK_MESSAGE.validate_json(hear.readline()).type for _ in range(2)] == ["hello", "broken"]

@@ -43,7 +43,7 @@ _NOTHING = torch.empty(0, dtype=torch.uint8)
 class TcpAllreduce:
     """One thread, which sums one tensor after the other, in the order in which all ranks pass them."""
 
-    def __init__(self, mesh: Mesh, rank: int, failed: Callable[[Exception], None]) -> None:
+    def __init__(self, mesh: Mesh, rank: int, failed: Callable[[BaseException], None]) -> None:
         """``failed(error)`` is called, in any thread, when a sum fails; after that nothing is summed."""
         self._mesh, self._rank, self._world_size = mesh, rank, len(mesh.peers) + 1
         self._failed = failed
@@ -94,7 +94,7 @@ class TcpAllreduce:
                 try:
                     request.before()
                     self._sum([buffer.data.view(-1) for buffer in request.buffers], request.label)
-                except Exception as e:  # of any kind: those that wait for the sum must learn that it failed
+                except BaseException as e:  # of any kind: those that wait for the sum must learn that it failed
                     healthy = False
                     self._failed(e)
             self._mesh.end()

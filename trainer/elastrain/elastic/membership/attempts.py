@@ -34,7 +34,7 @@ class Attempts:
         self._own = self._vain = 0
         self._has_trained = self._has_trained or complete
 
-    def failed(self, error: Exception) -> Exception | None:
+    def failed(self, error: BaseException) -> BaseException | None:
         """It could not connect to one. Returns the error by which it ends; None: it tries again."""
         if self.is_own(error):
             self._own += 1

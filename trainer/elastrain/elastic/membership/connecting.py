@@ -28,7 +28,7 @@ class Connector:
         self,
         welcome: Callable[[], Welcome],
         called_off: Callable[[Generation], bool],
-        ended: Callable[[Generation, Communicator | Exception], bool],
+        ended: Callable[[Generation, Communicator | BaseException], bool],
         failed: Callable[[int, BaseException], None],
     ) -> None:
         """``called_off(g)``: whether a connection to ``g`` is no longer needed. ``ended(g, result)`` is called in the
@@ -70,7 +70,7 @@ class Connector:
             )
         except CalledOff:
             return
-        except Exception as e:  # of any kind: the rank would wait for this connection without end
+        except BaseException as e:  # of any kind: the rank would wait for this connection without end
             if not called_off():
                 self._note(g, e)
                 self._ended(g, e)
@@ -78,7 +78,7 @@ class Connector:
         if not self._ended(g, communicator):
             communicator.close()
 
-    def _note(self, g: Generation, error: Exception) -> None:
+    def _note(self, g: Generation, error: BaseException) -> None:
         own = self.attempts.is_own(error)
         log.warning(
             "could not connect to a proposed generation", generation=g.number, error=described(error), exc_info=own

@@ -18,7 +18,7 @@ class Proposals:
         """By number, without those that are long superseded."""
         self.connected: dict[int, Communicator] = {}
         """By number: this rank could switch to them. The owner closes those that it takes out."""
-        self.failed: dict[int, Exception] = {}
+        self.failed: dict[int, BaseException] = {}
         """By number: why this rank could not connect."""
         self._heard: dict[int, float] = {}
         self._aborted: dict[int, str] = {}
@@ -40,9 +40,9 @@ class Proposals:
         """Of the newest; 0: none is known."""
         return self.newest.number if self.newest else 0
 
-    def heard_at(self, number: int) -> float:
-        """Monotonic time of its proposal."""
-        return self._heard[number]
+    def heard_at(self, number: int) -> float | None:
+        """Monotonic time of its proposal; None: it was forgotten, or is long superseded."""
+        return self._heard.get(number)
 
     def available(self) -> frozenset[int]:
         """Numbers of those that this rank could switch to now; the newest counts if it does not include this rank."""

@@ -101,11 +101,14 @@ class Reporter:
         self.rescales = [Rescale.model_validate(r) for r in state["rescales"]]
         self.batch.load(state.get("batch"))
 
-    def times(self, heard: float, connected: float, entered: float, synchronised: float, *, between: bool) -> Times:
-        """Of the way into a generation. ``between``: from code between two steps, whose time is no pause."""
+    def times(
+        self, heard: float | None, connected: float, entered: float, synchronised: float, *, between: bool
+    ) -> Times:
+        """Of the way into a generation. ``heard``: of its proposal, if that is known. ``between``: from code between
+        two steps, whose time is no pause."""
         broken, self.broken_at = self.broken_at, None
         since = broken if between else self._last_commit
-        return Times(since, broken, heard, connected, entered, synchronised)
+        return Times(since, broken, heard or connected, connected, entered, synchronised)
 
     def entered(self, switch: Switch) -> None:
         self._switch = switch

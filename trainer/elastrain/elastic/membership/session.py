@@ -196,11 +196,11 @@ class Session:
         raise TimeoutError(f"the agent has not started this rank anew within {_ANSWER_SECONDS:g} s: {why}")
 
     def adopt(self, number: int, step: int, *, complete: bool = True) -> None:
-        """Tell the agent that this rank now trains in generation ``number``, or has stopped for it.
-
-        ``complete``: whether it has received all of its state.
-        """
+        """Tell the agent that this rank now trains in generation ``number``, or has stopped for it; ``complete``: with
+        all of its state. Does nothing if its worker is another member meanwhile, for which the generation is over."""
         with self._changed:
+            if self._withdrawn:
+                return
             self._adopted = number
             if self._current is not None and self._current.generation == number:
                 self._connector.succeeded(self._current, complete=complete)
@@ -253,8 +253,8 @@ class Session:
         with self._changed:
             return self._proposals.newest.world_size if self._proposals.newest else 0
 
-    def heard_at(self, number: int) -> float:
-        """Monotonic time at which the agent proposed the generation ``number`` to this rank."""
+    def heard_at(self, number: int) -> float | None:
+        """Monotonic time at which the generation ``number`` was proposed; None: not to the member that this is now."""
         with self._changed:
             return self._proposals.heard_at(number)
 
@@ -360,7 +360,7 @@ class Session:
                         self._call_off_all(f"exit: {reason}")
             self._changed.notify_all()
 
-    def _connected(self, g: Generation, result: Communicator | Exception) -> bool:
+    def _connected(self, g: Generation, result: Communicator | BaseException) -> bool:
         with self._changed:
             if isinstance(result, Communicator):
                 kept = not self._closed and self._proposals.keep(g, result)
