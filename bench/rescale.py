@@ -42,7 +42,7 @@ Examples:
 \b
 Figures (exact definitions, and the goals: docs/benchmarks.md):
   stall      longest time between two committed steps of a survivor
-  pause      from the event to the first step at the new size on every member
+  time to size: from the event to the first step at the new size on every member; not the pause of a rescale
   redone     committed steps that the job was rolled back by
   discarded  steps that a survivor began and discarded before they were committed
 

@@ -32,8 +32,8 @@ class Fired:
     members: tuple[int, ...]
     """Nodes that should train together in the end, one rank each."""
     from_size: int
-    paused: bool = True
-    """Whether there is one pause to measure."""
+    resized: bool = True
+    """Whether there is one time to size to measure."""
     restarted: int | None = None
     """The member whose rank was killed."""
     recovered: bool = True
@@ -46,7 +46,7 @@ class Fired:
 
     @property
     def changes_nothing(self) -> bool:
-        """Training should continue at the same size in the same processes: there is no pause to measure."""
+        """Training should continue at the same size in the same processes: there is no time to size to measure."""
         return self.restarted is None and self.members == self.survivors and self.to_size == self.from_size
 
 
@@ -102,7 +102,9 @@ def event_result(
         to_size=fired.to_size,
         recovered=fired.recovered,
         stall=max((stall(lines, fired) for lines in survivors), default=0.0),
-        pause=pause(fired, by_node) if fired.recovered and fired.paused and not fired.changes_nothing else None,
+        time_to_size=time_to_size(fired, by_node)
+        if fired.recovered and fired.resized and not fired.changes_nothing
+        else None,
         redone=redone(all_lines, fired),
         discarded=max((discarded(lines, fired) for lines in survivors), default=0),
         pids_changed=any(pids_changed(lines, fired) for lines in survivors),
@@ -123,7 +125,7 @@ def commits_at(size: int, node: int, fired: Fired, by_node: dict[int, list[Line]
     return [x for x in by_node.get(node, []) if x.kind == "commit" and x.world == size and since < x.at]
 
 
-def pause(fired: Fired, by_node: dict[int, list[Line]]) -> float | None:
+def time_to_size(fired: Fired, by_node: dict[int, list[Line]]) -> float | None:
     """From the event to the first step at the new size on every member; None if some member did not get there."""
     firsts = [commits_at(fired.to_size, node, fired, by_node)[:1] for node in fired.members]
     if not all(firsts):

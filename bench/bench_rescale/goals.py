@@ -15,7 +15,7 @@ from bench_rescale.results import EventResult, Undisturbed
 class Goal:
     """``figure`` is at most ``steps`` undisturbed steps + ``leases`` lease TTLs + ``constant`` seconds."""
 
-    figure: Literal["stall", "pause"]
+    figure: Literal["stall", "time_to_size"]
     constant: float
     steps: int = 0
     leases: int = 0
@@ -41,11 +41,11 @@ class Judged:
 
 _JOIN = Goal("stall", 0.1, steps=1)
 _LOSS = Goal("stall", 0.1, steps=2)
-_BACK = Goal("pause", 1.0)
+_BACK = Goal("time_to_size", 1.0)
 GOALS: Mapping[Event, tuple[Goal, ...]] = {
-    Event.GROW: (_JOIN, Goal("pause", 4.0)),
+    Event.GROW: (_JOIN, Goal("time_to_size", 4.0)),
     Event.GROW_MANY: (),
-    Event.GROW_SPARE: (_JOIN, Goal("pause", 0.5)),
+    Event.GROW_SPARE: (_JOIN, Goal("time_to_size", 0.5)),
     Event.KILL_RANK: (_LOSS, _BACK),
     Event.TERM: (Goal("stall", 0.05, steps=1),),
     Event.KILL_NODE: (_LOSS,),

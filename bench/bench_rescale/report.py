@@ -65,7 +65,7 @@ def by_label(runs: Sequence[RunResult]) -> dict[str, list[EventResult]]:
 
 
 def events_table(runs: Sequence[RunResult], title: str) -> Table:
-    header = ("event", "system", "recovered", "stall s", "pause s", "redone", "discarded", "new pids")
+    header = ("event", "system", "recovered", "stall s", "time to size s", "redone", "discarded", "new pids")
     rows = []
     for label in by_label(runs):
         for system, of_system in by_system(runs).items():
@@ -78,7 +78,7 @@ def events_table(runs: Sequence[RunResult], title: str) -> Table:
                 system,
                 f"{recovered} of {len(events)}",
                 (">" if recovered < len(events) else "") + _seconds([e.stall for e in events]),
-                _seconds([e.pause for e in events]),
+                _seconds([e.time_to_size for e in events]),
                 text_of(events, lambda e: e.redone, "g"),
                 text_of(events, lambda e: e.discarded, "g"),
                 f"{sum(e.pids_changed for e in events)} of {len(events)}",
@@ -95,7 +95,7 @@ def goals_table(runs: Sequence[RunResult], lease_ttl: float, title: str) -> Tabl
             for judged in judge(events, over_runs(ours), lease_ttl):
                 spread = judged.measured
                 figures = ("–", "–") if spread is None else (f"{spread.median:.2f}", f"{spread.max:.2f}")
-                words = f"{judged.goal.figure} ≤ {judged.goal.words}"
+                words = f"{judged.goal.figure.replace('_', ' ')} ≤ {judged.goal.words}"
                 rows.append((_name(events[0]), system, words, f"{judged.bound:.2f}", *figures, judged.kept))
     header = ("event", "system", "goal", "bound s", "median s", "max s", "kept")
     return Table(title, header, tuple(rows), left=3)

@@ -41,7 +41,7 @@ class EventResult(Model):
     """All members trained at the new size within the limit. If not, ``stall`` is the time that had passed by then."""
     stall: float
     """Longest time between two committed steps of a survivor, the worst survivor's."""
-    pause: float | None
+    time_to_size: float | None
     """From the event to the first step at the new size on every member; None if not recovered."""
     redone: int
     """Committed steps that the job was rolled back by."""

@@ -179,7 +179,7 @@ class Run:
             for event in (Event.SILENT, Event.WAKE):
                 fired = self._fire(event, f"{label}: {cycle + 1} of {self._cycles}, {event}")
                 recovered = recovered and self._settle(fired, fired.at, CYCLE_STEPS)
-        return Fired(label, at, FOREVER, before[:-1], before, len(before), paused=False, recovered=recovered)
+        return Fired(label, at, FOREVER, before[:-1], before, len(before), resized=False, recovered=recovered)
 
     @property
     def _agents(self) -> Agents:
@@ -231,10 +231,10 @@ class Run:
 def in_words(event: EventResult) -> str:
     """One line of progress."""
     failed = "" if event.recovered else "NOT RECOVERED; "
-    pause = "" if event.pause is None else f", pause {event.pause:.2f} s"
+    sized = "" if event.time_to_size is None else f", time to size {event.time_to_size:.2f} s"
     replaced = ", survivors' pids changed" if event.pids_changed else ""
     return (
-        f"  {event.label} {event.from_size}→{event.to_size}: {failed}stall {event.stall:.2f} s{pause}, "
+        f"  {event.label} {event.from_size}→{event.to_size}: {failed}stall {event.stall:.2f} s{sized}, "
         f"{event.redone} redone, {event.discarded} discarded{replaced}"
     )
 

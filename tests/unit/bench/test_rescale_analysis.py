@@ -53,22 +53,22 @@ def test_stall_lasts_to_the_end_if_the_job_did_not_recover() -> None:
     assert result(fired(recovered=False), commit(9, 1)).stall == 11
 
 
-# ---- pause ---------------------------------------------------------------------------------------------------------
-def test_pause_ends_when_the_last_member_has_trained_at_the_new_size() -> None:
+# ---- time to size ----------------------------------------------------------------------------------------------------
+def test_time_to_size_ends_when_the_last_member_has_trained_at_the_new_size() -> None:
     lines = [
         commit(10.5, 1),
         commit(13, 2, world=3),
         commit(13.1, 2, node=1, world=3),
         commit(13.2, 2, node=2, world=3),
     ]
-    assert result(fired(), *lines).pause == pytest.approx(3.2)
+    assert result(fired(), *lines).time_to_size == pytest.approx(3.2)
 
 
-def test_pause_is_unknown_if_a_member_never_trained_at_the_new_size() -> None:
-    assert result(fired(), commit(13, 2, world=3), commit(13, 2, node=1, world=3)).pause is None
+def test_time_to_size_is_unknown_if_a_member_never_trained_at_the_new_size() -> None:
+    assert result(fired(), commit(13, 2, world=3), commit(13, 2, node=1, world=3)).time_to_size is None
 
 
-def test_a_last_step_of_the_old_world_does_not_end_the_pause_if_a_killed_rank_comes_back() -> None:
+def test_a_last_step_of_the_old_world_does_not_end_the_time_to_size_if_a_killed_rank_comes_back() -> None:
     event = fired(members=(0, 1), survivors=(0,), restarted=1)
     old_world = [commit(10.1, 5)]
     new_world = [
@@ -76,12 +76,12 @@ def test_a_last_step_of_the_old_world_does_not_end_the_pause_if_a_killed_rank_co
         commit(14, 6),
         commit(14.1, 6, node=1, pid=999),
     ]
-    assert result(event, *old_world, *new_world).pause == pytest.approx(4.1)
+    assert result(event, *old_world, *new_world).time_to_size == pytest.approx(4.1)
 
 
-def test_there_is_no_pause_if_nothing_should_have_changed() -> None:
+def test_there_is_no_time_to_size_if_nothing_should_have_changed() -> None:
     event = fired(survivors=(0, 1), members=(0, 1))
-    assert result(event, commit(9, 1), commit(11, 2), commit(11, 2, node=1)).pause is None
+    assert result(event, commit(9, 1), commit(11, 2), commit(11, 2, node=1)).time_to_size is None
 
 
 # ---- the system's own records ----------------------------------------------------------------------------------------
@@ -248,7 +248,7 @@ def test_figures_of_undisturbed_steps_are_by_size() -> None:
 # ---- tables over runs ----------------------------------------------------------------------------------------------
 def run(stall: float, pause: float | None, *, recovered: bool = True, rescales: tuple[Phases, ...] = ()) -> RunResult:
     event = EventResult(
-        label="grow", from_size=2, to_size=3, recovered=recovered, stall=stall, pause=pause,
+        label="grow", from_size=2, to_size=3, recovered=recovered, stall=stall, time_to_size=pause,
         redone=0, discarded=0, pids_changed=False, rescales=rescales,
     )  # fmt: skip
     steps = (Undisturbed(size=3, steps=10, median=stall / 10, p95=0.3, longest=stall / 5),)

@@ -23,7 +23,7 @@ def goals(
     events = [
         EventResult(
             label=label, from_size=sizes[0], to_size=sizes[1], recovered=recovered or stall != stalls[-1],
-            stall=stall, pause=pause, redone=0, discarded=0, pids_changed=False,
+            stall=stall, time_to_size=pause, redone=0, discarded=0, pids_changed=False,
         )
         for stall in stalls
     ]  # fmt: skip
@@ -34,8 +34,8 @@ def goals(
     ("label", "figure", "words", "bound"),
     [
         ("grow", "stall", "one step + 0.1 s", 0.3),
-        ("grow #2", "pause", "4 s", 4.0),
-        ("grow-spare", "pause", "0.5 s", 0.5),
+        ("grow #2", "time_to_size", "4 s", 4.0),
+        ("grow-spare", "time_to_size", "0.5 s", 0.5),
         ("term", "stall", "one step + 0.05 s", 0.25),
         ("kill-rank", "stall", "two steps + 0.1 s", 0.5),
         ("silent", "stall", "one lease TTL + 1 s", 3.0),
@@ -67,7 +67,7 @@ def test_a_goal_is_kept_by_the_median_and_by_all(stalls: tuple[float, ...], reco
 
 
 def test_a_goal_is_not_kept_if_nothing_could_be_measured() -> None:
-    assert goals("grow", pause=None)["pause"].kept == "no"
+    assert goals("grow", pause=None)["time_to_size"].kept == "no"
 
 
 def test_nothing_is_judged_if_no_undisturbed_step_was_seen() -> None:
