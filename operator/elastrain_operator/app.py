@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
@@ -38,6 +38,7 @@ from elastrain_operator.observe.watched import Watched
 from elastrain_operator.reconcile.capacity import Capacity
 from elastrain_operator.reconcile.loop import JobLoop
 from elastrain_operator.reconcile.loops import Loops
+from elastrain_operator.supervise import Tasks
 from elastrain_operator.tracing import Traces
 
 ETCD_SECONDS = 5.0
@@ -68,6 +69,7 @@ class App:
         self._mirror: Mirror | None = None
         self._vault: Vault | None = None
         self._capacity = Capacity(config.capacity.policy(), self._loops.wake) if config.capacity else None
+        self._tasks = Tasks()
         self._started = AsyncExitStack()
 
     async def start(self) -> None:
@@ -84,14 +86,14 @@ class App:
         etcd = EtcdClient(config.etcd)
         undo.push_async_callback(asyncio.to_thread, etcd.close)
         self._mirror = await self._connect(etcd)
-        self._run(writes.watch(etcd, self._mirror.writes), "trial of etcd's writes")
+        self._run("trial of etcd's writes", partial(writes.watch, etcd, self._mirror.writes))
         if config.job_key is not None:
             self._vault = Vault(EtcdUsers(etcd), self._kube, self._mirror, config, self._loops.wake_all)
-            self._run(self._vault.run(), "vault")
+            self._run("vault", self._vault.run)
         if config.etcd.ca is not None:
-            self._run(certificate.watch(config.etcd), "expiry of etcd's certificate")
+            self._run("expiry of etcd's certificate", partial(certificate.watch, config.etcd))
         recorder = Recorder(self._kube)
-        self._run(recorder.run(), "events")
+        self._run("events", recorder.run)
         undo.push_async_callback(recorder.close)
         self._executor = Executor(self._kube, self._mirror, config, recorder, self._vault, traces=self._traces())
         undo.push_async_callback(self._loops.stop)
@@ -111,11 +113,11 @@ class App:
             inventory = Inventory(
                 self._kube, self._capacity.nudge, partial(is_allowed, self._kube), self._watched.unlabelled.see
             )
-            self._run(inventory.run(), "inventory")
-            self._run(self._capacity.run(inventory), "capacity")
+            self._run("inventory", inventory.run)
+            self._run("capacity", partial(self._capacity.run, inventory))
         await answered(self._watched.list_first, FIRST_LIST_SECONDS, "jobs and pods are not listed yet")
-        self._run(self._watched.run(), "search for deleted objects and labels")
-        self._run(self._sweeper.run(), "sweeper")
+        self._run("search for deleted objects and labels", self._watched.run)
+        self._run("sweeper", self._sweeper.run)
         _relieve_collector()
         log.info("started", endpoints=config.etcd.endpoints, namespaces=config.namespaces or "all")
 
@@ -144,12 +146,12 @@ class App:
     def _queues(self, recorder: Recorder) -> Desk:
         """Kueue's part of the jobs' loops."""
         watch = Watch(self._kube, self._config.namespaces, self._loops.wake, self._loops.wake_all)
-        self._run(watch.run(), "Kueue")
+        self._run("Kueue", watch.run)
         return Desk(watch, self._kube, recorder.record)
 
-    def _run(self, coroutine: Coroutine[Any, Any, None], name: str) -> None:
-        """In a task that ends with the operator."""
-        self._started.callback(asyncio.create_task(coroutine, name=name).cancel)
+    def _run(self, name: str, run: Callable[[], Awaitable[None]]) -> None:
+        """In a supervised task that ends with the operator."""
+        self._started.callback(self._tasks.start(name, run).cancel)
 
     def _serve_metrics(self, port: int) -> None:
         undo = self._started
@@ -157,7 +159,7 @@ class App:
         metrics.ETCD_CONNECTED.set_function(lambda: float(self._mirror is not None and not self._mirror.outage))
         server = MetricsServer(lambda: metrics.text() + jobs.text().encode(), port)
         undo.push_async_callback(asyncio.to_thread, server.close)
-        self._run(metrics.measure_lag(), "event loop lag")
+        self._run("event loop lag", metrics.measure_lag)
 
     async def stop(self) -> None:
         """End at once: the next operator observes and plans unfinished work again."""
@@ -171,6 +173,7 @@ class App:
             "jobs": len(self._loops),
             "unplanned": self._loops.unplanned,
             "etcd": outage.message if outage else "connected",
+            "failed": self._tasks.failures(),
         }
 
     # ---- jobs and pods ---------------------------------------------------------------------------------------------
@@ -186,8 +189,8 @@ class App:
         self._loops.see(body, self._watched.pods.of)
 
     def _job_gone(self, job: JobKeys) -> None:
-        ending = asyncio.create_task(self._forget(job))
-        self._endings.add(ending)  # asyncio itself keeps no strong reference
+        ending = asyncio.create_task(self._forget(job), name=f"end of {job.prefix}")
+        self._endings.add(ending)  # asyncio itself keeps no strong reference, and reports an error then
         ending.add_done_callback(self._endings.discard)
 
     async def _forget(self, job: JobKeys) -> None:

@@ -17,7 +17,7 @@ from elastrain.api import names
 from elastrain.reflector import Pages, pages
 from elastrain_operator import clock
 from elastrain_operator.kube.access import Access
-from elastrain_operator.kube.errors import ApiError, NotLeading, refusal, unreachable
+from elastrain_operator.kube.errors import ApiError, NotLeading, decoded, refusal, unreachable
 from elastrain_operator.kube.repeats import is_creation_worth_repeating, is_worth_repeating, repeated
 from elastrain_operator.metrics.process import count_request
 
@@ -253,7 +253,7 @@ class Kube:
                 if response.status >= 400:
                     raise refusal(what, response.status, await response.read())
                 async for line in _lines(response.content):
-                    yield orjson.loads(line)
+                    yield decoded(what, response.status, line)
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             raise unreachable(what, error) from error
 
@@ -304,7 +304,7 @@ class Kube:
                 status, text, retry_after = await self._send(request)
         if status >= 400:
             raise refusal(request.what, status, text, retry_after)
-        return dict(orjson.loads(text))
+        return decoded(request.what, status, text)
 
     async def _send(self, request: _Request) -> tuple[int, bytes, str]:
         """Code, body, and the header Retry-After. A write never outlives this process's lead."""

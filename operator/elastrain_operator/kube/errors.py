@@ -58,6 +58,15 @@ def unreachable(what: str, error: Exception, seconds: float | None = None) -> Ap
     return ApiError(what, 0, "Unreachable", str(error) or type(error).__name__)
 
 
+def decoded(what: str, code: int, text: bytes) -> dict[str, Any]:
+    """The JSON object of a successful answer. Raises :class:`ApiError` for anything else: a proxy's own page."""
+    try:
+        return dict(orjson.loads(text))
+    except (ValueError, TypeError):
+        quoted = text[:200].decode(errors="replace")
+        raise ApiError(what, 0, "Unreadable", f"HTTP {code}, and no JSON object: {quoted}") from None
+
+
 def refusal(what: str, code: int, text: bytes, retry_after: str = "") -> ApiError:
     """The error in an answer: a Status object; any other body (a proxy's page) is quoted. ``retry_after``: the header,
     in seconds, which counts if the object names none."""

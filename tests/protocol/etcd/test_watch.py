@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from elastrain.etcd import Batch, Delete, EtcdClient, EtcdConfig, Put, Range, WatchState
+from elastrain.etcd import watch as watch_module
 from elastrain.etcd.watch import Watch
 from elastrain.etcd.wire import messages
 
@@ -197,6 +198,27 @@ def test_a_watch_continues_if_a_callback_raises(client, job_keys, heard, eventua
     eventually(lambda: heard.batches)
     client.put(job_keys.target, b"1")
     eventually(lambda: heard.keys == {job_keys.target: b"1"})
+    watch.close()
+
+
+def test_a_watch_is_disconnected_and_begins_anew_if_a_bug_meets_its_answer(
+    client, job_keys, heard, eventually, monkeypatch
+):
+    monkeypatch.setattr(watch_module, "_DENIED_RETRY_SECONDS", 0.05)
+    faults = [ValueError("a bug in the list"), KeyError("a bug in a change")]
+
+    def sift(kv):
+        if kv.value == b"bad" and faults:
+            raise faults.pop()
+        return kv
+
+    client.put(job_keys.member("a"), b"bad")
+    watch = client.watch_prefix(job_keys.prefix, heard.on_events, heard.on_state, sift)
+    eventually(lambda: heard.keys == {job_keys.member("a"): b"bad"}, what="the list, after its bugs")
+    faults.append(TypeError("another one"))
+    client.put(job_keys.member("b"), b"bad")
+    eventually(lambda: job_keys.member("b") in heard.keys, what="the change, by another list")
+    assert heard.states == [False, True, False, True]
     watch.close()
 
 

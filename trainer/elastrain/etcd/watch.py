@@ -161,6 +161,13 @@ class Watch:
                     continue
                 self._report(WatchState(connected=False, error=error))
                 self._closed.wait(_DENIED_RETRY_SECONDS if isinstance(error, EtcdDenied) else _RETRY_SECONDS)
+            except Exception as error:
+                # A bug, or an answer that nothing expects. It must neither end the watch nor leave it connected: its
+                # reader would act on old records for ever.
+                log.exception("the watch failed and begins anew")
+                fault = EtcdUnavailable(self._client.wire.endpoint, self._what, f"{type(error).__name__}: {error}")
+                self._report(WatchState(connected=False, error=fault))
+                self._closed.wait(_DENIED_RETRY_SECONDS)
 
     def _moved(self) -> bool:
         with self._lock:
