@@ -31,10 +31,9 @@ NUDGE = 0.1
 class ZooJob(Job):
     """A job whose ranks run a script of the zoo by ``runner.py``: no further than :meth:`allow` says."""
 
-    def __init__(self, *place: Any, script: str, arguments: Sequence[str], variables: dict[str, str]) -> None:
+    def __init__(self, *place: Any, path: Path, arguments: Sequence[str], variables: dict[str, str]) -> None:
         super().__init__(*place)
         self.out = self.folder / "out.pt"
-        path = ZOO / script / "elastic.py"
         self.rank = [sys.executable, str(RUNNER), str(self.folder), str(path), "--out", str(self.out), *arguments]
         self.variables = variables
         self.started = 0
@@ -183,16 +182,20 @@ class Disturber:
 
 @pytest.fixture
 def zoo_job(warm: Warm, etcd: EtcdServer, tmp_path: Path) -> Iterator[Callable[..., ZooJob]]:
-    """``zoo_job("mnist", "--epochs", "3", PORTIONS="1")``: a job that runs ``examples/zoo/mnist/elastic.py``."""
+    """``zoo_job("mnist", "--epochs", "3", PORTIONS="1")``: a job that runs ``examples/zoo/mnist/elastic.py``.
+
+    ``path``: another form of the script.
+    """
     jobs: list[ZooJob] = []
 
-    def make(script: str, *arguments: str, **variables: str) -> ZooJob:
+    def make(script: str, *arguments: str, path: Path | None = None, **variables: str) -> ZooJob:
         folder = tmp_path / str(len(jobs))
         folder.mkdir()
-        if "from sklearn" in (ZOO / script / "elastic.py").read_text():
+        path = path or ZOO / script / "elastic.py"
+        if "from sklearn" in path.read_text():
             warm.imports("sklearn.datasets")
         keys = JobKeys("zoo", script.replace("_", "-"), uuid.uuid4().hex)
-        jobs.append(ZooJob(warm, folder, etcd, keys, script=script, arguments=arguments, variables=variables))
+        jobs.append(ZooJob(warm, folder, etcd, keys, path=path, arguments=arguments, variables=variables))
         return jobs[-1]
 
     yield make
@@ -204,16 +207,23 @@ def zoo_job(warm: Warm, etcd: EtcdServer, tmp_path: Path) -> Iterator[Callable[.
 def survives(zoo_job: Callable[..., ZooJob]) -> Callable[..., None]:
     """``survives("mnist", seed=1)``: the disturbed job must end with what an undisturbed one saves."""
 
-    def check(script: str, *arguments: str, seed: int, bitwise: bool = False, in_portions: bool = False) -> None:
-        """``in_portions``: states of this script can travel so, and the seed may choose it."""
+    def check(
+        script: str,
+        *arguments: str,
+        seed: int,
+        bitwise: bool = False,
+        in_portions: bool = False,
+        path: Path | None = None,
+    ) -> None:
+        """``in_portions``: states of this script can travel so, and the seed may choose it. ``path``: another form."""
         chosen = random.Random(seed)
         variables = {"PORTIONS": "1"} if chosen.random() < 0.3 else {}
-        undisturbed = zoo_job(script, *arguments)
+        undisturbed = zoo_job(script, *arguments, path=path)
         size = chosen.choice([1, 2])
         undisturbed.want(size)
         undisturbed.add(size)
         undisturbed.allow(FREE)
-        disturbed = zoo_job(script, *arguments, **variables)
+        disturbed = zoo_job(script, *arguments, path=path, **variables)
         disturber = Disturber(disturbed, seed)
         try:
             disturber.run()

@@ -36,3 +36,8 @@ def test_option_value_and_way_out_are_named_if_an_option_has_no_meaning(values, 
 @pytest.mark.parametrize("values", [{}, {"sharding": None, "accumulate": None}, {"sharding": "", "accumulate": 1}])
 def test_nothing_is_refused_if_options_are_absent_or_off(values):
     refuse(values, TABLE)
+
+
+def test_all_options_are_named_at_once_if_several_have_no_meaning():
+    with pytest.raises(ValueError, match=r"batch: 0: required\nsharding: full: .*\naccumulate: 2: "):
+        refuse({"sharding": "full", "accumulate": 2}, TABLE, also=["batch: 0: required"])

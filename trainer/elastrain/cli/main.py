@@ -12,6 +12,7 @@ import typer
 
 from elastrain import __version__
 from elastrain.cli.cluster import app as cluster
+from elastrain.cli.convert.app import convert
 from elastrain.cli.shell.answers import EXIT_NO_CLUSTER, Output
 from elastrain.cli.shell.completion import Shell, script
 from elastrain.cli.shell.completion import jobs as jobs_of_cluster
@@ -35,6 +36,7 @@ app = Program(
 
     [bold]On this machine[/bold], with the manifest that the cluster takes:
 
+        elastrain convert train.py     the diff from DDP to an elastic script
         elastrain verify train.py      is the script safe? two minutes
         elastrain run job.yaml         train; Ctrl-C drains
         elastrain scale digits 4       from another terminal: go on with four
@@ -178,6 +180,7 @@ def run(
     )
 
 
+app.command(rich_help_panel=HERE)(convert)
 app.command(rich_help_panel=HERE)(verify)
 
 

@@ -70,6 +70,12 @@ def track(*unnamed: Any, **_: Any) -> None:
         )
 
 
+def variables(*unnamed: Any, **values: Any) -> None:
+    """Of ``job.variables()``."""
+    if unnamed or not values:
+        raise TypeError("job.variables(): give each value a name: kept = job.variables(best=0.0, bad=0)")
+
+
 def on_commit(callback: Any = None) -> None:
     """Of ``job.on_commit()``."""
     _callable("job.on_commit", callback)
@@ -194,7 +200,8 @@ def clip_grad_norm_(max_norm: Any = None, norm_type: Any = 2.0, *_: Any, **__: A
 CHECKS: Mapping[str, Callable[..., None]] = {
     check.__name__: check
     for check in (
-        wrap, track, on_commit, dataloader, steps, epochs, every, at, fit, evaluate, backward, clip_grad_norm_,
+        wrap, track, variables, on_commit, dataloader, steps, epochs, every, at, fit, evaluate, backward,
+        clip_grad_norm_,
     )
 }  # fmt: skip
 """By the name of the method."""

@@ -66,7 +66,7 @@ class Call(StrEnum):
     """A call of the script. The value is its name in the docs."""
 
     STEPS = "job.steps()"
-    SET_UP = "job.wrap(), job.track(), job.every(), job.at()"
+    SET_UP = "job.wrap(), job.track(), job.variables(), job.every(), job.at()"
     BACKWARD = "job.backward()"
     CLOSURE = "step(closure) of tracked optimizers"
     CLIP = "job.clip_grad_norm_()"

@@ -27,6 +27,7 @@ from elastrain.elastic.membership.heartbeat import Heartbeat
 from elastrain.elastic.membership.session import Session
 from elastrain.elastic.state.capture import Stateful
 from elastrain.elastic.state.tracked import Tracker
+from elastrain.elastic.state.variables import Variables
 from elastrain.elastic.strategies.choice import world_for
 from elastrain.elastic.strategies.strategy import ElasticModule, Strategy
 from elastrain.elastic.untracked import Untracked
@@ -105,6 +106,19 @@ class Job(JobValues):
         """
         self._loop.contract.acts(Call.SET_UP, "job.track()")
         self._tracker.track(objects)
+
+    @checked
+    def variables(self, **values: Any) -> Variables:
+        """Values that the script changes between loops, such as ``best=0.0, bad=0``: tracked, and read as attributes.
+
+        Joiners and checkpoints receive them. All ranks set them to the same values. Called once. Raises ``ValueError``
+        on a second call, ``TypeError`` without a value.
+        """
+        if "variables" in self._tracked:
+            raise ValueError("job.variables(): call it once, with all values")
+        made = Variables(**values)
+        self.track(variables=made)
+        return made
 
     @checked
     def on_commit(self, callback: Callable[[], None]) -> None:

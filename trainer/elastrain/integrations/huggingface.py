@@ -65,7 +65,7 @@ _REFUSALS = (
 class ElasticTrainingArguments(TrainingArguments):
     """``TrainingArguments`` of an elastic job.
 
-    Raises ``ValueError`` with the name of an option that is meaningless in an elastic job.
+    Raises ``ValueError`` with the names of all options that are meaningless in an elastic job.
     """
 
     global_batch_size: int = field(
@@ -83,12 +83,11 @@ class ElasticTrainingArguments(TrainingArguments):
     def __post_init__(self) -> None:
         with single_process():
             super().__post_init__()
-        if self.global_batch_size < 1:
-            raise ValueError(
-                f"global_batch_size: {self.global_batch_size}: must be at least 1: the samples of one optimizer step, "
-                "over all ranks together"
-            )
-        refuse(vars(self), _REFUSALS)
+        missing = [
+            f"global_batch_size: {self.global_batch_size}: must be at least 1: the samples of one optimizer step, "
+            "over all ranks together"
+        ]
+        refuse(vars(self), _REFUSALS, also=missing if self.global_batch_size < 1 else ())
         self.disable_tqdm = True  # the bar belongs to the process that started as rank 0
         if torch.cuda.is_available() and not self.use_cpu:
             # For a single process accelerate would choose the first device, or all devices.

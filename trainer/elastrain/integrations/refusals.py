@@ -24,12 +24,19 @@ class Refusal:
     """Whether this value is refused. An option without a value, or with None, never is."""
 
 
-def refuse(values: Mapping[str, Any], refusals: Iterable[Refusal]) -> None:
-    """Raises ``ValueError`` for the first refused option of ``values``; names it, its value and the way out."""
-    for refusal in refusals:
-        value = values.get(refusal.option)
-        if value is not None and refusal.refused(value):
-            raise ValueError(f"{refusal.option}: {word(value)}: not in an elastic job; {refusal.instead}")
+def refuse(values: Mapping[str, Any], refusals: Iterable[Refusal], also: Iterable[str] = ()) -> None:
+    """Raises ``ValueError`` that names all refused options of ``values``, their values and the ways out.
+
+    ``also``: what is wrong besides, which comes first.
+    """
+    found = [*also]
+    found += [
+        f"{refusal.option}: {word(value)}: not in an elastic job; {refusal.instead}"
+        for refusal in refusals
+        if (value := values.get(refusal.option)) is not None and refusal.refused(value)
+    ]
+    if found:
+        raise ValueError("\n".join(found))
 
 
 def word(value: Any) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 from torch import nn
@@ -21,6 +22,16 @@ class _Job(Protocol):
 
     @property
     def _last(self) -> bool: ...
+
+
+class Values(SimpleNamespace):
+    """What ``job.variables()`` returns."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
 
 
 class Wrapped(nn.Module):

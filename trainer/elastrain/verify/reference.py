@@ -27,7 +27,7 @@ from elastrain.data.options import order_of
 from elastrain.data.order import Order, Slice
 from elastrain.data.rng import Randomness
 from elastrain.data.share import Share
-from elastrain.verify.gated import GATED, Wrapped, skipped
+from elastrain.verify.gated import GATED, Values, Wrapped, skipped
 
 
 class Reference(AbstractContextManager["Reference"]):
@@ -90,6 +90,11 @@ class Reference(AbstractContextManager["Reference"]):
     def _scale(self, original: Any, loss: Any) -> Any:
         self._scaled = (original(loss), loss)
         return self._scaled[0]
+
+    def variables(self, **values: Any) -> Any:
+        made = Values(**values)
+        self.track(variables=made)
+        return made
 
     def on_commit(self, callback: Callable[[], None]) -> None:
         self._callbacks.append(self.draws.of_step("commit", callback, lambda: self.step - 1))

@@ -1,0 +1,67 @@
+"""The command `elastrain convert`: what it prints where, what it writes, how it exits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from elastrain.cli.convert.command import convert_script
+
+ZOO = Path(__file__).parents[3] / "examples" / "zoo"
+
+
+@pytest.fixture
+def script(tmp_path):
+    def copied(name: str) -> Path:
+        path = tmp_path / "train.py"
+        path.write_text((ZOO / name / "ddp.py").read_text())
+        return path
+
+    return copied
+
+
+def run(path: Path, *, write: bool = False, processes: int | None = None) -> int:
+    return convert_script(path, processes=processes, micro_batches=None, write=write)
+
+
+def test_diff_is_printed_and_the_file_stays_if_writing_was_not_asked_for(script, capsys):
+    path = script("mnist")
+    before = path.read_text()
+    assert run(path) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith(f"--- {path}\n+++ {path}\n@@ ")
+    assert err == f"Next: apply the diff (--write), then elastrain verify {path}\n"
+    assert path.read_text() == before
+
+
+def test_file_is_changed_if_asked_for(script, capsys):
+    path = script("mnist")
+    assert run(path, write=True) == 0
+    assert "with elastrain.join() as job:" in path.read_text()
+    assert run(path) == 0
+    assert "no change" in capsys.readouterr().err
+
+
+def test_exit_code_and_lines_say_if_a_person_is_needed(script, capsys):
+    path = script("dcgan")
+    assert run(path) == 1
+    assert f"{path}:66: each rank draws for its part of the batch" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("text", "message"), [("for x in:", "line 1: not Python"), (None, "No such file")])
+def test_file_is_refused_by_name_if_it_cannot_be_read(tmp_path, capsys, text, message):
+    path = tmp_path / "train.py"
+    if text is not None:
+        path.write_text(text)
+    assert run(path) == 2
+    assert message in capsys.readouterr().err
+    assert str(path) not in capsys.readouterr().out
+
+
+def test_script_stays_if_its_loop_is_not_understood(script, capsys):
+    path = script("word_lm")
+    before = path.read_text()
+    assert run(path, write=True) == 2
+    assert path.read_text() == before
+    assert "nothing to convert here" in capsys.readouterr().err

@@ -1,0 +1,89 @@
+"""Proposes the change of a training script for DDP, one GPU or torchrun to an elastic one.
+
+Pure: text in, text and notes out. The script is parsed, never run. Rules look at the original tree and collect edits;
+one pass applies them. What no rule understands stays as it is and becomes a note.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import libcst as cst
+
+from elastrain.convert.body import Body
+from elastrain.convert.data import Data
+from elastrain.convert.entry import Entry, with_imports
+from elastrain.convert.frameworks import Frameworks
+from elastrain.convert.leftovers import Leftovers
+from elastrain.convert.loops import Loops
+from elastrain.convert.plan import Apply, Plan
+from elastrain.convert.process import Process
+from elastrain.convert.reduction import Reduction
+from elastrain.convert.result import Change, Conversion, Note
+from elastrain.convert.script import Script
+from elastrain.convert.state import State
+
+__all__ = ["Change", "Conversion", "Note", "Options", "convert"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """``processes``: for which batch sizes and learning rates were chosen. ``micro_batches``: bitwise numerics."""
+
+    processes: int | None = None
+    micro_batches: int | None = None
+
+
+def convert(source: str, options: Options = Options()) -> Conversion:
+    """The elastic form of a script. Raises ``ValueError`` if it is not Python, and names the line."""
+    try:
+        tree = ast.parse(source)
+    except SyntaxError as e:
+        raise ValueError(f"line {e.lineno}: not Python: {e.msg}") from None
+    if any(isinstance(n, ast.Call) and ast.unparse(n.func) == "elastrain.join" for n in ast.walk(tree)):
+        return Conversion(source, source, (), ())
+    script = Script(source)
+    plan = Plan(script)
+    if (framework := Frameworks(script, plan, processes=options.processes)).applies():
+        return _finished(script, plan, framework.imports, {}, options)
+    process = Process(script, plan, processes=options.processes)
+    process.prepare()
+    loops = Loops(script, plan)
+    data = Data(script, plan, process, loops, micro_batches=options.micro_batches)
+    body = Body(script, plan, process, loops)
+    body.apply()
+    data.apply()
+    Reduction(script, plan, loops, data).apply()
+    loops.apply(process)
+    state = State(script, plan, loops, data)
+    state.apply()
+    body.reports(state.tracked)
+    process.gone()
+    process.apply()
+    Leftovers(script, plan, process, loops).apply()
+    if not loops.found or not plan.edits:
+        return Conversion(source, source, (), tuple(sorted(plan.notes)))
+    plan.keep_blank_lines()
+    return _finished(script, plan, (), process.spawned, options)
+
+
+def _finished(
+    script: Script, plan: Plan, imports: Sequence[str], spawned: dict[str, cst.Call], options: Options
+) -> Conversion:
+    Entry(script, plan, bitwise=options.micro_batches is not None, spawned=spawned).apply(_first(plan))
+    changed = cst.ensure_type(script.module.visit(Apply(plan)), cst.Module)
+    after = with_imports(script.module, changed, ["import elastrain", *imports])
+    return Conversion(script.module.code, after.code, tuple(sorted(plan.changes)), tuple(sorted(plan.notes)))
+
+
+def _first(plan: Plan) -> cst.CSTNode | None:
+    """The first statement of the module, that is no definition, in which something changes."""
+    changed = {*plan.edits, *plan.before}
+    for statement in plan.script.module.body:
+        if isinstance(statement, cst.FunctionDef | cst.ClassDef):
+            continue
+        if any(n is statement or plan.script.within(n, statement) for n in changed):
+            return statement
+    return None

@@ -1,0 +1,106 @@
+"""Shapes that no rule has taken: they are named, never guessed."""
+
+from __future__ import annotations
+
+import libcst as cst
+
+from elastrain.convert.loops import Loops, is_backward
+from elastrain.convert.plan import Plan
+from elastrain.convert.process import DIST, Process
+from elastrain.convert.script import Script, code, matcher, walk
+
+WAYS = {
+    "all_gather_object": "all_gather_object() between loops",
+    "all_gather": "all_gather_object() between loops",
+    "broadcast": "track() what must be the same on all ranks",
+    "broadcast_object_list": "track() what must be the same on all ranks",
+    "reduce": "all_reduce() between loops",
+}
+
+RANDOM = matcher(
+    r"(torch|numpy\.random|random)\.(rand|randn|randint|rand_like|randn_like|normal|uniform|bernoulli|multinomial|random|choice|beta)"
+)
+
+
+class Leftovers:
+    """Notes for what the plan leaves as it is."""
+
+    def __init__(self, script: Script, plan: Plan, process: Process, loops: Loops) -> None:
+        self.script, self.plan, self.process, self.loops = script, plan, process, loops
+
+    def apply(self) -> None:
+        """All rules of this module, after the others."""
+        gone = {n for s in self.plan.removed for n in walk(s)}
+        for call in self.script.calls:
+            full = self.script.full(call)
+            if (
+                full.startswith(DIST)
+                and call not in gone
+                and call not in self.plan.edits
+                and not self.process.handled(call)
+                and not self._noted(call)
+            ):
+                way = WAYS.get(full.removeprefix(DIST), "all_reduce() and all_gather_object() between loops")
+                self.plan.note(call, f"{code(call.func)}() has no process group", f"{self.script.job}.{way}")
+        self._alone()
+        self._draws()
+        self._iterated()
+        if not self.loops.found:
+            self._no_loop()
+
+    def _noted(self, node: cst.CSTNode) -> bool:
+        return any(note.line == self.script.line(node) for note in self.plan.notes)
+
+    def _alone(self) -> None:
+        """``if rank == 0:`` before the training loop: rank 0 is every process there."""
+        for node in self.script.nodes:
+            if not isinstance(node, cst.If) or node in self.plan.removed:
+                continue
+            ranks = [
+                n for n in walk(node.test) if isinstance(n, cst.Name | cst.Call) and self.process.kind(n) == "rank"
+            ]
+            if not ranks or all("print" in code(s) for s in node.body.body):
+                continue
+            scope = self.script.scope(node)
+            later = [o.outermost for o in self.loops.found if self.script.scope(o.outermost) is scope]
+            if later and self.script.line(node) < self.script.line(later[0]):
+                self.plan.note(
+                    node, f"{self.script.job}.rank is 0 in every process before its first step",
+                    "do it before the job, or in a way that several processes may do at the same time",
+                )  # fmt: skip
+
+    def _draws(self) -> None:
+        """Random numbers in the body itself: as many as this rank's part has samples."""
+        for loop in self.loops.found:
+            for node in walk(loop.node.body):
+                if isinstance(node, cst.Call) and RANDOM(self.script.full(node)) and not any(
+                    a.keyword is not None and a.keyword.value == "generator" for a in node.args
+                ):  # fmt: skip
+                    self.plan.note(
+                        node, "each rank draws for its part of the batch: the numbers depend on how many ranks train",
+                        "draw in the data set, by sample; or leave it as it is with DDP",
+                    )  # fmt: skip
+
+    def _iterated(self) -> None:
+        """``next(iter(loader))`` of a loader that trains: which part is this rank's is known in a step only."""
+        trains = [made for loop in self.loops.found for made in self.script.resolve(loop.loader)]
+        for call in self.script.calls:
+            if self.script.full(call) == "builtins.iter" and call.args:
+                made = self.script.resolve(call.args[0].value)
+                if any(a is b for a in made for b in trains):
+                    self.plan.note(
+                        call, "a loader of the job has no batches outside of a step",
+                        "take a sample of the data set: dataset[0]",
+                    )  # fmt: skip
+
+    def _no_loop(self) -> None:
+        """Say which loop was not understood."""
+        backward = next((n for n in self.script.nodes if is_backward(n)), None)
+        if backward is None:
+            return
+        loop = next((n for n in self.script.around(backward) if isinstance(n, cst.For | cst.While)), backward)
+        job = self.script.job
+        self.plan.note(
+            loop, "this loop trains, and goes over no torch.utils.data.DataLoader that can be seen in this file",
+            f"make the data a data set: for x in {job}.steps({job}.dataloader(dataset, global_batch_size=…), steps=…)",
+        )  # fmt: skip
