@@ -133,7 +133,7 @@ bench-numerics: ## the cost of bitwise numerics: ten minutes (docs/numerics.md)
 	@scripts/dev-env
 	@etcd=$$(scripts/get-etcd); ELASTRAIN_ETCD=$$etcd $(PY) bench/numerics.py
 
-bench-convergence: ## held-out losses at equal progress, with chosen batches: half an hour (docs/training-scripts.md)
+bench-convergence: ## held-out losses at equal progress, with chosen batches: half an hour (docs/batch.md)
 	@scripts/dev-env
 	@etcd=$$(scripts/get-etcd); ELASTRAIN_ETCD=$$etcd $(PY) bench/convergence.py
 

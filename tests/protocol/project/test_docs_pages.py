@@ -58,6 +58,13 @@ def test_every_page_can_be_reached_from_the_navigation() -> None:
     assert not hidden, f"no page that a reader can reach links to {sorted(hidden)}"
 
 
+def test_pages_for_users_need_no_decision_record() -> None:
+    sections = {name: list(pages_of(pages)) for section in SITE["nav"] for name, pages in section.items()}
+    for page in [*sections["Start"], *sections["Train"], *sections["Operate"], *sections["Reference"]]:
+        found = [link for link in links((DOCS / page).read_text()) if "decisions/" in link]
+        assert not found, f"docs/{page} sends users to {found}: say there what they need"
+
+
 def links(text: str) -> Iterator[str]:
     """Targets of links and pictures outside of code."""
     prose = re.sub(r"```.*?```|`[^`\n]*`", "", text, flags=re.DOTALL)

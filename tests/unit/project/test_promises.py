@@ -1,4 +1,4 @@
-"""The pages of promises and hard cases name tests: they exist, and CI runs at least one for each promise."""
+"""Pages name tests and places in the code: they exist, and CI runs at least one test for each promise."""
 
 from __future__ import annotations
 
@@ -44,3 +44,29 @@ def test_every_hard_case_has_existing_tests() -> None:
     for case, cell in rows:
         missing = named(cell) - known().keys()
         assert not missing, f"{case}: tests that do not exist: {sorted(missing)}"
+
+
+PACKAGES = {"operator": ROOT / "operator/elastrain_operator", "trainer": ROOT / "trainer/elastrain"}
+
+
+def test_every_decision_of_the_architecture_page_is_where_the_page_says() -> None:
+    page = (ROOT / "docs/architecture.md").read_text().partition("## Where it is decided")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| ([^|]+\?) \| (\w+): `([\w/.]+)`: `([\w.]+)` \| `(test_\w+)` \|$", page, re.MULTILINE)
+    assert len(rows) >= 20, "rows were not found: has their form changed?"
+    wrong = [question for question, package, file, name, test in rows if not _is_there(PACKAGES[package] / file, name)]
+    assert not wrong, f"docs/architecture.md: these are decided elsewhere now; correct the rows: {wrong}"
+    missing = {test for *_, test in rows} - known().keys()
+    assert not missing, f"docs/architecture.md names tests that do not exist: {sorted(missing)}"
+
+
+def _is_there(file: Path, name: str) -> bool:
+    """Whether ``file`` defines ``name``: a function, a class, or a method as ``Class.method``."""
+    body: list[ast.stmt] = ast.parse(file.read_text()).body if file.is_file() else []
+    for part in name.split("."):
+        found = [
+            n for n in body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and n.name == part
+        ]
+        if not found:
+            return False
+        body = found[0].body
+    return True
