@@ -20,7 +20,7 @@ from typing import Any, BinaryIO, Protocol
 from elastrain.api import messages as m
 from elastrain.api import names
 from elastrain.api.records import Generation, GenerationMember
-from elastrain.api.settings import BatchSettings, CheckpointSpec, RankSettings
+from elastrain.api.settings import BatchSettings, CheckpointSpec, DivergenceSpec, RankSettings
 
 PATIENCE = 60.0
 """Seconds that a test waits for a condition before it fails, saying which."""
@@ -177,10 +177,12 @@ class World:
         script: Path,
         checkpoint: CheckpointSpec | None = None,
         batch: BatchSettings | None = None,
+        divergence: DivergenceSpec | None = None,
         **env: str,
     ) -> None:
         saved_step = max((r.saved_step() for r in self.ranks.values()), default=0)
-        settings = RankSettings(audit_dir=str(self.audit), checkpoint=checkpoint, batch=batch)
+        divergence = divergence or DivergenceSpec()
+        settings = RankSettings(audit_dir=str(self.audit), checkpoint=checkpoint, batch=batch, divergence=divergence)
         for name in ranks:
             command = [sys.executable, str(script), str(self.folder), str(epochs), str(delay)]
             self.ranks[name] = Rank(self.warm, name, self.folder, command, env, self.located, saved_step, settings)

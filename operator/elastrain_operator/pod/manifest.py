@@ -11,7 +11,7 @@ from elastrain import tracing
 from elastrain.api import names
 from elastrain.api.accelerators import AcceleratorUnclear, accelerator, extended
 from elastrain.api.job import JobSpec, trainer_container
-from elastrain.api.settings import RankSettings
+from elastrain.api.settings import DivergenceSpec, RankSettings
 from elastrain_operator.config import OperatorConfig, WorkerEtcd
 from elastrain_operator.model import JobRef, Slot
 from elastrain_operator.observe.parse import DEFAULT_GRACE
@@ -215,6 +215,7 @@ def _environment(job: JobRef, spec: JobSpec, config: OperatorConfig, grace: floa
             tensor=spec.tensor,
             max_redone_steps=spec.max_redone_steps,
             batch=spec.batch_settings(_ranks(spec)),
+            divergence=spec.divergence or DivergenceSpec(),
         ).to_environment(),
     }
     if etcd.user:

@@ -8,6 +8,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from elastrain.api.settings import RankSettings
 from elastrain.elastic.checkpoint import CheckpointKeeper
 from elastrain.elastic.membership.session import Withdrawn
 from elastrain.elastic.membership.world import World
@@ -18,7 +19,8 @@ REPLICAS = cast("Any", SimpleNamespace(votes=False, tensor=1))
 
 
 def alone(**tracked: Any) -> World:
-    return world_for(cast("Any", None), REPLICAS, tracked, CheckpointKeeper())
+    session = SimpleNamespace(welcome=SimpleNamespace(settings=RankSettings()))
+    return world_for(cast("Any", session), REPLICAS, tracked, CheckpointKeeper())
 
 
 def commit(world: World, loss: float) -> None:

@@ -210,6 +210,13 @@ BATCH_IS_FIXED = _fixed_unless_suspended(
 )
 """Ranks with other bounds would choose, and scale learning rates, in another way."""
 
+DIVERGENCE_IS_FIXED = _fixed_unless_suspended(
+    "divergence",
+    "(" + _same("(has(self.divergence) ? self.divergence.everySteps : 100)")
+    + " && " + _same("(has(self.divergence) ? self.divergence.withoutMajority : 'Fail')") + ")",
+)  # fmt: skip
+"""Ranks would otherwise compare their states after different steps."""
+
 MANAGED_BY_IS_FIXED = Rule(
     field="managedBy",
     words="must not change: two managers would act on the same workers; recreate the job",

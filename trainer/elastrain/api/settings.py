@@ -123,6 +123,30 @@ class BatchSettings(BatchSpec):
     loop body gets more samples than that."""
 
 
+class WithoutMajority(StrEnum):
+    """What follows where replicas differ and no majority of them is equal."""
+
+    FAIL = "Fail"
+    """The job fails with a message that names the entries and the ranks."""
+    RESUME = "Resume"
+    """The job goes back to the newest checkpoint from before the difference; it fails if that does not help."""
+
+
+class DivergenceSpec(ApiModel):
+    """Ranks that hold the same part of the model compare parameters, buffers and optimizer state, to the bit. A
+    minority takes the state of the majority from a peer, and training continues."""
+
+    model_config = ConfigDict(strict=True)
+
+    every_steps: NonNegativeInt = 100
+    """Committed steps between two comparisons; also soon after each rescale and before a loop ends. 0: never, for
+    machines that round differently. May only change while ``suspend`` is true."""
+    without_majority: WithoutMajority = WithoutMajority.FAIL
+    """Where no majority has the same state, as with two replicas. Fail: the job fails with a message that names the
+    entries and the ranks. Resume: it goes back, once, to the newest checkpoint from before the difference; without one
+    it fails. May only change while ``suspend`` is true."""
+
+
 class RankSettings(ApiModel):
     """Written by the operator and by local mode, validated by the worker's agent, read by its ranks.
 
@@ -146,6 +170,8 @@ class RankSettings(ApiModel):
     """``spec.parallelism.maxRedoneSteps``."""
     batch: BatchSettings | None = None
     """``spec.batch``. Absent: the batch is the script's."""
+    divergence: DivergenceSpec = DivergenceSpec()
+    """``spec.divergence``."""
 
     def to_environment(self) -> dict[str, str]:
         """The variables for a worker's agent."""

@@ -17,6 +17,7 @@ from elastrain.elastic.membership.control import Summed
 from elastrain.elastic.membership.heartbeat import Heartbeat
 from elastrain.elastic.membership.session import Session
 from elastrain.elastic.membership.world import World
+from elastrain.elastic.replicas.check import Found, ReplicaCheck
 from elastrain.elastic.state.buffers import Buffers
 from elastrain.elastic.step import Step
 from elastrain.elastic.strategies.strategy import Strategy
@@ -51,11 +52,12 @@ class Backward:
         *,
         learning: Learning,
         batch: ScriptsBatch,
+        check: ReplicaCheck,
     ) -> None:
         self.stop_asked = False
         """Whether this rank asks to end training."""
         self._session, self._strategy, self._heartbeat, self._world = session, strategy, heartbeat, world
-        self._learning, self._batch = learning, batch
+        self._learning, self._batch, self._check = learning, batch, check
         self._voting = Voting(world, heartbeat)
 
     def run(
@@ -91,6 +93,7 @@ class Backward:
                 save=self._world.saving.vote(self._world.step + 1),
                 kept=step.keeps,
                 batch=self._batch.votes(self._world.place) if step.complete else (0, 0.0),
+                replica=self._world.state.replicas.take_number(communicator) if step.complete else None,
             )
             with within_backward(step):
                 try:
@@ -108,9 +111,13 @@ class Backward:
             if self._world.share != self._world.place.share:
                 updatable &= self._learning.share_buffers(communicator, buffers)
             incomplete = self._world.receiving
+            found = self._check.after_vote(summed, communicator)
+            intact &= found is Found.EQUAL
             step.decide(summed, communicator.generation, intact=intact, updatable=updatable, incomplete=incomplete)
-            if self._strategy.votes and summed is not None:
+            if self._strategy.votes and summed is not None and found is not Found.DIFFERENT:
                 self._voting.settle(step, summed, communicator.generation)
+            if step.counts and step.backwards <= 1:
+                self._world.state.replicas.schedule.stepped(receiving=step.learning)
             self._weigh(step)
         self._heartbeat.resumed(summed.sums[control.COMPUTE] if summed is not None and step.counts else None)
 

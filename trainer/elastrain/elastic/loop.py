@@ -33,6 +33,7 @@ from elastrain.elastic.membership.heartbeat import Heartbeat
 from elastrain.elastic.membership.position import LoopOver
 from elastrain.elastic.membership.session import ExitRequested, Session
 from elastrain.elastic.membership.world import World
+from elastrain.elastic.replicas.check import ReplicaCheck
 from elastrain.elastic.several import SeveralBackwards
 from elastrain.elastic.state import transfer
 from elastrain.elastic.state.buffers import Buffers
@@ -86,7 +87,10 @@ class Loop:
         self._touched = Touched(tracked, [])
         """What loop bodies change by themselves."""
         self._learning = Learning(world, heartbeat)
-        self._backward = Backward(session, strategy, heartbeat, world, learning=self._learning, batch=batch)
+        self._check = ReplicaCheck(world)
+        self._backward = Backward(
+            session, strategy, heartbeat, world, learning=self._learning, batch=batch, check=self._check
+        )
         self._warmed_by: ElasticLoader | None = None
         """The data of the last warm-up."""
         self._left = False
@@ -150,7 +154,7 @@ class Loop:
             boundary = self._world.boundary
             if boundary.act is Act.STEP:
                 yield from self._compute(loader)
-            elif self._world.leave_loop():
+            elif self._check.at_boundary() and self._world.leave_loop():
                 self._heartbeat.outside()
                 self.batch.interrupt()
                 self._world.state.pauses.run(boundary.due)
@@ -291,6 +295,7 @@ class Loop:
         self.bodies.step = None
         self._strategy.check_warm_up(self._buffers.after_warm_up())
         self._touched = Touched(self._tracked, trace.remove())
+        self._world.state.replicas.leave_out(self._buffers.changing)
         # Buffers that forward changes can be sent while training goes on only if they are small, and so copied before.
         learns = self._world.model.learner is not None
         self._world.overlaps_transfer = learns and self._buffers.largest < transfer.SMALL_BYTES
@@ -326,6 +331,8 @@ class Loop:
         """The next step, cut into this rank's micro-batches."""
         place, share, number = self._world.place, self._world.share, self._world.step
         self._world.state.known.begin_step()
+        possible = not self._world.state.calls.count
+        self._world.state.replicas.begin_step(place.generation, possible=possible, holds=not share.learner)
         self._world.begin_step()  # first: a learner's state may be completed
         order = loader.order
         spans = self.batch.begin_step(self._world.position.loop_end, self._world.state.pauses.intervals)

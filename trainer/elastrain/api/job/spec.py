@@ -12,7 +12,14 @@ from elastrain.api import accelerators, names, rules
 from elastrain.api.base import ApiModel, NonNegativeInt, PositiveInt, rule_broken
 from elastrain.api.job.embedded import AsDict, PodTemplate
 from elastrain.api.job.fields import MemorySize, Nproc, QualifiedName, Shards
-from elastrain.api.settings import ALL, BatchSettings, BatchSpec, CheckpointSpec, workers_of_a_group
+from elastrain.api.settings import (
+    ALL,
+    BatchSettings,
+    BatchSpec,
+    CheckpointSpec,
+    DivergenceSpec,
+    workers_of_a_group,
+)
 
 
 class CleanPodPolicy(StrEnum):
@@ -119,6 +126,9 @@ class JobSpec(ApiModel):
     batch: BatchSpec | None = None
     """Let the ranks choose the batch of a step, and scale the learning rate with it. Absent: the batch is the script's.
     May only change while ``suspend`` is true. Not with ``parallelism.shards``, nor with `numerics="bitwise"`."""
+    divergence: DivergenceSpec | None = None
+    """How replicas of the model are compared, and what follows where they differ. Absent: every 100 steps, and the job
+    fails where no majority of them is equal."""
     suspend: bool = False
     """True: drain all workers at a step boundary and keep the job. Refused if that discards committed steps: see
     ``protectState``."""

@@ -49,6 +49,11 @@ class CheckpointKeeper:
         self._together = 0, 0
         """Step and generation of the last save that all ranks have agreed on."""
 
+    @property
+    def saves_durably(self) -> bool:
+        """Whether the job has checkpoints that outlive its pods."""
+        return bool(self._durable)
+
     # -- load --------------------------------------------------------------------------------------------------------
     def resume(
         self,
@@ -57,18 +62,20 @@ class CheckpointKeeper:
         saved_step: int,
         reached: int,
         torn: str = "",
+        newest: int | None = None,
         ranks: Ranks | None = None,
         cut: Cut = WHOLE,
     ) -> list[int]:
         """Load the newest checkpoint that can be read, by ``load(tree)``, and begin a new lineage.
 
         For all ranks of a cold start, a generation in which no rank holds state. ``ranks``: default: this one alone.
-        ``cut``: the part of the state that this rank loads, if it does. Returns the ranks that hold the state then, by
+        ``newest``: step of the newest that counts; None: all do. ``cut``: the part of the state that this rank loads,
+        if it does. Returns the ranks that hold the state then, by
         shard: those that have loaded, or the first ones if the job begins at step 0. Raises as of
         :class:`~elastrain.elastic.checkpoint.resume.ColdStart`.
         """
         self._wait(FINISH_SECONDS)  # a process that has lost its state may be saving it
-        start = ColdStart(self._levels, ranks or Ranks(), cut)
+        start = ColdStart(self._levels, ranks or Ranks(), cut, newest)
         tree, sources = start.choose(saved_step=saved_step, reached=reached, torn=torn)
         if tree is not None:
             load(tree)

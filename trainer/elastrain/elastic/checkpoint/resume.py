@@ -50,6 +50,8 @@ class ColdStart:
     levels: Sequence[Level]
     ranks: Ranks
     cut: Cut = WHOLE
+    newest: int | None = None
+    """Step of the newest checkpoint that counts: later ones may hold a wrong state. None: all count."""
     lineage: str = ""
     """The new one, after :meth:`choose`."""
     result: CheckpointState | None = None
@@ -65,7 +67,8 @@ class ColdStart:
         if self._leads:
             self._before = durable[0].tier.lineage if durable else None
             self._surveys, self._unreadable = survey(self.levels)
-        memories = in_memories(self.levels, self.ranks.gather)
+            self._leave_out_later()
+        memories = [[c for c in held if self._counts(c)] for held in in_memories(self.levels, self.ranks.gather)]
         ways = iter(candidates(self._in_durable(), memories, self.ranks.shards) if self._leads else ())
         tree, way = self._load_first(ways)
         if self._leads and way is None:
@@ -89,6 +92,15 @@ class ColdStart:
     def _in_durable(self) -> list[list[Checkpoint]]:
         """By tier, with an empty list for the memory: its number is 0 on every rank."""
         return [[], *(complete for tier, complete in self._surveys if tier.outlives_pods)]
+
+    def _counts(self, checkpoint: Checkpoint) -> bool:
+        return self.newest is None or checkpoint.step <= self.newest
+
+    def _leave_out_later(self) -> None:
+        why = f"it was saved after step {self.newest}, since when replicas may differ"
+        later = [(tier, c) for tier, complete in self._surveys for c in complete if not self._counts(c)]
+        self._unreadable += [Unreadable(tier, checkpoint.name, why) for tier, checkpoint in later]
+        self._surveys = [(tier, [c for c in complete if self._counts(c)]) for tier, complete in self._surveys]
 
     def _tier(self, number: int) -> Tier | None:
         return _memory(self.levels) if number == 0 else self._durable[number - 1].tier

@@ -48,6 +48,8 @@ class ControlInputs:
     """Whether this rank adds the gradients of this step to those of a step before."""
     batch: tuple[int, float] = (0, 0.0)
     """With ``spec.batch``: as of :meth:`elastrain.elastic.batching.ScriptsBatch.votes`."""
+    replica: int | None = None
+    """As of :meth:`elastrain.elastic.replicas.replicas.Replicas.take_number`; None on all ranks, or on none."""
 
     @property
     def known(self) -> list[float]:
@@ -63,7 +65,17 @@ class Published:
         self.values = values
         """Shape (control.SIZE,), or (control.WITH_BATCH,)."""
         self.connected: frozenset[int] = frozenset()
+        self.replicas: torch.Tensor | None = None
+        """Shape (ranks,): the numbers of all replicas, once they are summed: each rank adds its own."""
         self._inputs = inputs
+
+    def add_replica(self, rank: int, ranks: int) -> list[torch.Tensor]:
+        """What travels beside the vector: :attr:`replicas` if they are compared in this step."""
+        if (mine := self._inputs.replica) is None:
+            return []
+        self.replicas = torch.zeros(ranks, dtype=torch.int64)
+        self.replicas[rank] = mine
+        return [self.replicas]
 
     def add_connected(self) -> None:
         """Add the present connections, just before the sum begins. Any thread."""
@@ -105,10 +117,11 @@ class ControlVector:
             numbers[control.SIZE :] = (*inputs.batch, *self.small.votes())
         numbers[control.LEARNING : control.SIZE] = inputs.known
         numbers[control.LOSS], numbers[control.COMPUTE] = self._loss.item(), inputs.compute
+        replicas = published.add_replica(communicator.rank, communicator.world_size)
         *others, self._sum = communicator.sum_together(
-            *beside, published.values, kind=kind, before=published.add_connected
+            *beside, *replicas, published.values, kind=kind, before=published.add_connected
         )
-        return others
+        return others[: len(beside)]
 
     def conclude(self, communicator: Communicator, *beside: torch.Tensor) -> Summed:
         """The sum of the votes of all ranks, void if the communicator has broken. Nothing of the step is under way.
@@ -122,7 +135,8 @@ class ControlVector:
         assert published is not None and self._sum is not None
         self._sum.wait()
         self._inputs = self._published = self._sum = None
-        return Summed(published.values.tolist(), published.connected)
+        replicas = [] if published.replicas is None else published.replicas.tolist()
+        return Summed(published.values.tolist(), published.connected, replicas=replicas)
 
 
 def _type_for(like: torch.Tensor) -> torch.dtype:

@@ -61,6 +61,8 @@ class Kind(IntEnum):
     """Moving shards of the state to other ranks (:mod:`elastrain.elastic.reshard`)."""
     BUFFERS = 14
     """The models' buffers behind a step with learners."""
+    REPLICAS = 15
+    """Comparing replicas (:mod:`elastrain.elastic.replicas`)."""
 
 
 _OUTSIDE_OF_STEPS = (Kind.FORM, Kind.ENTRY, Kind.FAREWELL, Kind.RESHARD)
@@ -153,6 +155,7 @@ def _doing(header: Header, *, numbered: bool = False) -> str:
         Kind.FAREWELL: "leaves the generation",
         Kind.RESHARD: f"moves shards of the state ({size})",
         Kind.BUFFERS: f"computes step {step} (buffers for a joiner)",
+        Kind.REPLICAS: f"compares replicas of the state of step {header.step}",
         Kind.TRAINED: f"changes its data, the parameters that train, or their groups, before step {step}",
     }.get(header.kind, f"sums {size} of kind {header.kind}")  # type: ignore[call-overload]
     return f"{doing} (sum {header.sequence} of the generation)" if numbered else doing

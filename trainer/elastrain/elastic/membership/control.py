@@ -53,6 +53,16 @@ def digits(count: int) -> tuple[float, float]:
     return float(low), float(high)
 
 
+def in_words(number: int) -> list[float]:
+    """A number of 63 bits as values that every floating-point type holds exactly."""
+    return [float(number >> shift & 0xFFFF) for shift in range(0, 64, 16)]
+
+
+def of_words(words: Sequence[float]) -> int:
+    """The reverse of :func:`in_words`."""
+    return sum(int(word) << 16 * place for place, word in enumerate(words))
+
+
 @dataclass(frozen=True, slots=True)
 class Summed:
     """The control vector of a step, summed over all ranks."""
@@ -66,6 +76,8 @@ class Summed:
     from a step before, and of the squares of these. They travel beside the vector."""
     copying: int = 0
     """The same: the number of ranks that had not received all of the newest snapshot when they voted."""
+    replicas: Sequence[int] = ()
+    """By rank: the number of its replica, where they are compared in this step."""
 
     def with_votes(self, *products: float, copying: float) -> Summed:
         """The same vector with the sums that came with it: the three of :attr:`products`, and :attr:`copying`."""

@@ -65,6 +65,8 @@ class EntryRow:
     """As of :class:`elastrain.elastic.membership.verdict.Row`."""
     counted: int = 0
     """The same."""
+    back: int = -1
+    """As of :attr:`elastrain.elastic.replicas.replicas.Replicas.back`."""
     snapshots: tuple[Held, Held] = (NOTHING, NOTHING)
     """With ``shards: all``: what it can give besides."""
     home: Home = _ANYWHERE
@@ -128,6 +130,8 @@ class Entry:
     """Ranks that hold a part of a state of which no rank holds another part: nothing can continue from it."""
     changes: int = -1
     """Those that the state has seen, or will have in the first step if the receivers are learners in it."""
+    back: int = -1
+    """If no rank holds state since replicas differ: no checkpoint of a later step counts. -1: all do."""
     other_data: Sequence[int] = ()
     """Ranks in that loop whose data has another order than that of the others."""
     origin: Origin | None = None
@@ -171,6 +175,7 @@ class Entry:
             behind=[r for r, calls in lacking.items() if calls == 1],
             shards=[row.live.shard for row in table],
             torn=[] if held else [r for r, row in enumerate(table) if row.step >= 0],
+            back=max(row.back for row in table),
             changes=max(table[sources[0]].changes, furthest[0] if shares else -1),
             other_data=differing(
                 [row.order for row in table],

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from elastrain.api.settings import DivergenceSpec
 from elastrain.data.changes import Changes
 from elastrain.elastic.boundary import Boundary
 from elastrain.elastic.checkpoint import CheckpointKeeper
+from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.membership.calls import Calls
+from elastrain.elastic.membership.entry import Entry
 from elastrain.elastic.membership.report import Reporter
 from elastrain.elastic.pauses import Pauses
+from elastrain.elastic.replicas.replicas import Replicas
 from elastrain.elastic.state import capture
 from elastrain.elastic.state.capture import Stateful
 from elastrain.elastic.state.data_order import DataOrder
@@ -22,8 +26,14 @@ from elastrain.elastic.state.trained import TrainedSet
 class RankState:
     """For the training thread."""
 
-    def __init__(self, tracked: Mapping[str, Stateful], keeper: CheckpointKeeper, reporter: Reporter) -> None:
-        """``tracked`` is shared with the job, which adds to it."""
+    def __init__(
+        self,
+        tracked: Mapping[str, Stateful],
+        keeper: CheckpointKeeper,
+        reporter: Reporter,
+        divergence: DivergenceSpec | None = None,
+    ) -> None:
+        """``tracked`` is shared with the job, which adds to it. ``divergence``: default: no comparison."""
         self.step = 0
         """Committed steps."""
         self.by = 0
@@ -40,10 +50,18 @@ class RankState:
         """Of the script, at a step."""
         self.trained = TrainedSet(tracked, self.data)
         self.kept, self.known = KeptGradients(tracked), KnownParameters(tracked)
+        self.replicas = Replicas(tracked, divergence or DivergenceSpec(every_steps=0), may_go_back=keeper.saves_durably)
+        """Compared with those of its peers."""
         self.on_adopt: Callable[[], None] = lambda: None
         """Called when a newer state is about to replace this one."""
         self.tracked, self.reporter = tracked, reporter
         self._keeper = keeper
+
+    def enter(self, communicator: Communicator, entry: Entry) -> None:
+        """A generation begins, and this rank has its state or receives it in the first steps. Raises
+        ``GenerationBroken``."""
+        self.calls.catch_up(communicator, entry)
+        self.replicas.enter(entry.shards, self.step, cold=entry.cold)
 
     def commit(self, step: int, by: int, *, stops: bool) -> None:
         """The tracked objects are those of ``step`` committed steps now."""
@@ -85,3 +103,4 @@ class RankState:
         capture.restore(self.tracked, tree["tracked"])
         if kept := tree.get("kept"):
             self.kept.load(kept)
+        self.replicas.loaded()

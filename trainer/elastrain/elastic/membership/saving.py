@@ -78,6 +78,7 @@ class Saving:
             saved_step=entry.saved_step,
             reached=entry.reached,
             torn=torn,
+            newest=entry.back if entry.back >= 0 else None,
             ranks=Ranks(rank, shards, partial(communicator.all_gather_bytes, kind=Kind.ENTRY)),
             cut=Cut(Grid(shards[rank], max(shards) + 1, self._tensor), partial(parts.dims_of, self._tracked)),
         )

@@ -355,7 +355,7 @@ class World:
         if communicator.broken is not None:
             raise GenerationBroken(communicator.generation, communicator.broken)
         self._held = not self._handover.receiving
-        self.state.calls.catch_up(communicator, entry)
+        self.state.enter(communicator, entry)
         return self._copies.enter(entry, communicator)
 
     def entry_row(self, generation: Generation) -> EntryRow:
@@ -379,13 +379,15 @@ class World:
             changes=state.changes.seen,
             voted=position.ballot.voted,
             counted=position.ballot.counted(state.step),
+            back=state.replicas.back,
         )
         return self._copies.contribution(row, generation)
 
     def _begin_learner_step(self, communicator: Communicator, *, receiving: bool) -> None:
         assert self.model is not None and self.model.learner is not None
         connected = frozenset[int]() if receiving else self._session.connected()  # no switch before it is complete
-        self.model.learner.begin(communicator, connected, receiving=receiving)
+        number = self.state.replicas.take_number(communicator)
+        self.model.learner.begin(communicator, connected, receiving=receiving, replica=number)
 
     # -- state -------------------------------------------------------------------------------------------------------
     def _note_state(self) -> None:
@@ -413,8 +415,6 @@ class World:
     def _report(self) -> None:
         if self._generation is None or (order := self.position.order) is None:
             return  # this process has committed nothing
-        at, result = self.position.loop_end, self._keeper.result
-        progress = self._reporter.progress(
-            self._generation, step=self.step, order=order, loop_end=at, checkpoint=result
-        )
+        of, at, saved = self._generation, self.position.loop_end, self._keeper.result
+        progress = self._reporter.progress(of, step=self.step, order=order, loop_end=at, checkpoint=saved)
         self._session.send(Report(progress=progress))

@@ -71,6 +71,11 @@ class Buffers:
         return [kept.name for kept in self._kept if kept.changes]
 
     @property
+    def changing(self) -> list[torch.Tensor]:
+        """Those that forward changes, after :meth:`after_warm_up`."""
+        return [kept.buffer for kept in self._kept if kept.changes and kept.buffer is not None]
+
+    @property
     def largest(self) -> int:
         """Bytes of the largest buffer that forward changes; 0 if it changes none."""
         return max((kept.copy.nbytes for kept in self._kept if kept.changes), default=0)

@@ -151,19 +151,22 @@ class Bitwise:
             return None
         connected = inputs.connected()
         shared = [*control.encode(connected), inputs.compute, *inputs.known]
+        own = [] if inputs.replica is None else control.in_words(inputs.replica)
         if communicator.world_size == 1:
-            total = tree.root()
+            total, rows = tree.root(), [[*shared, *own]]
             tree.parts.clear()
         else:
             try:
                 with communicator.exchange(buffers.nbytes) as mesh:
-                    total, shared = self._exchange(communicator, mesh, tree, part.leaves, shared)
+                    total, rows = self._exchange(communicator, mesh, tree, part.leaves, [*shared, *own])
             except GenerationBroken:
                 # The caller sees from the communicator that the step is discarded.
                 return Summed([*shared, 0.0], ())
         self._release()
-        shared.insert(control.LOSS, buffers.set_gradients(total))
-        return Summed(shared, connected)
+        sums = [sum(values) for values in zip(*(row[: len(shared)] for row in rows), strict=True)]
+        sums.insert(control.LOSS, buffers.set_gradients(total))
+        replicas = [control.of_words(row[len(shared) :]) for row in rows] if own else []
+        return Summed(sums, connected, replicas=replicas)
 
     def _release(self) -> None:
         if self._sum is not None and self._buffers is not None:
@@ -193,8 +196,8 @@ class Bitwise:
         tree: TreeSum[GradientBuffer],
         leaves: int,
         shared: list[float],
-    ) -> tuple[GradientBuffer, list[float]]:
-        """Complete the tree over the ranks: returns the sum of all leaves, and the sum of the ranks' ``shared``."""
+    ) -> tuple[GradientBuffer, list[list[float]]]:
+        """Complete the tree over the ranks: returns the sum of all leaves, and ``shared`` of each rank."""
         buffers, rank, world = self._buffers, communicator.rank, communicator.world_size
         assert buffers is not None
         chunk = buffers.capacity // world
@@ -223,7 +226,7 @@ class Bitwise:
         mesh.run()
         if flat is not total.flat:
             total.flat.copy_(flat)
-        return total, table.sum(0).tolist()
+        return total, table.tolist()
 
 
 class _Chunk:

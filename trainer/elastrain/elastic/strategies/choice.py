@@ -60,7 +60,9 @@ def world_for(
     batch: ScriptsBatch | None = None,
 ) -> World:
     """The rank's place among the others. ``tracked`` is shared with the job, which adds to it. ``batch``: of a step."""
-    state = RankState(tracked, keeper, Reporter(batch=batch or ScriptsBatch()))
+    settings = session.welcome.settings
+    divergence = None if settings.shards == "all" else settings.divergence  # one copy has no replicas
+    state = RankState(tracked, keeper, Reporter(batch=batch or ScriptsBatch()), divergence)
     position = Position(session, keeper.newest_step)
     copies = WholeCopies(session)
     if isinstance(strategy, FullySharded):

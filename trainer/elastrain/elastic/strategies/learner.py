@@ -100,13 +100,17 @@ class Learner:
         """Whether :meth:`begin` was called, and neither :meth:`finish` nor :meth:`cancel` since."""
         self.outputs = Outputs()
 
-    def begin(self, communicator: Communicator, connected: Collection[int], *, receiving: bool) -> None:
+    def begin(
+        self, communicator: Communicator, connected: Collection[int], *, receiving: bool, replica: int | None = None
+    ) -> None:
         """Begin the sums of a step, while the state arrives; the first time before :meth:`ReplicatedModule.attach`.
 
         All ranks have agreed on it. ``connected``: numbers of the proposals that this rank could switch to.
-        ``receiving``: after this step a part of the state will still be missing.
+        ``receiving``: after this step a part of the state will still be missing. ``replica``: as of
+        :class:`ControlInputs`.
         """
-        self._model.prepare(ControlInputs(lambda: connected, learning=receiving), torch.zeros(()))
+        inputs = ControlInputs(lambda: connected, learning=receiving, replica=replica)
+        self._model.prepare(inputs, torch.zeros(()))
         self.active, self._gradients, self._sums = True, [], []
         buckets = self._model.empty_buckets()
         for bucket in buckets:
