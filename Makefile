@@ -26,16 +26,14 @@ help: ## what there is to make (this list)
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: ## an elastic job on this machine: trains on real data, grows, is hit by a kill, shrinks, loses nothing; draws it
-	@scripts/dev-env
-	@etcd=$$(scripts/get-etcd); ELASTRAIN_ETCD=$$etcd $(PY) examples/01-digits/demo.py --picture demo.png
+	@scripts/demo --picture demo.png
 
 storm: ## a language model trained through 50 random joins, leaves and kills; draws its loss curve beside the undisturbed one
 	@scripts/dev-env
 	@etcd=$$(scripts/get-etcd); ELASTRAIN_ETCD=$$etcd $(PY) examples/02-storm/storm.py --picture storm.png
 
 test: ## linters, types, and the tests that need no cluster: unit, protocol, training; prints what each tier costs
-	@scripts/dev-env
-	@export ELASTRAIN_TESTS_STARTED=$$(date +%s); $(PYTEST) --durations=10
+	@scripts/test -n $(PROCESSES) --durations=10
 
 nightly: ## what CI leaves out: nightly tests, 20 times the property tests, all examples, long outages, another Kubernetes
 	@scripts/dev-env

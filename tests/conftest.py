@@ -24,6 +24,7 @@ from elastrain.etcd import EtcdClient, EtcdConfig
 from elastrain.etcd.server import EtcdServer
 from elastrain.etcd.wire import messages
 from lanes import Lanes, comes_last, place
+from programs import Programs, are_coming, uses_programs
 from tiers import Tiers
 from warm import light, warm
 
@@ -35,6 +36,7 @@ KUBERNETES = "1.34.0"  # `helm template` contacts no cluster, and would assume a
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Tiers(), "tiers")
+    config.pluginmanager.register(Programs(), "programs")
 
 
 # ---- several processes -----------------------------------------------------------------------------------------------
@@ -45,7 +47,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Lanes | None
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     several = hasattr(config, "workerinput")  # one process runs them in the order of their folders
-    items.sort(key=lambda item: (place(item.nodeid) if several else 0, comes_last(item.nodeid)))
+    late = are_coming()  # the same in all processes, as their orders must be
+
+    def key(item: pytest.Item) -> tuple[bool, int, bool]:
+        return late and uses_programs(item.nodeid), place(item.nodeid) if several else 0, comes_last(item.nodeid)
+
+    items.sort(key=key)
 
 
 @pytest.fixture

@@ -92,13 +92,16 @@ def act(job: LocalJob, recorder: Recorder, over: Path) -> dict[str, tuple[list[i
         status = job.wait(lambda s: s.progress and s.progress.step >= goal, timeout=PATIENCE, what=f"step {goal}")
         return status.progress.step if status.progress else 0
 
-    trained(1, 60)
+    trained(1, 30)
     first = job.worker("digits-0").rank_pids()
-    say("▶ scale to 4 workers; digits-0 trains on while three others start")
+    say("▶ scale to 2 workers; digits-0 trains on while another starts")
+    job.scale(2)
+    trained(2, 60)
+    say("▶ scale to 4 workers")
     job.scale(4)
     trained(4, 120)
     pids = {w.name: job.worker(w.name).rank_pids() for w in job.status().running}
-    grown = {"digits-0 (1 → 4)": (first, pids["digits-0"])}
+    grown = {"digits-0 (1 → 2 → 4)": (first, pids["digits-0"])}
     say(f"▶ kill -9 {pids['digits-0'][0]}: the process of rank 0, in digits-0")
     job.kill_worker("digits-0", "rank")
     job.wait(lambda s: any(w.restarts for w in s.workers), timeout=PATIENCE, what="the killed rank to start again")
@@ -185,7 +188,7 @@ def train_disturbed(folder: Path, recorder: Recorder) -> tuple[dict[str, tuple[l
 def draw(shown: Tour, path: Path) -> None:
     """The picture as a file, where there is something to draw it with."""
     try:
-        tour.draw(shown, path, "1 → 4 workers, kill -9, 4 → 2: the loss is that of the undisturbed run")
+        tour.draw(shown, path, "1 → 2 → 4 workers, kill -9, 4 → 2: the loss is that of the undisturbed run")
     except ModuleNotFoundError as error:
         if error.name != "matplotlib":
             raise

@@ -21,6 +21,7 @@ import yaml
 
 from bench_harness.processes import free_ports
 from elastrain.api.crd import crd
+from programs import MISSING
 
 CACHE = Path(os.environ.get("ELASTRAIN_CACHE", Path.home() / ".cache/elastrain")) / "bin"
 TOKEN = "of-the-test"
@@ -69,7 +70,7 @@ def etcd_program() -> str:
 def _missing(reason: str, require: str, built_by: str) -> NoReturn:
     if os.environ.get(require) == "1":
         pytest.fail(f"{require}=1, but {reason}", pytrace=False)
-    pytest.skip(f"{reason} ({built_by} builds it)")
+    pytest.skip(f"{MISSING}{reason} (`make test` brings it; {built_by} builds it)")
 
 
 @contextlib.contextmanager
