@@ -1,16 +1,54 @@
-"""For mkdocs: links that leave ``docs/``, which lead somewhere in the repository, become the file's name on the site.
+"""For mkdocs: what the pages need beyond Markdown.
 
-``[01](../examples/01-digits)`` reads ``01 (`examples/01-digits`)`` there. A link to a file that does not exist stays as
-it is, so that the strict build fails at it.
+- Links that leave ``docs/``, which lead somewhere in the repository, become the file's name on the site:
+  ``[01](../examples/01-digits)`` reads ``01 (`examples/01-digits`)`` there. A link to a file that does not exist stays
+  as it is, so that the strict build fails at it.
+- Tables of up to five columns are marked, and each cell is named after its column: a phone shows rows as cards.
+- ``ELASTRAIN_REPOSITORY`` (an https address) adds links to the source, and to edit each page.
 """
 
 from __future__ import annotations
 
+import html
+import os
 import re
 from pathlib import Path
 from typing import Any
 
+STACKED = 5
+"""Columns of a table that a phone shows as cards: more are figures, which are read side by side."""
 _LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((\.\./[^)#\s]*)(?:#[^)\s]*)?\)")
+
+
+def on_config(config: Any, **_: Any) -> Any:
+    """Called by mkdocs once: the repository's address, which depends on who serves the site."""
+    if repository := os.environ.get("ELASTRAIN_REPOSITORY"):
+        config.repo_url, config.repo_name, config.edit_uri = repository, "source", "edit/main/docs/"
+    return config
+
+
+def on_page_content(text: str, **_: Any) -> str:
+    """Called by mkdocs for each page as HTML."""
+    return cells_named_after_columns(text)
+
+
+def cells_named_after_columns(text: str) -> str:
+    """``text`` with the attribute ``data-column`` in each cell of each table of at most `STACKED` columns."""
+
+    def table(found: re.Match[str]) -> str:
+        columns = [
+            re.sub(r"<[^>]+>", "", head).strip() for head in re.findall(r"<th\b[^>]*>(.*?)</th>", found[0], re.S)
+        ]
+        if not 1 < len(columns) <= STACKED:
+            return found[0]
+
+        def row(cells: re.Match[str]) -> str:
+            names = iter(columns)
+            return re.sub(r"<td", lambda _: f'<td data-column="{html.escape(next(names, ""))}"', cells[0])
+
+        return re.sub(r"<tr>.*?</tr>", row, found[0].replace("<table>", "<table data-stacks>", 1), flags=re.DOTALL)
+
+    return re.sub(r"<table>.*?</table>", table, text, flags=re.DOTALL)
 
 
 def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: Any) -> str:

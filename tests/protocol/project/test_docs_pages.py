@@ -92,6 +92,16 @@ def test_link_out_of_the_pages_becomes_a_name_on_the_site_if_the_file_exists(wri
     assert script("site_hooks").names_for_links_out(written, DOCS / "operations.md", DOCS) == shown
 
 
+def test_cells_are_named_after_their_columns_if_a_phone_can_show_the_rows_as_cards() -> None:
+    def table(columns: int) -> str:
+        head = "".join(f"<th>c <code>{n}</code></th>" for n in range(columns))
+        return f"<table>\n<thead><tr>{head}</tr></thead><tbody><tr>{'<td>x</td>' * columns}</tr></tbody></table>"
+
+    named = script("site_hooks").cells_named_after_columns
+    assert '<td data-column="c 0">x</td><td data-column="c 1">x</td>' in named(table(2))
+    assert named(table(6)) == table(6), "figures are read side by side"
+
+
 @pytest.mark.parametrize("picture", sorted((DOCS / "images").glob("*.svg")), ids=lambda picture: picture.name)
 def test_every_drawing_is_described_and_has_colours_for_the_dark(picture: Path) -> None:
     svg, name = ET.parse(picture).getroot(), "{http://www.w3.org/2000/svg}"
