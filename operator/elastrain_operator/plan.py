@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
+from typing import Any
 
 from elastrain.api.job import ConditionType, JobSpec, JobStatus
 from elastrain.api.records import Target
@@ -22,7 +23,7 @@ from elastrain_operator.policy.report.conditions import Claim
 from elastrain_operator.policy.size import claims as claims_policy
 from elastrain_operator.policy.size import drain, eviction, gang, groups, workers
 from elastrain_operator.policy.size import target as targets
-from elastrain_operator.status import held_until, if_changed, status_of, usage
+from elastrain_operator.status import held_until, if_changed, status_of
 
 DRAIN_EXTRA = 30.0
 """Seconds beyond a pod's own grace period that a worker may take to leave."""
@@ -64,16 +65,18 @@ def plan(
     return _end(context, verdict) if verdict else _go_on(context)
 
 
-def refuse(status: JobStatus, generation: int | None, message: str, now: datetime) -> Plan:
-    """The plan for a job whose spec breaks a rule: report it and change nothing."""
-    return _only_say(status, generation, Claim(ConditionType.PODS_READY, "False", "SpecInvalid", message), now)
+def refuse(status: JobStatus, observed: Observed, message: str, now: datetime, state: LoopState | None = None) -> Plan:
+    """The plan for a job whose spec breaks a rule: report it, count its pods, and change nothing."""
+    state, claim = state or LoopState(), Claim(ConditionType.PODS_READY, "False", "SpecInvalid", message)
+    made = _report(status, claim, observed.job.generation, now, _counted(status, observed, state, now))
+    return replace(made, unheard=state.unheard, gang=state.gang)
 
 
 def fault(status: JobStatus, generation: int | None, message: str, retry: float, now: datetime) -> Plan:
     """The plan for a job that the operator cannot process because of its own fault: report it and change nothing."""
     text = f"{message}: a fault of the operator, which has logged it and retries within {retry:g} s; please report it. "
     text += "Meanwhile running workers continue to train; a change of the spec may avoid the fault"
-    return _only_say(status, generation, Claim(ConditionType.PODS_READY, "False", "OperatorFault", text), now)
+    return _report(status, Claim(ConditionType.PODS_READY, "False", "OperatorFault", text), generation, now, {})
 
 
 def deleted(
@@ -82,36 +85,39 @@ def deleted(
     """The plan for a job that is being deleted and still exists, since ``finalizers`` hold it: it claims nothing any
     more, and its workers leave. Needs neither its spec nor etcd."""
     state, pods = state or LoopState(), observed.pods
-    live = len(groups.of(p for p in pods if not p.ending))
-    generation = observed.job.generation
-    before = state.usage or status.accelerator_seconds
-    usage = accelerator_seconds.account(before, pods, accelerator_seconds.Place(), None, now)
-    changed = status.model_copy(
-        update={
-            "conditions": conditions.merge(status.conditions, [deletion.claim(pods, finalizers)], generation, now),
-            "replicas": live,
-            "ready_replicas": min(status.ready_replicas, live),
-            "accelerator_seconds": usage,
-            "observed_generation": generation,
-        }
-    )
-    return Plan(
-        status=if_changed(status, changed),
+    counted = _counted(status, observed, state, now, accelerator_seconds.Place())
+    made = _report(status, deletion.claim(pods, finalizers), observed.job.generation, now, counted)
+    return replace(
+        made,
+        events=(),
         delete=deletion.deletions(pods, finalizers),
-        usage=usage,
         claims=None if observed.share is None else Claims(None, leaving=claims_policy.held(observed)),
         departed=tuple(state.gone),
     )
 
 
-def _only_say(status: JobStatus, generation: int | None, claim: Claim, now: datetime) -> Plan:
-    changed = status.model_copy(
-        update={
-            "conditions": conditions.merge(status.conditions, [claim], generation, now),
-            "observed_generation": generation,
-        }
-    )
-    return Plan(status=if_changed(status, changed), events=events.events_of(status, changed, None, None, ()))
+def _counted(
+    status: JobStatus,
+    observed: Observed,
+    state: LoopState,
+    now: datetime,
+    place: accelerator_seconds.Place | None = None,
+) -> dict[str, Any]:
+    """Fields of the status that follow from the pods alone. ``place``: None: as before."""
+    live, before = len(groups.of(p for p in observed.pods if not p.ending)), state.usage or status.accelerator_seconds
+    return {
+        "replicas": live,
+        "ready_replicas": min(status.ready_replicas, live),
+        "accelerator_seconds": accelerator_seconds.account(before, observed.pods, place, None, now),
+    }
+
+
+def _report(status: JobStatus, claim: Claim, generation: int | None, now: datetime, counted: Mapping[str, Any]) -> Plan:
+    """Reports ``claim`` and the fields that were ``counted``; nothing else changes."""
+    merged = conditions.merge(status.conditions, [claim], generation, now)
+    changed = status.model_copy(update={"conditions": merged, "observed_generation": generation, **counted})
+    said = events.events_of(status, changed, None, None, ())
+    return Plan(status=if_changed(status, changed), events=said, usage=counted.get("accelerator_seconds"))
 
 
 # ---- an active job -------------------------------------------------------------------------------------------------
@@ -223,17 +229,12 @@ def _end(context: PlanContext, verdict: Verdict) -> Plan:
 
 def _after_end(context: PlanContext, terminal: ConditionType) -> Plan:
     old, seen = context.status, context.observed
-    live = len(groups.of(p for p in seen.pods if not p.ending))
     status = old.model_copy(
         update={
-            "replicas": live,
-            "ready_replicas": min(old.ready_replicas, live),
+            **_counted(old, seen, context.state, context.now, accelerator_seconds.Place()),
             "leaving": [],
             "counted_failures": [uid for uid in old.counted_failures if uid in {p.uid for p in seen.pods}],
             "completion_time": old.completion_time or context.now.isoformat(),
-            "accelerator_seconds": accelerator_seconds.account(
-                usage(context), seen.pods, accelerator_seconds.Place(), None, context.now
-            ),
             "observed_generation": seen.job.generation,
         }
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -18,11 +18,11 @@ from elastrain_operator import clock, plan
 from elastrain_operator.apply.executor import Executor
 from elastrain_operator.config import OperatorConfig
 from elastrain_operator.kube.client import ApiError, Kube
-from elastrain_operator.kueue.desk import Desk
+from elastrain_operator.kueue.desk import Desk, Turn
 from elastrain_operator.kueue.parse import is_sent
 from elastrain_operator.metrics import process as metrics
 from elastrain_operator.metrics.jobs import JobMeter
-from elastrain_operator.model import JobRef, LoopState, Observed, Pod
+from elastrain_operator.model import JobRef, LoopState, Observed, Plan, Pod
 from elastrain_operator.observe import parse
 from elastrain_operator.observe.owner import is_issued
 from elastrain_operator.observe.records import Mirror
@@ -51,6 +51,20 @@ PodsOf = Callable[[JobKeys], Iterable[Pod]]
 """A job → its pods, from the watch."""
 
 log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """What a pass has decided, and from what."""
+
+    plan: Plan
+    status: JobStatus
+    """Before it."""
+    observed: Observed
+    spec: JobSpec | None = None
+    """None: it cannot be read, or the job is being deleted."""
+    turn: Turn | None = None
+    """Kueue's part; None: Kueue has nothing to do with the job."""
 
 
 class JobLoop:
@@ -220,7 +234,10 @@ class JobLoop:
         await until(self._wake, seconds)
 
     async def _pass(self) -> float:
-        """One pass; returns the seconds until the next one is due without a change."""
+        """One pass; returns the seconds until the next one is due without a change.
+
+        Whatever is decided leaves by one way: the views of the job (metrics, the allocator's claims), then the calls,
+        of which the status is the first, then what follows them."""
         body, state = self._body, self._state
         state.status_interval = self.status_interval
         self.job = parse.job_ref(body)
@@ -230,43 +247,60 @@ class JobLoop:
         state.version = newest(state.version, body["metadata"].get("resourceVersion"))
         try:
             status = state.status or parse.job_status(body)
-        except parse.StatusUnreadable as error:
+        except parse.StatusUnreadable as error:  # nothing may follow from it
             await self._executor.report_unreadable(self.job, body.get("status"), str(error), state)
             return self._config.resync
-        if body["metadata"].get("deletionTimestamp"):
-            await self._leave(status)
-            return self._config.resync
+        decided = self._decide(body, status, await self._observe(status))
+        self._show(decided)
+        await self._executor.execute(self.job, decided.spec, decided.plan, state)
+        return await self._follow(decided)
+
+    def _decide(self, body: Mapping[str, Any], status: JobStatus, observed: Observed) -> Decided:
+        """What to do about the job now."""
+        meta, state, now = body["metadata"], self._state, clock.now()
+        if meta.get("deletionTimestamp"):  # a finalizer holds it
+            made = plan.deleted(status, observed, meta.get("finalizers") or (), now, state)
+            return Decided(made, status, observed)
         try:
             spec = self._spec(body.get("spec", {}))
         except parse.SpecInvalid as error:
-            refusal = plan.refuse(status, self.job.generation, str(error), clock.now())
-            await self._executor.execute(self.job, None, refusal, state)
-            return self._config.resync
-        observed = await self._observe(status)
+            return Decided(plan.refuse(status, observed, str(error), now, state), status, observed)
         if observed.share is not None:
             observed = replace(observed, share=observed.share.in_replicas(spec.group_size))
         turn = self._kueue.decide(body, self.job, spec, status, observed) if self._kueue else None
         observed = turn.seated(observed) if turn else observed
-        state.unanswered_since = wanted.unanswered_since(state.unanswered_since, observed, clock.now())
-        state.lost_since = data_loss.since(state.lost_since, status, observed.coordination, clock.now())
+        state.unanswered_since = wanted.unanswered_since(state.unanswered_since, observed, now)
+        state.lost_since = data_loss.since(state.lost_since, status, observed.coordination, now)
         with metrics.PLAN_SECONDS.time():
-            decided = plan.plan(spec, status, observed, clock.now(), state, drain_extra=self._config.drain_extra)
-        before = state.remember(decided)
-        self.meter.saw(self.job, decided.status or status, observed, before, state.usage)
-        if self._capacity and turn:
-            self._capacity.reserve(self.job.uid, turn.unbound(spec))
-        elif self._capacity and decided.claims:
-            self._capacity.claim(self.job.uid, decided.claims)
-        await self._executor.execute(self.job, spec, decided, state)
-        if (state.refusal is not None and decided.create) or decided.probe is not None:
+            made = plan.plan(spec, status, observed, clock.now(), state, drain_extra=self._config.drain_extra)
+        return Decided(made, status, observed, spec, turn)
+
+    def _show(self, decided: Decided) -> None:
+        """Feed every view of the job, and keep what the next pass needs."""
+        made = decided.plan
+        before = self._state.remember(made)
+        self.meter.saw(self.job, made.status or decided.status, decided.observed, before, self._state.usage)
+        if self._capacity is None:
+            return
+        if decided.turn is not None and decided.spec is not None:
+            self._capacity.reserve(self.job.uid, decided.turn.unbound(decided.spec))
+        elif made.claims:
+            self._capacity.claim(self.job.uid, made.claims)
+
+    async def _follow(self, decided: Decided) -> float:
+        """What follows the calls of a pass; returns the seconds until the next one is due without a change."""
+        made, spec, turn = decided.plan, decided.spec, decided.turn
+        due = min(made.requeue_after or self._config.resync, self._config.resync)
+        if spec is None:
+            return due
+        if (self._state.refusal is not None and made.create) or made.probe is not None:
             self.wake()  # to update the status, and the claims
-        elif decided.create:
+        elif made.create:
             self._wake_soon()  # to show them in the status: the watch will report no change of them
-        await self._executor.keep_in_etcd(self.job, observed.pods)
-        due = min(decided.requeue_after or self._config.resync, self._config.resync)
+        await self._executor.keep_in_etcd(self.job, decided.observed.pods)
         if self._kueue is None or turn is None:
             return due
-        if decided.status is not None and decided.status.completion_time:
+        if made.status is not None and made.status.completion_time:
             self.wake()  # its Workloads end
         return min(due, await self._kueue.apply(self.job, spec, turn, due))
 
@@ -280,15 +314,6 @@ class JobLoop:
             log.warning("job not queued", job=self.job.name, namespace=self.job.namespace, error=str(error))
             return
         await self._kueue.send(body, self.job, spec, status)
-
-    async def _leave(self, status: JobStatus) -> None:
-        """One pass of a job that is being deleted and that a finalizer holds."""
-        observed, finalizers = await self._observe(status), self._body["metadata"].get("finalizers") or ()
-        decided = plan.deleted(status, observed, finalizers, clock.now(), self._state)
-        self._state.usage = decided.usage
-        if self._capacity and decided.claims:
-            self._capacity.claim(self.job.uid, decided.claims)
-        await self._executor.execute(self.job, None, decided, self._state)
 
     def _spec(self, raw: Mapping[str, Any]) -> JobSpec:
         """The spec, parsed once for each version of it. Raises ``SpecInvalid``."""

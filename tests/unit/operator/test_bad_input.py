@@ -139,7 +139,7 @@ def outcome(body: dict[str, Any]) -> tuple[Plan, list[dict[str, Any]], str]:
     try:
         spec = parse.job_spec(body)
     except parse.SpecInvalid as error:
-        return plan.refuse(status, 3, str(error), NOW), [], str(error)
+        return plan.refuse(status, Observed(parse.job_ref(body)), str(error), NOW), [], str(error)
     job = parse.job_ref(body)
     made = plan.plan(spec, status, Observed(job, coordination=Coordination()), NOW)
     try:

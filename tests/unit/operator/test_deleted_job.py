@@ -10,6 +10,7 @@ from conditions import until
 from elastrain.api.job import JobStatus
 from elastrain_operator import plan
 from elastrain_operator.allocation.model import Share
+from elastrain_operator.metrics.jobs import JobSeries
 from elastrain_operator.model import JobRef, Observed
 from elastrain_operator.observe import parse
 from loop_world import body, run
@@ -65,3 +66,30 @@ def test_its_pods_are_kept_if_its_user_orphans_them():
     assert not made.delete
     assert made.claims.job is None
     assert "1 worker kept, by --cascade=orphan" in made.status.conditions[0].message
+
+
+def held_by_a_finalizer() -> dict:
+    return deleted("example.com/billing")
+
+
+@pytest.mark.parametrize("changed", [held_by_a_finalizer, lambda: body(minReplicas=-1), lambda: body(suspend=True)])
+def test_metrics_show_what_the_status_says_whatever_a_pass_has_decided(changed):
+    async def scenario(world, jobs):
+        def shown(metric: str) -> float:
+            lines = JobSeries(jobs.meters).text().splitlines()
+            return next((float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{metric}{{")), -1.0)
+
+        jobs.see(body(), lambda _: world.watched)
+        await until(lambda: len(world.pods) == 2, "two pods")
+        bodies = [{**p, "spec": {**p["spec"], "nodeName": "n"}} for p in world.pods.values()]
+        world.watched = [parse.pod(p, datetime.now(UTC)) for p in bodies]
+        jobs.wake("uid")
+        await until(lambda: shown("elastrain_job_accelerators") == 2, "metrics of two bound workers")
+        jobs.see(changed(), lambda _: world.watched)
+        world.watched = []  # they are gone, whoever has deleted them
+        jobs.wake("uid")
+        await until(lambda: shown("elastrain_job_accelerators") == 0, "metrics without workers")
+        await until(lambda: world.statuses[-1]["acceleratorSeconds"]["held"] == 0, "a status without workers")
+        assert shown("elastrain_job_replicas") == world.statuses[-1]["replicas"] == 0
+
+    run(scenario)
