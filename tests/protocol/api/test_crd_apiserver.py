@@ -264,8 +264,9 @@ def test_server_and_pydantic_agree_on_every_combination_of_small_sizes(apiserver
             {"batch": {"min": 8, "max": 64, "learningRate": "Linear"}, "parallelism": None},
             "batch (present) may only change while suspend is true",
         ),
+        ({"divergence": {"everySteps": 10}}, "divergence (present) may only change while suspend is true"),
     ],
-    ids=["nproc", "auto", "checkpoint", "shards", "all shards", "redone", "archive", "batch"],
+    ids=["nproc", "auto", "checkpoint", "shards", "all shards", "redone", "archive", "batch", "divergence"],
 )
 def test_change_is_refused_if_running_workers_would_not_follow(
     apiserver: ApiServer, created: str, change: dict[str, Any], words: str

@@ -136,8 +136,6 @@ class DivergenceSpec(ApiModel):
     """Ranks that hold the same part of the model compare parameters, buffers and optimizer state, to the bit. A
     minority takes the state of the majority from a peer, and training continues."""
 
-    model_config = ConfigDict(strict=True)
-
     every_steps: NonNegativeInt = 100
     """Committed steps between two comparisons; also soon after each rescale and before a loop ends. 0: never, for
     machines that round differently. May only change while ``suspend`` is true."""
