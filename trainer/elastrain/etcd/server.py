@@ -30,12 +30,17 @@ class EtcdNotFound(Exception):
     """No usable etcd binary; the message names the searched places and how to get one."""
 
 
+def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
+    """``$ELASTRAIN_CACHE``, else ``~/.cache/elastrain``; it need not exist."""
+    return Path(environ.get(ENV_CACHE) or Path.home() / ".cache" / "elastrain")
+
+
 def find_etcd(path: str | Path | None = None, environ: Mapping[str, str] = os.environ) -> Path:
     """The etcd binary: ``path``, else ``$ELASTRAIN_ETCD``, else from PATH, else the newest in the cache.
 
     Raises ``EtcdNotFound`` if there is none, or if the named one is not etcd 3.4 or newer.
     """
-    cache = Path(environ.get(ENV_CACHE) or Path.home() / ".cache" / "elastrain") / "bin"
+    cache = cache_folder(environ) / "bin"
     help_text = f"Get one with `scripts/get-etcd`, or set ${ENV_ETCD_BINARY}."
     named = path or environ.get(ENV_ETCD_BINARY)
     if named:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
@@ -11,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -22,22 +20,18 @@ from elastrain.elastic.job import Job
 from elastrain.elastic.start import join as join_job
 from elastrain.elastic.state.handover import Handover
 from elastrain.elastic.step import Step
-from elastrain.verify import precision, record
+from elastrain.verify import precision, record, seeds
 from elastrain.verify.history import OWN_LOOP
 from elastrain.verify.reference import Reference
 from elastrain.verify.settings import Settings, position
 
 POLL_SECONDS = 0.005
-SEED = 0
-"""Of the generators, at :func:`join`, for scripts that seed them later or not at all."""
 
 
 def join(*, numerics: str = "exact") -> Any:
     """What ``elastrain.join()`` is in a run of ``elastrain verify``. Raises as it."""
     settings = Settings.of_environment()
-    torch.manual_seed(SEED)
-    np.random.seed(SEED)
-    random.seed(SEED)
+    seeds.begin()
     record.watch_constructors()
     if settings.dtype == "float64":
         precision.use_float64()

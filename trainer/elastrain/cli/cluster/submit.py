@@ -14,6 +14,7 @@ from elastrain.cli.cluster import compose
 from elastrain.cli.cluster.output import Misused, Place, answers, document, print_text
 from elastrain.client import ClusterError, view
 from elastrain.client.asynchronous import ENDED
+from elastrain.verify import stamp
 
 NOTICE_SECONDS = view.UNSEEN_SECONDS
 """Seconds that ``submit`` waits for the operator to observe the job."""
@@ -58,6 +59,9 @@ def submit(place: Place, file: Path, asked: ScriptJob, *, dry_run: bool) -> int:
                 raise
         elsewhere = bool(place.namespace) or job.namespace != jobs.namespace
     where = f" -n {job.namespace}" if elsewhere else ""
+    for script, text in files.items():
+        if line := stamp.hint(script, text.encode()):
+            print(line, file=sys.stderr)  # noqa: T201
     print_text(f"{name}: submitted to namespace {job.namespace}; elastrain watch {name}{where}")
     _await_operator(Place(job.namespace, place.context), name)
     return 0

@@ -17,6 +17,9 @@ from elastrain.verify.compare import Parting
 from elastrain.verify.kinds import Fault, advice
 from elastrain.verify.runs import Run
 
+NOT_RUN = "not run: "
+"""Notes of runs that did not take place begin so."""
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -37,6 +40,11 @@ class Answer:
     fault: Fault | None = None
     parting: Parting | None = None
     error: RunFailed | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the script is safe, through all runs."""
+        return self.exit_code == 0 and not any(note.startswith(NOT_RUN) for note in self.notes)
 
     def to_json(self) -> dict[str, Any]:
         found: dict[str, Any] = {

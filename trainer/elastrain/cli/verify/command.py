@@ -13,6 +13,7 @@ from elastrain.cli.local.command import BadOption, with_overrides
 from elastrain.cli.verify.answer import Report
 from elastrain.cli.verify.verification import Options, Verification
 from elastrain.etcd.server import EtcdNotFound, find_etcd
+from elastrain.verify import stamp
 
 __all__ = ["Options", "verify"]
 
@@ -25,7 +26,11 @@ def verify(options: Options) -> int:
         find_etcd(options.etcd)
         job = with_overrides(options.target, options.overrides, options.arguments)
         root = _folder(options.keep)
-        answer = Verification(job, options, root, report).judge()
+        verification = Verification(job, options, root, report)
+        answer = verification.judge()
+        if answer.is_whole and not options.only:
+            for script in verification.scripts():
+                stamp.write(script)
     except (InvalidManifest, EtcdNotFound, BadOption, OSError) as error:
         print(error, file=sys.stderr)  # noqa: T201 - this is the command line
         return names.EXIT_USAGE

@@ -14,7 +14,7 @@ from elastrain.cli.local.command import BadOption
 from elastrain.cli.local.spec import local_spec
 from elastrain.cli.verify import job as manifests
 from elastrain.cli.verify import outputs
-from elastrain.cli.verify.answer import Answer, Report
+from elastrain.cli.verify.answer import NOT_RUN, Answer, Report
 from elastrain.cli.verify.execute import Folders, JobRun, NotExercised, RunFailed, reference
 from elastrain.verify import files, history, kinds, parts
 from elastrain.verify.compare import Bounds, Parting, parting
@@ -97,17 +97,22 @@ class Verification:
             return self._answer(2, first, error=error, fault=kinds.NO_REFERENCE)
         for run in self._plan():
             if self.options.seconds is not None and time.monotonic() - self.began > self.options.seconds:
-                self.notes.append(f"not run: {run.title}")
+                self.notes.append(f"{NOT_RUN}{run.title}")
                 continue
             try:
                 answer = self._judge(run)
             except NotExercised as error:
-                self.notes.append(f"not run: {run.title}: {error}")
+                self.notes.append(f"{NOT_RUN}{run.title}: {error}")
                 continue
             if answer is not None:
                 return answer
             self.done.append(run)
         return self._answer(0)
+
+    def scripts(self) -> list[bytes]:
+        """The texts of the scripts in the job's command. After :meth:`judge`."""
+        paths = [self.source.directory / word for word in self.source.command if word.endswith(".py")]
+        return [path.read_bytes() for path in paths if path.is_file()]
 
     def _begin(self, first: Run) -> RunFailed | None:
         """Run the reference; why it can be none."""
@@ -130,7 +135,7 @@ class Verification:
         if not self.steps:
             return RunFailed("it commits no step: it calls no elastrain.join(), or its loop is empty")
         if self.steps < FEWEST_STEPS:
-            self.notes.append(f"not run: disturbances, since the script has only {self.steps} steps")
+            self.notes.append(f"{NOT_RUN}disturbances, since the script has only {self.steps} steps")
         return None
 
     def _plan(self) -> list[Run]:
