@@ -13,7 +13,8 @@ PREFIX = "elastrain: "
 _HINTS: tuple[tuple[str, str], ...] = (
     (
         r"Error initializing torch\.distributed using env://",
-        "a job forms its groups of ranks by itself: leave init_process_group() out",
+        "a job forms its groups of ranks by itself: leave init_process_group() out and call elastrain.join() "
+        "(`elastrain convert` proposes the change), or start the script by `python -m elastrain.contrib.restart`",
     ),
     (
         r"Default process group has not been initialized",
@@ -44,6 +45,12 @@ def hint_for(error: BaseException) -> str | None:
     """The way out of ``error``, if a script for a fixed number of ranks is its usual cause. Pure."""
     text = f"{type(error).__name__}: {error}"
     return next((way_out for pattern, way_out in _HINTS if re.search(pattern, text)), None)
+
+
+def line_for(text: str) -> str:
+    """The line for an error of which only the text is known, as of a script that never imports elastrain."""
+    way_out = next((way_out for pattern, way_out in _HINTS if re.search(pattern, text)), "")
+    return PREFIX + way_out if way_out else ""
 
 
 def add_hint(error: BaseException) -> None:

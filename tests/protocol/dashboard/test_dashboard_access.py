@@ -220,15 +220,15 @@ def test_accelerators_of_other_namespaces_are_summed_up() -> None:
     }  # fmt: skip
     parts = {"vision/b": [4, 4], "vision/c": [1, 0], "research/a": [2, 2]}
     series = {"byJob": {"time": [0, 5], "total": [8, 8], "parts": parts}, "byNode": {"time": [0], "parts": {"n": [6]}}}
-    shown = {"now": [resource], "history": {"nvidia.com/gpu": series}, "nodesKnown": True}
+    shown = {"resources": [resource], "history": {"nvidia.com/gpu": series}, "nodesKnown": True}
     assert accelerators.seen(shown, EVERYTHING) == shown
     found = accelerators.seen(shown, View(frozenset({"research"}), nodes=False))
-    assert found["now"][0]["jobs"] == [{"key": "research/a", "count": 2}]
-    assert (found["now"][0]["nodes"], found["nodesKnown"]) == ([], False)
+    assert found["resources"][0]["jobs"] == [{"key": "research/a", "count": 2}]
+    assert (found["resources"][0]["nodes"], found["nodesKnown"]) == ([], False)
     assert found["history"]["nvidia.com/gpu"]["byJob"]["parts"] == {"research/a": [2, 2], "others": [5, 4]}
     assert "vision" not in json.dumps(found)
     with_nodes = accelerators.seen(shown, View(frozenset({"research"}), nodes=True))
-    assert with_nodes["now"][0]["nodes"] == [{"name": "n", "jobs": []}]
+    assert with_nodes["resources"][0]["nodes"] == [{"name": "n", "jobs": []}]
 
 
 # ---- hosts -----------------------------------------------------------------------------------------------------------

@@ -55,3 +55,36 @@ def test_a_record_fits_into_a_termination_log_for_any_output(message, log):
 def test_a_record_keeps_a_short_log_whole():
     record = endings.script_failed(7, RankExited(1, 0, code=1, log_tail=TRACEBACK), 3)
     assert Termination.decode(endings.encode(record)) == record
+
+
+NOISE = """Exception ignored in: <function File.__del__ at 0x7f>
+Traceback (most recent call last):
+  File "/app/train.py", line 30, in __del__
+    raise OSError("noise of a destructor")
+OSError: noise of a destructor"""
+
+LAUNCHER = """Traceback (most recent call last):
+  File "/usr/lib/python3.11/site-packages/accelerate/commands/launch.py", line 9, in main
+    launch_command(args)
+subprocess.CalledProcessError: Command '['python', 'train.py']' returned non-zero exit status 1."""
+
+
+def test_the_message_is_the_scripts_error_if_a_destructor_complains_after_it() -> None:
+    assert endings.error_line(f"{TRACEBACK}\n{NOISE}").startswith("FileNotFoundError: no such file: 'x'")
+
+
+def test_the_message_is_the_cause_if_a_launcher_reports_it() -> None:
+    assert endings.error_line(f"{TRACEBACK}\n{LAUNCHER}").startswith("FileNotFoundError: no such file: 'x'")
+    assert endings.error_line(LAUNCHER).startswith("subprocess.CalledProcessError"), "if it is all that was logged"
+
+
+def test_the_message_is_the_error_if_torch_marks_each_line_by_its_rank() -> None:
+    marked = "\n".join(f"[rank3]: {line}" for line in TRACEBACK.splitlines())
+    assert endings.error_line(marked) == endings.error_line(TRACEBACK)
+
+
+def test_the_message_names_the_ways_out_if_a_script_waits_for_torchruns_environment() -> None:
+    error = "ValueError: Error initializing torch.distributed using env:// rendezvous: RANK expected, but not set"
+    line = endings.error_line(TRACEBACK.replace("FileNotFoundError: no such file: 'x'", error))
+    assert "elastrain convert" in line
+    assert "elastrain.contrib.restart" in line

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import builders
-from elastrain.api.records import CheckpointState, Progress, Rescale
-from elastrain.cli.local.changes import changes, duration, progress_line, rescale_line
+from elastrain.api.records import CheckpointState, Progress, Rescale, Resumed
+from elastrain.cli.local.changes import changes, duration, finished_line, progress_line, rescale_line
 from elastrain.cli.local.status import LocalStatus, WorkerStatus
 
 
@@ -84,3 +84,33 @@ def test_progress_is_one_line():
 
 def test_durations_read_as_clocks():
     assert [duration(s) for s in (0.4, 61, 3723)] == ["0:00", "1:01", "1:02:03"]
+
+
+RESUMED = CheckpointState(step=122, path="/c", resumed=Resumed(step=122, tier="volume", path="/c"))
+LOST = Rescale(generation=2, from_size=2, to_size=1, reason="Lost", step=95, pause_seconds=0.1)
+START = Rescale(generation=1, from_size=0, to_size=2, reason="Start", step=122, pause_seconds=0.1)
+
+
+def test_rescales_of_the_run_before_are_not_shown_if_a_job_resumes():
+    now = status(progress=progress(step=130, rescales=(LOST, START), checkpoint=RESUMED))
+    assert changes(None, now) == [
+        "resumed from the checkpoint of step 122 (/c)",
+        "training starts on 2 ranks at step 122",
+        "checkpoint of step 122: /c",
+    ]
+
+
+def test_a_job_that_had_finished_before_says_so():
+    line, _ = finished_line(status(progress=progress(step=122, rescales=(LOST,), checkpoint=RESUMED)))
+    assert "already finished at step 122: nothing to do" in line
+
+
+def test_a_job_whose_script_never_joins_is_told_apart_from_one_that_trained():
+    line, style = finished_line(status(desired=2))
+    assert "no rank called elastrain.join(): 2 independent copies" in line
+    assert "elastrain convert" in line
+    assert "yellow" in style
+    assert finished_line(status(progress=progress(loss=0.5))) == (
+        "job j finished at step 100, loss 0.5000",
+        "bold green",
+    )

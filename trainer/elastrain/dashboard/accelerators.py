@@ -35,11 +35,11 @@ def picture(pods: Iterable[PodFacts], nodes: Iterable[NodeFacts] | None) -> list
 
 
 def seen(shown: Json, view: View) -> Json:
-    """``{"now": ..., "history": ..., "nodesKnown": ...}`` as a view shows it; other jobs' shares are summed up."""
+    """``{"resources": ..., "history": ..., "nodesKnown": ...}`` as a view shows it; shares of other jobs are summed."""
     if view.namespaces is None and view.nodes:
         return shown
     return {
-        "now": [_seen_resource(r, view) for r in shown["now"]],
+        "resources": [_seen_resource(r, view) for r in shown["resources"]],
         "history": {
             resource: {
                 "byJob": _seen_shares(of["byJob"], view),

@@ -139,7 +139,7 @@ class Board:
             resource: {"byJob": by_job.shown(), "byNode": by_node.shown()}
             for resource, (by_job, by_node) in self._shares.items()
         }
-        shown = {"now": self._devices, "history": history, "nodesKnown": self._nodes_known}
+        shown = {"resources": self._devices, "history": history, "nodesKnown": self._nodes_known}
         return accelerators.seen(shown, view)
 
     def health(self, now: datetime, view: View = EVERYTHING) -> Json:

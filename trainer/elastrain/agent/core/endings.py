@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from elastrain import hints
+from elastrain import hints, tracebacks
 from elastrain.agent.core.events import RankExited
 from elastrain.agent.core.hardware import why_infrastructure
 from elastrain.api.names import DIVERGED, EXIT_FINISHED, EXIT_INFRASTRUCTURE
@@ -134,15 +134,15 @@ def encode(termination: Termination) -> bytes:
 
 
 def error_line(log: str) -> str:
-    """The exception, its place in the script and elastrain's hint, from a Python traceback at the end of ``log``.
+    """The exception that ended the process, its place in the script and elastrain's hint, from a Python traceback.
 
     The place is the innermost one outside of installed packages. The last line of the log if there is no traceback.
 
     >>> error_line('Traceback (most recent call last):\\n  File "/a/t.py", line 3, in f\\n    x\\nKeyError: 1\\nbye')
     'KeyError: 1 (/a/t.py:3 in f)'
     """
-    lines = log.splitlines()
-    start = max((i for i, line in enumerate(lines) if line.startswith("Traceback (most recent call last)")), default=-1)
+    lines = tracebacks.lines_of(log)
+    start = tracebacks.start_of_error(lines)
     if start < 0:
         return next((line.strip() for line in reversed(lines) if line.strip()), "")
     where = in_package = ""
@@ -151,7 +151,7 @@ def error_line(log: str) -> str:
             place = f" ({found[1]}:{found[2]} in {found[3]})"
             where, in_package = (where, place) if _INSTALLED.search(found[1]) else (place, in_package)
         elif line and not line[0].isspace():
-            hint = next((text for text in lines[number + 1 :] if text.startswith(hints.PREFIX)), "")
+            hint = next((text for text in lines[number + 1 :] if text.startswith(hints.PREFIX)), hints.line_for(line))
             return line.strip() + (where or in_package) + (f"; {hint}" if hint else "")
     return "an exception whose message was not logged" + (where or in_package)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 
+from elastrain import tracebacks
 from elastrain.api.names import DEVICE_FAILED, NETWORK_FAILED
 
 _OF_THE_SCRIPT = re.compile(
@@ -32,8 +33,6 @@ _OF_A_DEVICE = re.compile(
     re.IGNORECASE | re.VERBOSE,
 )
 _OF_THE_NETWORK = re.compile(r"NCCL error|nccl(Remote|System|Internal)Error|\bNCCL\b.*\bconnect|NotConnected")
-_START = "Traceback (most recent call last)"
-_RANK = re.compile(r"^\[rank\d+\]:\s?")
 
 
 def why_infrastructure(log: str) -> str:
@@ -47,11 +46,11 @@ def why_infrastructure(log: str) -> str:
 
 
 def _last_error(log: str) -> str:
-    """The message of the last traceback in ``log``, with asserts of kernels before it; empty if there is none."""
-    lines = [_RANK.sub("", line) for line in log.splitlines()]
-    start = max((i for i, line in enumerate(lines) if line.startswith(_START)), default=-1)
+    """The message of the error in ``log``, with asserts of kernels before it; empty if there is none."""
+    lines = tracebacks.lines_of(log)
+    start = tracebacks.start_of_error(lines)
     if start < 0:
         return ""
-    found = next((i for i in range(start + 1, len(lines)) if lines[i] and not lines[i][0].isspace()), len(lines))
+    found = tracebacks.end_of_error(lines, start)
     asserts = [line for line in lines[:start] if "Assertion" in line and ".cu:" in line]
     return "\n".join(asserts + lines[found : found + 8])

@@ -67,9 +67,14 @@ def _generation(before: LocalStatus | None, after: LocalStatus) -> Iterator[str]
 def _progress(old: Progress | None, new: Progress | None) -> Iterator[str]:
     if new is None:
         return
-    known = {r.generation for r in old.rescales} if old else set()
-    yield from (rescale_line(r) for r in new.rescales if r.generation not in known)
     checkpoint = new.checkpoint
+    resumed = checkpoint.resumed if checkpoint else None
+    if resumed is not None and (old is None or old.checkpoint is None or old.checkpoint.resumed != resumed):
+        yield f"resumed from the checkpoint of step {resumed.step} ({resumed.path})"
+    # A checkpoint holds the rescales before it, which an earlier run has shown. Runs count generations anew.
+    known = {(r.generation, r.step) for r in old.rescales} if old else set()
+    former = resumed.step if resumed is not None else 0
+    yield from (rescale_line(r) for r in new.rescales if (r.generation, r.step) not in known and r.step >= former)
     if checkpoint is not None and (old is None or old.checkpoint != checkpoint):
         if checkpoint.error:
             yield f"checkpoint failed: {checkpoint.error}"
@@ -87,6 +92,29 @@ def rescale_line(rescale: Rescale) -> str:
         f"{rescale.from_size} → {rescale.to_size} ranks ({rescale.reason}) at step {rescale.step}: "
         f"pause {rescale.pause_seconds * 1000:.0f} ms{phases}, {lost}"
     )
+
+
+def finished_line(status: LocalStatus) -> tuple[str, str]:
+    """How a job has finished, and the style of the line: a warning if nothing was trained together."""
+    progress = status.progress
+    if progress is None and status.generation is None:
+        copies = f"{status.desired} independent copies" if status.desired != 1 else "one process"
+        return (
+            f"job {status.job} finished, but no rank called elastrain.join(): {copies} of the script ran. "
+            "`elastrain convert SCRIPT` proposes the change of a script for DDP, torchrun or one GPU",
+            "bold yellow",
+        )
+    if progress is None:
+        return f"job {status.job} finished", "bold green"
+    resumed = progress.checkpoint.resumed if progress.checkpoint else None
+    if resumed is not None and resumed.step >= progress.step:
+        return (
+            f"job {status.job} was already finished at step {progress.step}: nothing to do "
+            f"(its checkpoint is {resumed.path})",
+            "bold green",
+        )
+    loss = f", loss {progress.loss:.4f}" if progress.loss is not None else ""
+    return f"job {status.job} finished at step {progress.step}{loss}", "bold green"
 
 
 def progress_line(progress: Progress, samples_per_second: float | None = None) -> str:

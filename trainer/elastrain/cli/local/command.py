@@ -19,6 +19,7 @@ from elastrain.api import names
 from elastrain.api.job import ElasticTrainingJob
 from elastrain.api.manifest import InvalidManifest, load, loads
 from elastrain.api.names import headcount
+from elastrain.cli.local.changes import finished_line
 from elastrain.cli.local.control import ControlError, ControlServer, ask, control_directory, running_jobs
 from elastrain.cli.local.hints import hint
 from elastrain.cli.local.plan import Result
@@ -161,13 +162,15 @@ class _Run:
                 self._job.kill()
 
     def _conclude(self, status: LocalStatus) -> int:
-        progress = status.progress
-        where = f"at step {progress.step}" if progress else "before the first step"
+        # Progress is reported once a second; a worker's end says its last step.
+        steps = [w.step for w in status.workers if w.ended] + ([status.progress.step] if status.progress else [])
+        where = f"at step {max(steps)}" if any(steps) else "before the first step"
         match self._job.result:
             case Result.FINISHED:
-                loss = f", loss {progress.loss:.4f}" if progress and progress.loss is not None else ""
-                self._view.say(f"job {status.job} finished {where}{loss}", style="bold green")
-                self._view.say(f"audit: elastrain audit {self._job.audit_dir}", style="")
+                text, style = finished_line(status)
+                self._view.say(text, style=style)
+                if any(self._job.audit_dir.glob("*.jsonl")):
+                    self._view.say(f"audit: elastrain audit {self._job.audit_dir}", style="")
                 return 0
             case Result.FAILED:
                 self._view.say(f"job {status.job} failed {where}: {status.message}", style="bold red")

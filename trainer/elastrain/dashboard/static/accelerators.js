@@ -22,7 +22,7 @@ export class Accelerators {
     this.devices = devices;
     this.health = health;
     if (!devices) return;
-    const found = devices.now.find((r) => r.resource === this.resource) ?? devices.now[0];
+    const found = devices.resources.find((r) => r.resource === this.resource) ?? devices.resources[0];
     this.none.hidden = Boolean(found);
     this.shown.hidden = !found;
     if (!found) {
@@ -30,7 +30,7 @@ export class Accelerators {
         h("p", {}, devices.nodesKnown ? "No node has accelerators, and no job has workers." : "No shown job has workers.")]);
       return;
     }
-    show(this.choice, [devices.now.map((r) => r.resource), found.resource, this.by], () => this.choices(devices, found));
+    show(this.choice, [devices.resources.map((r) => r.resource), found.resource, this.by], () => this.choices(devices, found));
     show(this.numbers, [found.held, found.total, found.resource], () => [
       h("strong", {}, found.total === null ? number(found.held) : `${number(found.held)} of ${number(found.total)}`), ` ${found.resource} held by jobs`,
     ]);
@@ -45,8 +45,8 @@ export class Accelerators {
       type: "radio", name: "by", value, checked: this.by === value, on: { change: () => { this.by = value; this.paint(); this.choice.querySelector("input:checked").focus(); } },
     }), words);
     return [
-      devices.now.length > 1 ? h("label", {}, "Resource", h("select", { on: { change: (event) => { this.resource = event.target.value; this.paint(); } } },
-        devices.now.map((r) => h("option", { value: r.resource, selected: r.resource === found.resource }, r.resource)))) : null,
+      devices.resources.length > 1 ? h("label", {}, "Resource", h("select", { on: { change: (event) => { this.resource = event.target.value; this.paint(); } } },
+        devices.resources.map((r) => h("option", { value: r.resource, selected: r.resource === found.resource }, r.resource)))) : null,
       h("fieldset", {}, h("legend", {}, "Coloured by"), radio("byJob", "job"), radio("byNode", "node")),
     ];
   }

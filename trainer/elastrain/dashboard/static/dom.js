@@ -71,8 +71,10 @@ export function now() {
   return Date.now() + ahead;
 }
 
+/** Set it by a time that the server has sent; anything else is ignored. */
 export function setClock(iso) {
-  ahead = Date.parse(iso) - Date.now();
+  const time = Date.parse(iso);
+  if (Number.isFinite(time)) ahead = time - Date.now();
 }
 
 export function age(iso) {

@@ -119,7 +119,7 @@ export class JobList {
 
   paintTiles(rows) {
     const counts = Object.fromEntries(ORDER.map((word) => [word, rows.filter((row) => row.phase === word).length]));
-    const busiest = this.devices?.now[0];
+    const busiest = this.devices?.resources[0];
     const tiles = [
       ["training", counts.Running + counts.Rescaling, "running"],
       ["waiting", counts.Pending, "pending"],
