@@ -7,6 +7,7 @@ from typing import Any
 
 import orjson
 
+from elastrain.api.printable import printable
 from elastrain.reflector import CallError
 
 _TRANSIENT = frozenset({429, 500, 502, 503, 504})
@@ -77,4 +78,4 @@ def refusal(what: str, code: int, text: bytes, retry_after: str = "") -> ApiErro
         reason, message = str(status.get("reason") or ""), str(status.get("message") or f"HTTP {code}")
     except (ValueError, AttributeError, TypeError):
         reason, message = "", f"HTTP {code}: {text[:200].decode(errors='replace')}"
-    return ApiError(what, code, reason, message, details)
+    return ApiError(what, code, printable(reason), printable(message), details)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from elastrain.api.printable import printable
+
 Raw = Mapping[str, Any]
 
 
@@ -19,8 +21,8 @@ def objects(value: object) -> list[Raw]:
 
 
 def text(value: object) -> str:
-    """A string; anything else is empty."""
-    return value if isinstance(value, str) else ""
+    """A string, as it may be shown (:func:`printable`); anything else is empty."""
+    return printable(value) if isinstance(value, str) else ""
 
 
 def number(value: object) -> int | None:

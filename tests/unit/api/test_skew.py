@@ -17,10 +17,11 @@ from pydantic import BaseModel, ValidationError
 
 import builders
 from elastrain.api import messages, roster
+from elastrain.api.base import Record
 from elastrain.api.job import status as statuses
 from elastrain.api.job.status import JobStatus, StatusModel
 from elastrain.api.keys import JobKeys
-from elastrain.api.records import UNREADABLE, Generation, Member, Outcome, Phase, Progress, Record, Target, Termination
+from elastrain.api.records import UNREADABLE, Generation, Member, Outcome, Phase, Progress, Target, Termination
 from elastrain.etcd import KeyValue
 from elastrain.jobstate import JobState
 from elastrain.nodecheck import records as nodecheck

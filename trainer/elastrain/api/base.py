@@ -1,13 +1,23 @@
-"""Shared base of the models of the resource and of the settings made from it."""
+"""Shared bases: of the models of the resource and of the settings made from it, and of the records in etcd."""
 
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+)
 from pydantic.alias_generators import to_camel
-from pydantic_core import PydanticCustomError
+from pydantic_core import PydanticCustomError, from_json, to_json
+
+from elastrain.api.printable import printable_json
 
 
 class ApiModel(BaseModel):
@@ -23,6 +33,31 @@ class ApiModel(BaseModel):
     @model_serializer(mode="wrap")
     def _with_unknown_fields(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         return {**dump(self), **(self.__pydantic_extra__ or {})}
+
+
+class Record(BaseModel):
+    """Base of all records: immutable, snake_case, tolerant of unknown fields."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    shown: ClassVar[frozenset[str]] = frozenset()
+    """Fields from which no decision follows: one that cannot be read counts as absent."""
+
+    def encode(self) -> bytes:
+        return self.model_dump_json(exclude_none=True).encode()
+
+    @classmethod
+    def decode(cls, raw: bytes | str) -> Self:
+        """Texts are :func:`printable`. Raises ``ValidationError`` if a field cannot be read that is not only shown."""
+        raw = printable_json(raw)
+        try:
+            return cls.model_validate_json(raw)
+        except ValidationError as error:
+            wrong = {e["loc"][0] if e["loc"] else "" for e in error.errors(include_url=False, include_input=False)}
+            if not wrong <= cls.shown:
+                raise
+            fields = from_json(raw)
+            return cls.model_validate_json(to_json({name: fields[name] for name in fields.keys() - wrong}))
 
 
 def rule_broken(words: str, value: Any) -> PydanticCustomError:

@@ -10,7 +10,8 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from elastrain.api.records import Generation, Progress, Record
+from elastrain.api.base import Record
+from elastrain.api.records import Generation, Progress
 from elastrain.api.settings import RankSettings
 
 

@@ -10,36 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from enum import StrEnum
 from functools import cached_property
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-from pydantic_core import from_json, to_json
+from pydantic import Field, model_validator
 
+from elastrain.api.base import Record
 from elastrain.api.batch import BatchFigures
-
-
-class Record(BaseModel):
-    """Base of all records: immutable, snake_case, tolerant of unknown fields."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-    shown: ClassVar[frozenset[str]] = frozenset()
-    """Fields from which no decision follows: one that cannot be read counts as absent."""
-
-    def encode(self) -> bytes:
-        return self.model_dump_json(exclude_none=True).encode()
-
-    @classmethod
-    def decode(cls, raw: bytes | str) -> Self:
-        """Raises ``ValidationError`` if a field cannot be read that is not only shown."""
-        try:
-            return cls.model_validate_json(raw)
-        except ValidationError as error:
-            wrong = {e["loc"][0] if e["loc"] else "" for e in error.errors(include_url=False, include_input=False)}
-            if not wrong <= cls.shown:
-                raise
-            fields = from_json(raw)
-            return cls.model_validate_json(to_json({name: fields[name] for name in fields.keys() - wrong}))
 
 
 class Target(Record):

@@ -11,7 +11,8 @@ import math
 import zlib
 from collections.abc import Iterable
 
-from elastrain.api.records import Generation, GenerationMember, Record, Roster
+from elastrain.api.base import Record
+from elastrain.api.records import Generation, GenerationMember, Roster
 
 INLINE = 64
 """Largest number of members in the record itself."""

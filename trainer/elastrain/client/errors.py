@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from elastrain.api import names
+from elastrain.api.printable import printable, printable_tree
 from elastrain.reflector import CallError
 
 INSTALL = "helm install elastrain charts/elastrain --namespace elastrain --create-namespace"
@@ -50,7 +51,7 @@ def of_answer(what: str, namespace: str, name: str, code: int, body: str | bytes
     ``what``: the attempted action, such as "scale job digits". ``name``: the job; empty for a call about several jobs.
     """
     text = body.decode(errors="replace") if isinstance(body, bytes) else body or ""
-    status = _status(text)
+    status = printable_tree(_status(text))
     message = str(status.get("message") or f"HTTP {code}") if status else f"HTTP {code}: {_start(text)}"
     match code:
         case 401:
@@ -151,5 +152,5 @@ def _status(text: str) -> Mapping[str, Any] | None:
 
 def _start(text: str) -> str:
     """The first words of ``text`` in one line."""
-    line = " ".join(text.split())
+    line = printable(" ".join(text.split()))
     return line if len(line) <= 120 else f"{line[:117]}..."

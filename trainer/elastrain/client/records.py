@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from elastrain.api import names
 from elastrain.api.job import ElasticTrainingJob
+from elastrain.api.printable import printable, printable_tree
 from elastrain.api.records import Termination
 from elastrain.client.errors import Refused
 
@@ -58,6 +59,7 @@ def job_of(body: Mapping[str, Any]) -> ElasticTrainingJob:
 
     Raises :class:`Refused` if a known field has a value that this version does not know.
     """
+    body = {**body, "status": printable_tree(body["status"])} if "status" in body else body
     try:
         return ElasticTrainingJob.model_validate(body, extra="allow")
     except ValidationError as error:
@@ -72,7 +74,7 @@ def job_of(body: Mapping[str, Any]) -> ElasticTrainingJob:
 def worker_of(pod: Mapping[str, Any]) -> Worker:
     """The worker of a pod."""
     meta, spec, status = pod["metadata"], pod.get("spec", {}), pod.get("status", {})
-    reason, message = _why(status)
+    reason, message = map(printable, _why(status))
     terminating = bool(meta.get("deletionTimestamp"))
     return Worker(
         name=meta["name"],
@@ -87,6 +89,7 @@ def worker_of(pod: Mapping[str, Any]) -> Worker:
 
 def event_of(body: Mapping[str, Any]) -> Event:
     """The event."""
+    body = printable_tree(body)
     time = body.get("lastTimestamp") or body.get("eventTime") or body["metadata"].get("creationTimestamp")
     return Event(
         time=time_of(time),

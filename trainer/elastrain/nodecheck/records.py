@@ -3,7 +3,7 @@ elastrain."""
 
 from __future__ import annotations
 
-from elastrain.api.records import Record
+from elastrain.api.base import Record
 
 
 class Report(Record):

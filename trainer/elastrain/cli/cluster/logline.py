@@ -12,6 +12,8 @@ from typing import Any
 
 from rich.text import Text
 
+from elastrain.api.printable import printable, printable_tree
+
 _OURS = "elastrain."
 _IN_HEAD = ("event", "level", "logger", "timestamp", "exception")
 _STYLES = {"warning": "yellow", "error": "bold red", "critical": "bold red"}
@@ -21,7 +23,7 @@ def readable(text: str) -> Text:
     """``text`` for a terminal: an object of the agent as a dim sentence, a line of the script unchanged."""
     record = _of_the_agent(text)
     if record is None:
-        return Text.from_ansi(text)
+        return unchanged(text)
     time = str(record["timestamp"]).partition("T")[2][:8]
     facts = " ".join(f"{name}={_value(value)}" for name, value in record.items() if name not in _IN_HEAD)
     line = Text(f"agent {time} {record['event']}", style=_STYLES.get(record["level"], "dim"))
@@ -32,11 +34,16 @@ def readable(text: str) -> Text:
     return line
 
 
+def unchanged(text: str) -> Text:
+    """``text`` with its colours. Other sequences, which would act on the terminal, are shown instead."""
+    return Text.from_ansi(printable(text, colours=True))
+
+
 def _of_the_agent(text: str) -> Mapping[str, Any] | None:
     if not text.startswith("{"):
         return None
     try:
-        record = json.loads(text)
+        record = printable_tree(json.loads(text))
     except (ValueError, RecursionError):
         return None
     ours = all(isinstance(record.get(key), str) for key in ("event", "level", "logger", "timestamp"))

@@ -21,7 +21,7 @@ Show = Callable[[str], Text]
 @answers
 def logs(place: Place, name: str, *, follow: bool, tail: int, raw: bool) -> int:
     """Print the logs and return the exit code. ``raw``: print the agents' lines unchanged."""
-    show = Text.from_ansi if raw else logline.readable
+    show = logline.unchanged if raw else logline.readable
 
     async def run() -> None:
         async with await AsyncJobs.connect(namespace=place.namespace, context=place.context) as jobs:

@@ -27,8 +27,8 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 
 from elastrain.api import names
+from elastrain.api.base import Record
 from elastrain.api.keys import JobKeys
-from elastrain.api.records import Record
 
 ANSWER_SECONDS = 10.0
 """Bound of each wait for a line that the other side sends at once."""
