@@ -14,6 +14,7 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from elastrain.api import roster
+from elastrain.api.base import Record
 from elastrain.api.keys import JobKeys
 from elastrain.api.records import (
     Closed,
@@ -24,7 +25,6 @@ from elastrain.api.records import (
     Leader,
     Member,
     Progress,
-    Record,
     Target,
 )
 from elastrain.etcd import Batch, KeyValue, Put

@@ -12,7 +12,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Annotated, Self
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from elastrain.api.base import Record
 from elastrain.api.batch import BatchFigures
@@ -278,7 +278,7 @@ class Rescale(Record):
     """Seconds from the last committed step of the old generation to the first of the new one."""
     lost_steps: int = 0
     """Committed steps that were repeated."""
-    phases: dict[str, float] = {}
+    phases: dict[str, float] = Field(default_factory=dict)
     """Seconds by phase: ``detect`` and ``decide`` (unplanned changes only); ``connect`` (in a planned change it
     overlaps training and is not part of the pause); ``transfer`` (until joiners have the state; the first step is
     computed meanwhile); ``first_step`` (its remainder)."""
