@@ -301,7 +301,7 @@ def _prose(docstring: str | None) -> str:
 
 # ---- the zoo of scripts ----------------------------------------------------------------------------------------------
 def zoo_page(folder: Path) -> str:
-    """Each script of ``folder`` for plain DDP and for elastrain: how many lines differ, and which."""
+    """Each script of ``folder`` for plain DDP and for elastrain: how many lines differ."""
     lines = [
         "# The zoo",
         "",
@@ -309,12 +309,13 @@ def zoo_page(folder: Path) -> str:
         "DDP, `elastic.py` for elastrain. Tests disturb each elastic script by a new worker, a `kill -9`, a SIGTERM "
         "and a smaller target at random steps, and compare everything that it saves with the undisturbed run: to "
         '1e-10 in float64, with `numerics="bitwise"` to the bit. What each call does: '
-        "[calls in the training loop](reference/python.md#calls-in-the-training-loop).",
+        "[calls in the training loop](reference/python.md#calls-in-the-training-loop). To see the changes of one: "
+        "`diff -u examples/zoo/NAME/ddp.py examples/zoo/NAME/elastic.py`, or `elastrain convert` "
+        "([from DDP to elastic](convert.md)).",
         "",
         "| script | lines | removed | added | what it is |",
         "| --- | --- | --- | --- | --- |",
     ]
-    sections: list[str] = []
     for elastic in sorted(folder.glob("*/elastic.py")):
         name, before = elastic.parent.name, elastic.with_name("ddp.py").read_text().splitlines()
         difference = [
@@ -322,9 +323,8 @@ def zoo_page(folder: Path) -> str:
         ]
         removed, added = (sum(line.startswith(sign) for line in difference[2:]) for sign in "-+")
         what = _cell(ast.get_docstring(ast.parse(elastic.read_text())) or "")
-        lines.append(f"| [{name}](#{name}) | {len(before)} | {removed} | {added} | {what} |")
-        sections += [f"## {name}", "", "```diff", *difference, "```", ""]
-    return "\n".join([*lines, "", *sections]).rstrip() + "\n"
+        lines.append(f"| [{name}](../examples/zoo/{name}) | {len(before)} | {removed} | {added} | {what} |")
+    return "\n".join(lines) + "\n"
 
 
 # ---- decisions -------------------------------------------------------------------------------------------------------
