@@ -69,8 +69,10 @@ class Rank:
         locate: Callable[[], m.Located],
         saved_step: int,
         settings: RankSettings,
+        shard: int = 0,
     ) -> None:
-        self.name = name
+        """``shard``: the part of a sharded model that it holds."""
+        self.name, self._shard = name, shard
         self.reached = locate().step
         """What etcd shows as the job's progress when the rank starts."""
         self._locate, self._saved_step, self._settings = locate, saved_step, settings
@@ -105,7 +107,7 @@ class Rank:
 
     def _welcome(self) -> None:
         place = {"member": self.member, "address": "127.0.0.1", "lease_ttl": 5}
-        settled = {"settings": self._settings, "saved_step": self._saved_step}
+        settled = {"settings": self._settings, "saved_step": self._saved_step, "first_shard": self._shard}
         self.send(m.Welcome(**place, **settled, step=self.reached))
 
     def renew(self) -> None:

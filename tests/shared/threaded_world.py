@@ -179,10 +179,20 @@ class ThreadWorld(played_ranks.World):
     def begin(self, *ranks: str) -> None:
         """Start ranks; return when they are ready."""
         for name in ranks:
+            saved, shard = self._saved_step(), self._shard(name)
             self.ranks[name] = played_ranks.Rank(
-                self.threads, name, self.folder, [], {}, self.located, self._saved_step(), self.settings
+                self.threads, name, self.folder, [], {}, self.located, saved, self.settings, shard
             )
         self.ready(*ranks)
+
+    def _shard(self, rank: str) -> int:
+        return 0 if self.settings.shards == 1 else int(rank[1:])
+
+    def whole(self, ranks: Sequence[str]) -> list[str]:
+        """Those of whole groups: with shards, the ranks a0, a1 … are group a."""
+        if self.settings.shards == 1:
+            return list(ranks)
+        return [r for r in ranks if all(f"{r[0]}{shard}" in ranks for shard in range(int(self.settings.shards)))]
 
     def thread(self, rank: str) -> RankThread:
         thread = self.ranks[rank].process
@@ -257,11 +267,12 @@ class ThreadWorld(played_ranks.World):
                 if name not in settled and not self.ranks[name].has("adopted", generation=number):
                     self.ranks[name].send(m.Abort(generation=number, reason="a worker is lost"))
         if mine and settled and len(settled) == len(mine):
-            self.propose(*[n for n in mine if n in able], *[n for n in able if n not in mine])
+            self.propose(*self.whole([*[n for n in mine if n in able], *[n for n in able if n not in mine]]))
         elif not settled and len(mine) == len(self.members) and not ended:
             adopted = all(self.ranks[n].has("adopted", generation=number) for n in mine)
-            if adopted and set(able) > set(mine):
-                self.propose(*mine, *[n for n in able if n not in mine])
+            more = self.whole([*mine, *[n for n in able if n not in mine]])
+            if adopted and set(more) > set(mine):
+                self.propose(*more)
 
     def story(self) -> str:
         said = {n: [f"{x.type} {getattr(x, 'generation', '')}" for x in r.received[-6:]] for n, r in self.ranks.items()}

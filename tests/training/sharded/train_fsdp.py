@@ -1,14 +1,16 @@
 """A training script of a model that FSDP2 shards, in float64. ``argv``: a folder, steps, the seconds of a loop body.
 
 What a rank does once if the test has left it ``<worker>.<local rank>.<order>``, with a step from which on: it dies in a
-forward (``die-in-forward``), in a backward (``die-in-backward``) or as it gives its state (``die-as-source``); its
-connections end before its vote (``cut-before-vote``), or after it, so that it misses the result (``cut-after-vote``).
-It dies in a batch of an evaluation (``die-in-evaluation``), as it writes its part of a checkpoint (``die-in-save``) or
-when all parts are there (``die-before-commit``), or its disk is full (``disk-full``). It stays for ever in a move of
-shards of which a part is done (``hold-in-move``).
+forward (``die-in-forward``), before or in a backward (``die-before-backward``, ``die-in-backward``) or as it gives its
+state (``die-as-source``); its connections end before its vote (``cut-before-vote``), or after it, so that it misses the
+result (``cut-after-vote``). It dies in a batch of an evaluation (``die-in-evaluation``), as it writes its part of a
+checkpoint (``die-in-save``) or when all parts are there (``die-before-commit``), or its disk is full (``disk-full``).
+It stays for ever in a move of shards of which a part is done (``hold-in-move``).
 
 ``EVALUATE=n``: it evaluates after each n-th step. ``MICRO``: samples of a micro-batch. ``TENSOR=n``: n ranks compute
-the inner layer together. ``OWN_MODEL``: each rank builds other parameters.
+the inner layer together. ``OWN_MODEL``: each rank builds other parameters. ``EXPERTS``: the inner layer routes samples
+to experts, and is computed again in the backward; ``unused``: an expert without samples gets no gradient, ``zeros``:
+FSDP gives zeros to it.
 """
 
 import errno
@@ -26,6 +28,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 import elastrain
@@ -60,9 +63,32 @@ class Layer(nn.Module):
         return y
 
 
+class Experts(nn.Module):
+    """Its forward saves other tensors for each choice of experts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router, self.experts = nn.Linear(8, 4), nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+
+    def routed(self, x: torch.Tensor) -> torch.Tensor:
+        weights = self.router(x).softmax(1)
+        choice, y = weights.argmax(1), x
+        for number, expert in enumerate(self.experts):
+            rows = (choice == number).nonzero().flatten()
+            if len(rows):
+                y = y.index_add(0, rows, expert(x[rows]).tanh() * weights[rows, number, None])
+            elif os.environ["EXPERTS"] == "used":
+                y = y + 0 * (expert.weight.sum() + expert.bias.sum())
+        return y
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(self.routed, x, use_reentrant=False)
+
+
 def net(width: int = 13, seed: int = 0) -> nn.Module:
     torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(6, 8), Layer(width), nn.Linear(8, 3)).double()
+    inner = Experts() if "EXPERTS" in os.environ else Layer(width)
+    return nn.Sequential(nn.Linear(6, 8), inner, nn.Linear(8, 3)).double()
 
 
 def data() -> TensorDataset:
@@ -155,6 +181,8 @@ def main() -> None:
             parallelize_module(model, job.mesh["tp"], plan, src_data_rank=None)
         for layer in () if whole else (model[1], model):
             fully_shard(layer, mesh=job.mesh["dp_shard"])
+        if os.environ.get("EXPERTS") == "zeros":
+            model.set_reduce_scatter_unused_params(True)
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
         model = job.wrap(model, optimizer=optimizer)
         if not whole:
@@ -182,7 +210,9 @@ def main() -> None:
             if not (folder / "run-free").exists():
                 time.sleep(delay)
             optimizer.zero_grad()
-            job.backward(nn.functional.cross_entropy(model(x), y))
+            loss = nn.functional.cross_entropy(model(x), y)
+            loss.register_hook(lambda _: die("die-before-backward"))  # before it gathers parameters again
+            job.backward(loss)
             norm = job.clip_grad_norm_(0.3)
             optimizer.step()
             if job.committed and norm is not None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import structlog
 import torch
 
 from elastrain.data.order import Slice
 from elastrain.elastic.batching import ScriptsBatch
+from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.comm.control_vector import ControlInputs
 from elastrain.elastic.comm.header import RanksDiverged
 from elastrain.elastic.learning import Learning
@@ -22,6 +24,8 @@ from elastrain.elastic.state.buffers import Buffers
 from elastrain.elastic.step import Step
 from elastrain.elastic.strategies.strategy import Strategy
 from elastrain.elastic.voting import Voting
+
+log = structlog.get_logger(__name__)
 
 _KEPT = "the parameters have gradients of a step before, which cannot be kept"
 _DROP = (
@@ -77,8 +81,9 @@ class Backward:
         communicator = self._world.communicator
         assert communicator is not None
         self._put_aside(step)
+        summed: Summed | None = None
         if step.share.learner:
-            summed: Summed | None = self._learning.gradients(communicator, buffers)
+            summed = self._learning.gradients(communicator, buffers)
         else:
             learners = self._world.share != self._world.place.share
             self._world.state.trained.before_backward(communicator, first=step.done == 1, learners=learners)
@@ -95,15 +100,10 @@ class Backward:
                 batch=self._batch.votes(self._world.place) if step.complete else (0, 0.0),
                 replica=self._world.state.replicas.take_number(communicator) if step.complete else None,
             )
-            with within_backward(step):
-                try:
-                    summed = self._strategy.backward(
-                        loss, unscaled, part, inputs, communicator, last=step.complete, retain_graph=retain_graph
-                    )
-                except RuntimeError:
-                    if not self._strategy.votes:  # else the parameters may be those of an unfinished forward
-                        self._world.state.known.check()  # the loss may miss a layer that was replaced
-                    raise
+            with within_backward(step), self._guarded(communicator):
+                summed = self._strategy.backward(
+                    loss, unscaled, part, inputs, communicator, last=step.complete, retain_graph=retain_graph
+                )
         if step.complete:
             # Read first: if the transfer to a joiner breaks in before_update(), the sums of this step still count.
             intact = self._session.vouched(communicator)
@@ -120,6 +120,22 @@ class Backward:
                 self._world.state.replicas.schedule.stepped(receiving=step.learning)
             self._weigh(step)
         self._heartbeat.resumed(summed.sums[control.COMPUTE] if summed is not None and step.counts else None)
+
+    @contextmanager
+    def _guarded(self, communicator: Communicator) -> Iterator[None]:
+        """A backward runs. An exception in it ends the script only if its generation is healthy: after a loss code of
+        the script sees stand-ins, and branches by them. The body runs again then, and a failure of its own recurs."""
+        try:
+            yield
+        except Exception as e:
+            if communicator.broken is None or isinstance(e, RanksDiverged):
+                # Of a sharded model the parameters may be those of an unfinished forward.
+                if isinstance(e, RuntimeError) and not self._strategy.votes:
+                    self._world.state.known.check()  # the loss may miss a layer that was replaced
+                raise
+            log.info("an exception has ended the backward of a step that is discarded", error=repr(e))
+            assert self._world.model is not None
+            self._world.model.recover()
 
     def _put_aside(self, step: Step) -> None:
         """The gradients that the parameters have are of earlier backwards, and summed already. Raises ``RuntimeError``

@@ -5,19 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import structlog
+
 from elastrain.data.audit import AuditLog
 from elastrain.data.order import Order
 from elastrain.elastic.batching import ScriptsBatch
+from elastrain.elastic.comm.transport import described
 from elastrain.elastic.membership.heartbeat import Heartbeat
+from elastrain.elastic.membership.session import Session
 from elastrain.elastic.membership.world import World
 from elastrain.elastic.step import Step
 from elastrain.elastic.updates import Applied, Updates
+
+log = structlog.get_logger(__name__)
 
 
 class Bodies:
     """The loop bodies of one rank's script. For the training thread."""
 
-    def __init__(self, world: World, heartbeat: Heartbeat, batch: ScriptsBatch, audit: AuditLog | None) -> None:
+    def __init__(
+        self, world: World, heartbeat: Heartbeat, batch: ScriptsBatch, audit: AuditLog | None, *, together: bool
+    ) -> None:
+        """``together``: a forward needs other ranks, and sees stand-ins for what a lost one would have given."""
         self.step: Step | None = None
         """The step that is being computed."""
         self.running = False
@@ -36,9 +45,13 @@ class Bodies:
         """Puts the state back to the one with which the step has begun, as far as bodies change it before an update;
         returns whether its copy holds all of the state."""
         self._world, self._heartbeat, self._batch, self._audit = world, heartbeat, batch, audit
+        self._together = together
         self._applied = False
         """Whether the last body was left by an exception after all of its update: the step counts if the script goes
         on."""
+        self.lost = ""
+        """Why the error by which the script has left a loop body is none of the script: a peer was lost while the body
+        ran, and it has computed on stand-ins since; empty: it may be."""
         self._unfinished: Step | None = None
         """The last step, if it was discarded and its peers may have committed it."""
         world.state.on_adopt = self._adopt
@@ -75,6 +88,7 @@ class Bodies:
         The step counts only if its update was applied. Otherwise this rank is out of date, and its peers may have
         committed the step: it leaves the generation, and takes their state in the next one.
         """
+        self.lost = self.void(step) if not finished else ""
         applied = self.updates.applied(finished=finished)
         if step.counts and applied is Applied.WHOLLY:
             self._applied = not finished
@@ -88,12 +102,38 @@ class Bodies:
         if finished:
             self._world.complete()
 
+    def void(self, step: Step) -> str:
+        """Why the body of ``step`` sees other numbers than those of the step, and is discarded; empty: it does not.
+
+        The body of a replicated model sees its peers' numbers behind its backward only.
+        """
+        communicator = self._world.communicator
+        if communicator is None or communicator.broken is None or step.warm_up or step.counts:
+            return ""
+        if communicator.failure is not None or communicator.diverged is not None:
+            return ""
+        return communicator.broken if step.done or self._together else ""
+
+    def fails(self, error: BaseException, session: Session) -> None:
+        """The script ends by ``error``.
+
+        It has not failed if the error has left a loop body that is discarded and has computed on stand-ins: then the
+        ranks of this worker start anew, and an error of the script's own recurs. Raises as of
+        :meth:`Session.wait_to_start_anew`.
+        """
+        if self.running and self.step is not None:  # a variable of the script holds the iterator
+            self.leave(self.step, finished=False)
+        if self.lost and isinstance(error, Exception):
+            log.warning("an error has left a discarded loop body; this worker's ranks start anew", exc_info=error)
+            session.wait_to_start_anew(f"{described(error)} in a discarded loop body: {self.lost}")
+        self._world.fails(error)
+
     def conclude(self) -> None:
         """A step boundary: what becomes of a step that is not committed."""
         if self.running and self.step is not None:  # a variable of the script holds the iterator that it has left
             self.leave(self.step, finished=False)
             self.running = False
-        self._unfinished = None
+        self._unfinished, self.lost = None, ""
         if (step := self.step) is None:
             return
         if self._applied:

@@ -351,7 +351,7 @@ class Job(JobValues):
         if error is not None:
             add_hint(error)
         try:
-            self._loop.finish() if error is None else self._world.fails(error)
+            self._loop.finish() if error is None else self._loop.fails(error)
         finally:
             self._untracked.close()
             self._loop.close()

@@ -72,7 +72,7 @@ class Loop:
     ) -> None:
         self.contract = Contract(lambda: self.phase)
         """What the calls of the script do now."""
-        self.bodies = Bodies(world, heartbeat, batch, audit)
+        self.bodies = Bodies(world, heartbeat, batch, audit, together=strategy.votes)
         """What becomes of the steps."""
         self.bodies.restore, self.bodies.before_commit = self._restore, self.contract.check_applied
         self.several = SeveralBackwards(
@@ -211,6 +211,8 @@ class Loop:
             self.draws.summed()
         if step.complete and step.counts:
             return torch.tensor(step.loss, dtype=torch.float64)
+        if step.complete:
+            model.stand_in_gradients()
         return unscaled.detach()
 
     def on_commit(self, callback: Callable[[], None]) -> None:
@@ -253,6 +255,13 @@ class Loop:
         except ExitRequested:
             log.info("the job has finished", step=self._world.step)
         self._session.send(Finished(step=self._world.step))
+
+    def fails(self, error: BaseException) -> None:
+        """As of :meth:`Bodies.fails`. Raises :class:`Drained` if this rank has to leave."""
+        try:
+            self.bodies.fails(error, self._session)
+        except ExitRequested as e:
+            raise self.drained(str(e)) from None
 
     def close(self) -> None:
         """The script has left the job."""
@@ -320,6 +329,8 @@ class Loop:
                     self.bodies.leave(step, finished=left_by_break(sys._getframe(1)))
                 raise
             if step.done < step.begun:
+                if self.bodies.void(step):
+                    return  # the script has decided by stand-ins
                 raise RuntimeError(
                     "job.steps(): the loop body ended without job.backward(loss), by 'continue' or since it calls "
                     "loss.backward(): call job.backward once for each batch; with loss * 0 for one that shall not count"

@@ -5,7 +5,9 @@ group, and the sums of the groups are added by the all-reduce hook. With tensor 
 connects the ranks of a column, and DTensor (:mod:`elastrain.elastic.strategies.tensor_group`) those of a row.
 
 None of them raises because of a peer: an exception would leave FSDP in the middle of a forward. After a loss they
-fill with zeros, the rest of the loop body computes on those, and the step is discarded.
+fill with stand-ins, the rest of the loop body computes on those, and the step is discarded. A layer that is computed
+again in the backward (activation checkpoints) may then branch in another way than in the forward, and raise: such an
+error ends the backward of a step that is discarded anyway (:func:`recover`).
 """
 
 from __future__ import annotations
@@ -74,7 +76,7 @@ class ShardedComm:
         return self._twins.size if self._twins is not None else 1
 
     def all_gather(self, out: torch.Tensor, mine: torch.Tensor) -> None:
-        self._run(out, self._group, lambda group: group.all_gather(out, mine))
+        self._run(out, self._group, lambda group: group.all_gather(out, mine), mine)
 
     def reduce_scatter(self, out: torch.Tensor, parts: torch.Tensor) -> None:
         self._run(out, self._group, lambda group: group.reduce_scatter(out, parts))
@@ -85,7 +87,7 @@ class ShardedComm:
     # -- tensor parallelism (as of :class:`~elastrain.elastic.strategies.tensor_group.Serves`) -----------------------
     def gather_parts(self, out: torch.Tensor, mine: torch.Tensor) -> None:
         self._check_vote()
-        self._run(out, self._tensor, lambda tensor: tensor.all_gather(out, mine))
+        self._run(out, self._tensor, lambda tensor: tensor.all_gather(out, mine), mine)
 
     def scatter_sums(self, out: torch.Tensor, parts: torch.Tensor) -> None:
         self._check_vote()
@@ -99,9 +101,15 @@ class ShardedComm:
         if self.voted:
             raise RuntimeError(_VOTED)
 
-    def _run(self, out: torch.Tensor, subgroup: Subgroup | None, collective: Callable[[Subgroup], None]) -> None:
-        """Fill ``out`` by ``collective``, or with zeros: what memory held could be a NaN. Raises ``RuntimeError``
-        where the other ranks run no forward."""
+    def _run(
+        self,
+        out: torch.Tensor,
+        subgroup: Subgroup | None,
+        collective: Callable[[Subgroup], None],
+        mine: torch.Tensor | None = None,
+    ) -> None:
+        """Fill ``out`` by ``collective``. After a loss fill it with this rank's part for each one, or with zeros: what
+        memory held could be a NaN. Raises ``RuntimeError`` where the other ranks run no forward."""
         if not self._serves():
             raise RuntimeError(_OUTSIDE)
         if subgroup is not None and self._communicator is not None and self._communicator.broken is None:
@@ -111,7 +119,10 @@ class ShardedComm:
                 pass
             else:
                 return
-        out.zero_()
+        if mine is None or not mine.numel() or out.numel() % mine.numel():
+            out.zero_()
+        else:  # of the size of parameters: code of the script that looks at the loss sees no zero, infinity or NaN
+            out.view(-1, mine.numel()).copy_(mine.flatten().clone())
 
 
 class _Gather(AllGather):
@@ -156,3 +167,17 @@ def communicate_by(comm: ShardedComm, model: nn.Module) -> None:
             raise ValueError(f"job.wrap(): {name or 'the model'}: {e}") from e
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
+
+
+def recover(model: nn.Module) -> None:
+    """An exception has ended a backward of ``model``: make FSDP ready for the next forward.
+
+    By the callback that FSDP queues for the end of each backward, which has no public name. Collectives give stand-ins
+    meanwhile, since the generation has broken.
+    """
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            state = module._get_fsdp_state()
+            if state._is_root:
+                state._root_post_backward_final_callback()
+            module.reshard()

@@ -223,6 +223,11 @@ class ReplicatedModule(ElasticModule):
         if self._ddp is not None and self._keeps and not self._layout:
             self._rebuild()
 
+    def recover(self) -> None:
+        if self._ddp is not None:  # it waits for the rest of the gradients: all ranks wrap anew
+            self._ddp._remove_autograd_hooks()
+        self.__dict__["_ddp"], self._layout, self._called = None, 0, False
+
     def drop_gradients(self) -> None:
         self._aside = []
         super().drop_gradients()

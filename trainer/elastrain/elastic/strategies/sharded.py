@@ -28,11 +28,13 @@ from elastrain.data.order import Order, Slice
 from elastrain.elastic.comm.backend import Offer
 from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.comm.control_vector import ControlInputs, ControlVector
+from elastrain.elastic.comm.header import Kind, RanksDiverged
 from elastrain.elastic.membership.control import Summed
 from elastrain.elastic.reduction import sum_of_products, sum_of_squares
 from elastrain.elastic.reshard.first import OFFER
 from elastrain.elastic.state.parts import dims
 from elastrain.elastic.state.slices import Holders
+from elastrain.elastic.strategies import reached
 from elastrain.elastic.strategies.strategy import ElasticModule
 
 if TYPE_CHECKING:
@@ -137,11 +139,13 @@ class Sharded:
         value = unscaled.detach() * part.weight
         self._loss = value if self._loss is None else self._loss + value
         (loss * part.weight).backward(retain_graph=retain_graph)
+        model.note_reached()
         if not last:
             model.put_aside()
             return None
         model.add_up()
         if communicator.broken is not None:
+            model.name_unused(communicator)
             return None
         mine = self._loss
         if communicator.rank % self.tensor:
@@ -183,6 +187,8 @@ class ShardedModule(ElasticModule):
         self._squares: float | None = None
         """Sum of the squares of all gradients of the step; None: of the warm-up, or of a step that does not count."""
         self._evaluates = False
+        named = dict(module.named_parameters())
+        self._ordered, self._reached = list(named.values()), reached.Reached(list(named))
 
     def offer(self, demanded: Transport) -> Offer:
         if demanded == "nccl":
@@ -209,7 +215,17 @@ class ShardedModule(ElasticModule):
     def detach(self) -> None:
         self._comm.leave()
 
+    def note_reached(self) -> None:
+        """A micro-batch has run backward: note which parameters have a gradient."""
+        self._reached.add(tuple([p.grad is not None for p in self._ordered]))
+
+    def name_unused(self, communicator: Communicator) -> None:
+        """Ranks that use different parameters may sum other sizes, and differ before the vote: name them."""
+        if communicator.diverged is not None:
+            communicator.diverged += reached.missing(communicator.diverged, self._reached.describe(), communicator.rank)
+
     def begin_step(self) -> None:
+        self._reached.begin_step()
         self._squares, self._partial, self._comm.voted = None, {}, False
 
     def put_aside(self) -> None:
@@ -244,14 +260,27 @@ class ShardedModule(ElasticModule):
                     module.reshard()
 
     def vote(self, communicator: Communicator, inputs: ControlInputs, loss: torch.Tensor) -> Summed:
-        """All gradients are complete on this rank: publish the control vector. Void if the communicator has broken."""
+        """All gradients are complete on this rank: publish the control vector. Void if the communicator has broken.
+
+        Raises ``RanksDiverged`` on all ranks, before the step counts, if they have gradients of different parameters,
+        and ``GenerationBroken``.
+        """
         products = [value / self._comm.groups for value in self._products()]  # twins hold the same gradients
-        votes = torch.tensor([*products, float(self.copies())], dtype=torch.float64)
+        mine = [*products, float(self.copies()), *self._reached.votes]
+        votes = torch.tensor(mine, dtype=torch.float64)
         self._comm.voted = True
         self._vector.prepare(inputs, loss)
         summed = self._vector.conclude(communicator, votes)
-        *products, copying = votes.tolist()
-        return summed.with_votes(*products, copying=copying)
+        sums = votes.tolist()
+        if communicator.broken is None and not reached.alike(sums[-reached.WIDTH :], communicator.world_size):
+            texts = communicator.all_gather_bytes(self._reached.describe().encode(), Kind.CONTROL)
+            raise RanksDiverged(reached.difference([text.decode() for text in texts], communicator.step))
+        return summed.with_votes(*sums[:3], copying=sums[3])
+
+    def recover(self) -> None:
+        from elastrain.elastic.strategies.fsdp import recover
+
+        recover(self.module)
 
     def scale_gradients(self, factor: float) -> None:
         if self.products is not None:

@@ -122,6 +122,9 @@ class ElasticModule(nn.Module):
         for p in self.module.parameters():
             p.grad = None
 
+    def recover(self) -> None:
+        """An exception has ended a backward of a generation that had broken: the next forward begins anew."""
+
     def stand_in_gradients(self) -> None:
         """Give zeros to parameters without gradients: code of the script that reads them runs, and nothing counts."""
         for p in self.module.parameters():
