@@ -105,7 +105,7 @@ def test_batch_of_one_gpu_is_the_batch_and_only_training_has_the_wrapper():
     assert "loader = job.dataloader(dataset, global_batch_size=64)" in found
     assert "elastic_model = job.wrap(model)" in found
     assert "loss = loss_fn(elastic_model(x), y)" in found
-    assert "torch.save(model.state_dict(), 'out.pt')" in found
+    assert found[-2:] == ["if job.rank == 0:", "torch.save(model.state_dict(), 'out.pt')"]
 
 
 def test_rank_is_read_where_it_is_used_if_the_script_kept_it():
@@ -126,7 +126,7 @@ def test_functions_that_only_set_up_the_group_go_with_their_calls():
     assert not [line for line in found if "setup" in line or "MASTER" in line]
 
 
-def test_enumeration_follows_the_jobs_step_and_a_bar_has_a_length():
+def test_enumeration_follows_the_jobs_step_and_rank_0_shows_the_bar():
     source = (
         HEAD
         + MODEL
@@ -139,7 +139,9 @@ def test_enumeration_follows_the_jobs_step_and_a_bar_has_a_length():
         )
     )
     found = lines(source)
-    assert "for x, y in tqdm(job.steps(loader, epochs=epoch + 1), total=len(loader), desc='x'):" in found
+    assert "bar = tqdm(total=len(loader), desc='x', delay=0.01)" in found
+    assert "for x, y in job.steps(loader, epochs=epoch + 1):" in found
+    assert found[-2:] == ["if job.committed and job.rank == 0:", "bar.update(job.step % len(loader) + 1 - bar.n)"]
     assert "i = job.step % len(loader)" in found
     assert "if job.committed and i % 10 == 0 and job.rank == 0:" in found
     assert "print(job.loss)" in found
@@ -160,6 +162,39 @@ def test_values_between_epochs_travel():
     assert "if score > kept.best:" in found
     assert "kept.best = score" in found
     assert "print(kept.best)" in found
+
+
+def test_values_of_one_statement_travel_where_they_change():
+    end = (
+        "    score = evaluate(model)\n    if score > best:\n        best, bad = score, 0\n    else:\n        bad += 1\n"
+    )
+    found = lines(HEAD + MODEL + LOADER + "seen, best, bad = 1, 0.0, 0\n" + LOOP + end)
+    assert "kept = job.variables(best=0.0, bad=0)" in found
+    assert "seen = 1" in found
+    assert "kept.best, kept.bad = score, 0" in found
+
+
+def test_block_begins_where_training_does():
+    found = lines(
+        ONE_GPU.replace("model =", "import late\nmodel =")
+        + "best = 0.0\nbad = 0\n"
+        + LOOP
+        + "    best, bad = 1.0, bad + 1\n"
+    )
+    assert (
+        found[found.index("with elastrain.join() as job:") + 1]
+        == "loader = job.dataloader(dataset, global_batch_size=64)"
+    )
+
+
+def test_value_that_one_rank_sets_is_named():
+    end = "    if dist.get_rank() == 0:\n        score = evaluate(model)\n        best = max(best, score)\n"
+    assert "best is set on one rank only" in whys(HEAD + MODEL + LOADER + "best = 0.0\n" + LOOP + end)
+
+
+def test_resume_of_its_own_is_named():
+    source = HEAD + MODEL + "if os.path.exists('x'):\n    net.load_state_dict(torch.load('x'))\n" + LOADER + LOOP
+    assert "the job resumes by itself" in whys(source)
 
 
 def test_meters_count_committed_steps_also_if_they_stand_before_the_backward():

@@ -60,7 +60,7 @@ def convert(source: str, options: Options = Options()) -> Conversion:
     state = State(script, plan, loops, data)
     state.apply()
     body.reports(state.tracked)
-    process.gone()
+    process.gone(loops.dropped)
     process.apply()
     Leftovers(script, plan, process, loops).apply()
     if not loops.found or not plan.edits:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import libcst as cst
@@ -16,6 +17,7 @@ REPORTS = re.compile(
     r"(.*\.)?(print|info|debug|warning|log|write|append|extend|add|add_scalar|add_scalars|update|set_postfix|set_postfix_str|"
     r"set_description|set_description_str|log_metrics)"
 )
+SHOWN = re.compile(r"(print|torch\.save|.*\.(save|save_pretrained|add_scalar|log))\(")
 ACTS = re.compile(
     r"(.*\.)?(step|zero_grad|backward|update_parameters|unscale_|clip_grad_norm_|clip_grad_value_|step_update)"
 )
@@ -40,6 +42,8 @@ class Body:
         for loop in self.loops.found:
             self._loss(loop)
             self._gate(loop, tracked)
+        if not self.process.distributed:
+            self._shown_once()
 
     # -- backward ----------------------------------------------------------------------------------------------------
     def _backwards(self) -> None:
@@ -188,14 +192,52 @@ class Body:
 
     def _gate(self, loop: Loop, tracked: set[str]) -> None:
         own = {code(t.target) for n in walk(loop.node.body) if isinstance(n, cst.Assign) for t in n.targets}
+        job = self.script.job
         gated = [s for s in loop.node.body.body if s not in self.plan.removed and self._is_report(s, own, tracked)]
         self._carried(loop)
-        if not gated:
-            return
-        job = self.script.job
         for statement in gated:
-            self.plan.edit(statement, lambda u: _under(u, f"{job}.committed"), "once for each committed step")
-        self.plan.edit(loop.node.body, lambda u: _after_backward(u, job))
+            self.plan.edit(statement, self._gate_of(loop, statement), "once for each committed step")
+        if gated:
+            self.plan.edit(loop.node.body, lambda u: _after_backward(u, job))
+        if loop.bar:
+            self.plan.edit(loop.node.body, lambda u: self._with_bar(u, loop))
+
+    def _gate_of(self, loop: Loop, statement: cst.CSTNode) -> Callable[[Any], Any]:
+        """Committed steps; what a reader or a file sees once, on rank 0 only."""
+        text, job = code(statement), self.script.job
+        alone = (loop.bar and text.startswith(f"{loop.bar}.")) or (not self.process.distributed and SHOWN.match(text))
+        condition = f"{job}.committed and {job}.rank == 0" if alone else f"{job}.committed"
+        return lambda updated: _under(updated, condition)
+
+    def _shown_once(self) -> None:
+        """Files and prints of a script for one GPU: on rank 0 only. Those of loop bodies have their own gate."""
+        first = min((self.script.line(loop.outermost) for loop in self.loops.found), default=0)
+        bodies = [loop.node for loop in self.loops.found]
+        for call in self.script.calls:
+            alone = isinstance(self.script.parent(call), cst.Expr) and bool(SHOWN.match(f"{code(call.func)}("))
+            early = (
+                code(call.func) == "print"
+                and self.script.line(call) < first
+                and self.script.scope(call) in self._mains()
+            )
+            if alone and not early and not any(self.script.within(call, body) for body in bodies):
+                self.plan.edit(
+                    self.script.statement(call), lambda u: _under(u, f"{self.script.job}.rank == 0"), "rank 0 writes"
+                )  # fmt: skip
+
+    def _mains(self) -> set[cst.CSTNode]:
+        return {self.script.scope(loop.outermost) for loop in self.loops.found}
+
+    def _with_bar(self, block: cst.IndentedBlock, loop: Loop) -> cst.IndentedBlock:
+        job, bar = self.script.job, loop.bar
+        count = f"{bar}.update({job}.step % len({code(loop.loader)}) + 1 - {bar}.n)"
+        shown = cst.parse_statement(f"if {job}.committed and {job}.rank == 0:\n    {count}")
+        body = [
+            s
+            for s in block.body
+            if not code(s).endswith(f"{bar}.update(1)") and not code(s).endswith(f"{bar}.update()")
+        ]
+        return _merged(block.with_changes(body=[*body, shown]))
 
     def _carried(self, loop: Loop) -> None:
         """A parameter that the body adds to: a process that joins in this loop was called with an old value."""
@@ -263,11 +305,20 @@ def _after_backward(block: cst.IndentedBlock, job: str) -> cst.IndentedBlock:
     early = [s for s in body[: max(last, 0)] if gated(s)]
     rest = [s for s in body[: max(last, 0)] if not gated(s)]
     ordered = [*rest, *body[max(last, 0) : last + 1], *early, *body[last + 1 :]]
+    return _merged(block.with_changes(body=ordered))
+
+
+def _merged(block: cst.IndentedBlock) -> cst.IndentedBlock:
+    """Neighbours with one condition become one."""
     merged: list[Any] = []
-    for statement in ordered:
-        if merged and all(isinstance(s, cst.If) and code(s.test) == condition for s in (merged[-1], statement)):
-            both = [*merged[-1].body.body, *statement.body.body]
-            merged[-1] = merged[-1].with_changes(body=merged[-1].body.with_changes(body=both))
+    for statement in block.body:
+        last = merged[-1] if merged else None
+        if (
+            isinstance(last, cst.If) and isinstance(statement, cst.If) and code(last.test) == code(statement.test)
+            and "committed" in code(last.test) and last.orelse is None and statement.orelse is None
+        ):  # fmt: skip
+            both = [*last.body.body, *statement.body.body]
+            merged[-1] = last.with_changes(body=last.body.with_changes(body=both))
         else:
             merged.append(statement)
     return block.with_changes(body=merged)

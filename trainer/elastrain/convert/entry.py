@@ -68,7 +68,8 @@ class Entry:
 
     def _becomes(self, statement: Any, edits: Any) -> int:
         """Statements that one becomes."""
-        return (statement not in self.plan.removed) + len(self.plan.before.get(statement, ()))
+        stays = statement not in self.plan.removed and not self.plan.is_replaced(statement)
+        return stays + len(self.plan.before.get(statement, ()))
 
 
 def _indented(statement: Any, place: int) -> Any:

@@ -45,6 +45,7 @@ class Leftovers:
         self._alone()
         self._draws()
         self._iterated()
+        self._resumes()
         if not self.loops.found:
             self._no_loop()
 
@@ -56,10 +57,7 @@ class Leftovers:
         for node in self.script.nodes:
             if not isinstance(node, cst.If) or node in self.plan.removed:
                 continue
-            ranks = [
-                n for n in walk(node.test) if isinstance(n, cst.Name | cst.Call) and self.process.kind(n) == "rank"
-            ]
-            if not ranks or all("print" in code(s) for s in node.body.body):
+            if not self.process.is_of_rank(node.test) or all("print" in code(s) for s in node.body.body):
                 continue
             scope = self.script.scope(node)
             later = [o.outermost for o in self.loops.found if self.script.scope(o.outermost) is scope]
@@ -92,6 +90,16 @@ class Leftovers:
                         call, "a loader of the job has no batches outside of a step",
                         "take a sample of the data set: dataset[0]",
                     )  # fmt: skip
+
+    def _resumes(self) -> None:
+        """State that the script loads itself, before its loops."""
+        first = min((self.script.line(loop.outermost) for loop in self.loops.found), default=0)
+        for call in self.script.calls:
+            if self.script.full(call) == "torch.load" and self.script.line(call) < first:
+                self.plan.note(
+                    call, "the job resumes by itself, from spec.checkpoint",
+                    "leave the script's own resume out, and what it saves for that; pretrained weights may stay",
+                )  # fmt: skip
 
     def _no_loop(self) -> None:
         """Say which loop was not understood."""

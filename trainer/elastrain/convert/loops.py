@@ -34,6 +34,10 @@ class Loop:
     counter: cst.Name | None = None
     """Of ``enumerate``."""
     bars: list[cst.Call] = field(default_factory=list)
+    bar: str = ""
+    """The name of the bar that shows its steps; "" without one."""
+    shown: cst.BaseExpression | None = None
+    """The bar as the loop iterates over it."""
     epochs: cst.For | None = None
     """The loop around it, which may be in the calling function."""
     bound: str = "1"
@@ -54,6 +58,8 @@ class Loops:
         self.script, self.plan = script, plan
         self.found: list[Loop] = []
         self.evaluations: list[cst.For] = []
+        self.dropped: set[cst.CSTNode] = set()
+        """What is in no statement afterwards."""
         for node in script.fors:
             loop = self._peeled(node)
             if loop is None:
@@ -84,7 +90,9 @@ class Loops:
             for made in self.script.definitions(iterable):
                 if isinstance(made, cst.Call) and code(made.func).rpartition(".")[2] in BARS and made.args:
                     loop.bars.append(made)
+                    loop.bar, loop.shown = iterable.value, iterable
                     iterable = made.args[0].value
+                    break
         loop.loader = iterable
         return loop if self.script.is_a(iterable, lambda full: full == LOADER) else None
 
@@ -201,9 +209,12 @@ class Loops:
         script, plan, job = self.script, self.plan, self.script.job
         text = f"{job}.steps({{}}, epochs={loop.bound})"
         what = "this rank's part of each step"
-        plan.replace(loop.loader, text, what)
-        for bar in loop.bars:
-            self._bar(bar, code(loop.loader))
+        if len(loop.bars) == 1 and code(loop.bars[0].func).rpartition(".")[2] == "tqdm":
+            self._shown(loop, text, what)
+        else:
+            plan.replace(loop.loader, text, what)
+            for bar in loop.bars:
+                self._bar(bar, code(loop.loader))
         made = loop.node.iter
         layers = [made]
         while isinstance(layers[-1], cst.Call) and layers[-1].args and layers[-1] is not loop.loader:
@@ -221,6 +232,31 @@ class Loops:
         plan.edit(loop.node.target, lambda u: _bare(u.elements[1].value))
         if any(isinstance(n, cst.Name) and n.value == name for n in walk(loop.node.body)):
             plan.insert_first(loop.node, f"{name} = {job}.step % len({code(loop.loader)})")
+
+    def _shown(self, loop: Loop, text: str, what: str) -> None:
+        """The bar of rank 0 counts committed steps; the loop goes over the steps themselves."""
+        bar, loader = loop.bars[0], code(loop.loader)
+        why = "rank 0 shows committed steps"
+
+        def made(updated: cst.Call) -> cst.Call:
+            own = [
+                a
+                for a in updated.args[1:]
+                if a.keyword is None or a.keyword.value not in ("total", "disable", "initial")
+            ]
+            kept = [a.with_changes(comma=cst.MaybeSentinel.DEFAULT) for a in own]
+            return updated.with_changes(args=[keyword("total", f"len({loader})"), *kept, keyword("delay", "0.01")])
+
+        for arg in bar.args[1:]:
+            self.dropped.update(walk(arg) if arg.keyword is not None and arg.keyword.value == "disable" else ())
+        if loop.shown is not None:
+            self.plan.edit(bar, made, why)
+            self.plan.edit(loop.shown, lambda _: expression(text.replace("{}", loader)), what)
+            return
+        used = {n.value for n in self.script.nodes if isinstance(n, cst.Name)}
+        loop.bar = next(name for name in ("bar", "steps_bar", "bar_of_steps") if name not in used)
+        self.plan.insert_before(loop.node, f"{loop.bar} = {code(made(bar))}", why)
+        self.plan.edit(bar, lambda _: expression(text.replace("{}", loader)), what)
 
     def _bar(self, bar: cst.Call, loader: str) -> None:
         """A bar has no length of its own any more."""

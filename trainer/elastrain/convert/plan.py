@@ -23,6 +23,7 @@ class Plan:
         self.before: dict[cst.CSTNode, list[str]] = defaultdict(list)
         self.first: dict[cst.CSTNode, list[str]] = defaultdict(list)
         self._spaced: set[cst.CSTNode] = set()
+        self._replaced: set[cst.CSTNode] = set()
         self.removed: set[cst.CSTNode] = set()
         self.changes: list[Change] = []
         self.notes: list[Note] = []
@@ -55,6 +56,17 @@ class Plan:
             self.edits[statement] = [lambda _: cst.RemoveFromParent()]
             if what:
                 self.says(statement, what)
+
+    def removed_but_preceded(self, statement: cst.CSTNode) -> None:
+        """Take a statement out of which only the lines put before it stay."""
+        if statement in self.before:
+            self._replaced.add(statement)
+        else:
+            self.remove(statement)
+
+    def is_replaced(self, statement: cst.CSTNode) -> bool:
+        """Whether only the lines before it stay."""
+        return statement in self._replaced
 
     def keep_blank_lines(self) -> None:
         """An empty line above a statement that goes is above the next one that stays."""
@@ -119,7 +131,7 @@ class Apply(cst.CSTTransformer):
         if isinstance(updated, cst.If | cst.For | cst.With) and self._emptied(original_node, updated):
             updated = self._without(updated)
         if (lines := self._plan.before.get(original_node)) and not isinstance(updated, cst.RemovalSentinel):
-            updated = self._preceded(updated, lines)
+            updated = self._preceded(updated, lines, replaced=self._plan.is_replaced(original_node))
         return updated
 
     @staticmethod
@@ -138,8 +150,10 @@ class Apply(cst.CSTTransformer):
         return updated
 
     @staticmethod
-    def _preceded(updated: Any, lines: Sequence[str]) -> Any:
+    def _preceded(updated: Any, lines: Sequence[str], *, replaced: bool) -> Any:
         nodes = list(updated.nodes) if isinstance(updated, cst.FlattenSentinel) else [updated]
         leading = nodes[0].leading_lines
         first = [statement(line, leading if not i else ()) for i, line in enumerate(lines)]
+        if replaced:
+            return cst.FlattenSentinel(first)
         return cst.FlattenSentinel([*first, nodes[0].with_changes(leading_lines=()), *nodes[1:]])

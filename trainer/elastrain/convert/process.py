@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 import libcst as cst
 
@@ -59,6 +60,11 @@ class Process:
             and function.name.value in self.spawned
             and self.script.parameters(function)[:1] == [node.value]
         )
+
+    def is_of_rank(self, test: cst.BaseExpression) -> bool:
+        """Whether a condition holds on some ranks only."""
+        parts = [n for n in walk(test) if isinstance(n, cst.Name | cst.Attribute | cst.Call | cst.Subscript)]
+        return any(self.kind(n) in ("rank", "local_rank") for n in parts)
 
     # -- rules -------------------------------------------------------------------------------------------------------
     def apply(self) -> None:
@@ -220,8 +226,10 @@ class Process:
         """Forget what the rules have seen."""
         self._done, self._gone = set(), set()
 
-    def gone(self) -> None:
+    def gone(self, dropped: Iterable[cst.CSTNode]) -> None:
         """Take in what other rules have removed, before :meth:`apply`."""
+        self._gone.update(dropped)
+        self._done.update(dropped)
         for statement in self.plan.removed:
             self._gone.update(walk(statement))
 

@@ -120,6 +120,8 @@ class Script:
                     self._assign(node, target.target, node.value)
             elif isinstance(node, cst.AnnAssign) and node.value is not None:
                 self._assign(node, node.target, node.value)
+            elif isinstance(node, cst.WithItem) and node.asname is not None:
+                self._assign(node, node.asname.name, node.item)
 
     def _assign(self, node: cst.CSTNode, target: cst.BaseExpression, value: cst.BaseExpression) -> None:
         if isinstance(target, cst.Tuple):

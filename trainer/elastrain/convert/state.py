@@ -113,43 +113,83 @@ class State:
         if loop.epochs is None:
             return
         outer = loop.epochs
-        scope, (siblings, place) = self.script.scope(outer), self.script.siblings(outer)
-        starts: dict[str, cst.SimpleStatementLine] = {}
-        for earlier in siblings[:place]:
-            if (
-                isinstance(earlier, cst.SimpleStatementLine)
-                and len(earlier.body) == 1
-                and isinstance(earlier.body[0], cst.Assign)
-            ):
-                assign = earlier.body[0]
-                if (
-                    len(assign.targets) == 1
-                    and isinstance(assign.targets[0].target, cst.Name)
-                    and _is_constant(assign.value)
-                ):
-                    starts[assign.targets[0].target.value] = earlier
+        scope, starts = self.script.scope(outer), self._starts(outer)
         inner = {id(n) for n in walk(loop.node)} if loop.site is None else set()
-        names = [n for n in starts if starts[n] not in self.plan.removed and self._changes_in(outer, n, inner)]
-        if not names or scope is None:
+        names = [n for n in starts if self._changes_in(outer, n, inner)]
+        if not names:
             return
         used = {n.value for n in self.script.nodes if isinstance(n, cst.Name)}
         kept = "kept" if "kept" not in used else "kept_by_job"
-        values = ", ".join(f"{n}={code(starts[n].body[0].value)}" for n in names)
-        for name in names:
-            self.plan.remove(starts[name])
+        values = ", ".join(f"{n}={code(starts[n][1])}" for n in names)
+        first = starts[names[0]][0]
         self.plan.insert_before(
-            outer, f"{kept} = {self.script.job}.variables({values})", "values that joiners and checkpoints receive"
+            first, f"{kept} = {self.script.job}.variables({values})", "values that joiners and checkpoints receive"
         )
+        self._set_alone(outer, names)
+        for statement in dict.fromkeys(starts[n][0] for n in names):
+            self._without(statement, {n: v for n, (s, v) in starts.items() if s is statement and n not in names})
         for node in self.script.nodes:
             if (
                 isinstance(node, cst.Name)
                 and node.value in names
                 and self.script.scope(node) is scope
                 and self._is_name(node)
+                and not any(self.script.within(node, starts[n][0]) for n in names)
             ):
                 self.plan.edit(
                     node, lambda u: expression(f"{kept}.{u.value}"), "the same on all ranks, also on those that join"
                 )
+
+    def _set_alone(self, outer: cst.For, names: list[str]) -> None:
+        """Values that one rank sets: the others keep theirs, and a joiner receives the value of any of them."""
+        for node in walk(outer.body):
+            targets = [node.target] if isinstance(node, cst.AugAssign) else []
+            targets += [t.target for t in node.targets] if isinstance(node, cst.Assign) else []
+            flat = {code(e.value) for t in targets if isinstance(t, cst.Tuple) for e in t.elements} | {
+                *map(code, targets)
+            }
+            tests = [n.test for n in self.script.around(node) if isinstance(n, cst.If)]
+            if flat & set(names) and any(self.data.process.is_of_rank(test) for test in tests):
+                name = sorted(flat & set(names))[0]
+                self.plan.note(
+                    node, f"{name} is set on one rank only, and must be the same on all of them",
+                    f"evaluate on all ranks ({self.script.job}.evaluate), set it on all, and write files on rank 0",
+                )  # fmt: skip
+
+    def _starts(self, outer: cst.For) -> dict[str, tuple[cst.SimpleStatementLine, cst.BaseExpression]]:
+        """Names that have a constant before the loop: the statement, and the value."""
+        siblings, place = self.script.siblings(outer)
+        found: dict[str, tuple[cst.SimpleStatementLine, cst.BaseExpression]] = {}
+        for earlier in siblings[:place]:
+            if (
+                earlier in self.plan.removed
+                or not isinstance(earlier, cst.SimpleStatementLine)
+                or len(earlier.body) != 1
+            ):
+                continue
+            assign = earlier.body[0]
+            if not isinstance(assign, cst.Assign) or len(assign.targets) != 1:
+                continue
+            target, value = assign.targets[0].target, assign.value
+            pairs = [(target, value)]
+            if (
+                isinstance(target, cst.Tuple)
+                and isinstance(value, cst.Tuple)
+                and len(target.elements) == len(value.elements)
+            ):
+                pairs = [(a.value, b.value) for a, b in zip(target.elements, value.elements, strict=True)]
+            if all(isinstance(t, cst.Name) and _is_constant(v) for t, v in pairs):
+                found |= {code(t): (earlier, v) for t, v in pairs}
+        return found
+
+    def _without(self, statement: cst.SimpleStatementLine, left: dict[str, cst.BaseExpression]) -> None:
+        """A statement that no longer sets what travels."""
+        if left:
+            text = f"{', '.join(left)} = {', '.join(code(v) for v in left.values())}"
+            made = cst.ensure_type(cst.parse_statement(text), cst.SimpleStatementLine)
+            self.plan.edits[statement] = [lambda u: made.with_changes(leading_lines=u.leading_lines)]
+        else:
+            self.plan.removed_but_preceded(statement)
 
     def _changes_in(self, outer: cst.For, name: str, inner: set[int]) -> bool:
         targets = []

@@ -72,6 +72,7 @@ class Call(StrEnum):
     CLIP = "job.clip_grad_norm_()"
     UPDATE = "step() of tracked objects, unscale_() and update() of scalers, updates of averages"
     REPEATED_GROUP = "add_param_group() of tracked optimizers, with the parameters of a group that they have"
+    SET = "setting a value of job.variables()"
     STOP = "job.stop()"
     MEET = "job.all_reduce(), job.all_gather_object(), job.evaluate()"
 
@@ -107,6 +108,9 @@ _TOO_EARLY = _raises(
     "it would act on the gradients of the step before: move it behind job.backward(loss), which replaces "
     "loss.backward(); or give it to job.on_commit()"
 )
+_UNDECIDED = _raises(
+    "the step may be repeated: set it behind job.backward(), where it counts once for each committed step"
+)
 _IN_HOOK = _raises(
     "a hook sees the gradients of this rank's samples only: remove it (a parameter's hook, or torch's "
     "_apply_optimizer_in_backward), and make the call behind job.backward()"
@@ -119,6 +123,9 @@ _NO_MEETING = _raises(
     "other ranks may have to repeat this step: call it after the loop, or in a function given to job.every(), which "
     "pauses the loop after each n-th step"
 )
+
+_CHANGING = (Phase.SETUP, Phase.COMMITTED, Phase.LEARNING, Phase.PAUSE, Phase.BETWEEN)
+"""Where the script's own values change."""
 
 RULES: Mapping[Call, Mapping[Phase, Rule]] = {
     Call.STEPS: {phase: _NESTED if phase in (*BODY, Phase.PAUSE) else _ACTS for phase in Phase},
@@ -180,6 +187,10 @@ RULES: Mapping[Call, Mapping[Phase, Rule]] = {
         Phase.LEAVING: _SKIPPED,
     },
     Call.REPEATED_GROUP: {phase: _SKIPPED if phase in BODY else _ACTS for phase in Phase},
+    Call.SET: {
+        phase: _UNDECIDED if phase in (Phase.FRESH, Phase.BACKWARD) else _ACTS if phase in _CHANGING else _SKIPPED
+        for phase in Phase
+    },
     Call.STOP: {phase: _SKIPPED if phase in (Phase.LEARNING, Phase.PASSED) else _ACTS for phase in Phase},
     Call.MEET: {
         phase: _NO_PEERS if phase is Phase.SETUP else _NO_MEETING if phase in BODY else _ACTS for phase in Phase

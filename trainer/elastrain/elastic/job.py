@@ -111,12 +111,13 @@ class Job(JobValues):
     def variables(self, **values: Any) -> Variables:
         """Values that the script changes between loops, such as ``best=0.0, bad=0``: tracked, and read as attributes.
 
-        Joiners and checkpoints receive them. All ranks set them to the same values. Called once. Raises ``ValueError``
+        Joiners and checkpoints receive them. All ranks set them to the same values: between loops, or behind the
+        backward of a loop body, once for each committed step. Called once. Raises ``ValueError``
         on a second call, ``TypeError`` without a value.
         """
         if "variables" in self._tracked:
             raise ValueError("job.variables(): call it once, with all values")
-        made = Variables(**values)
+        made = Variables(values, lambda name: self._loop.contract.acts(Call.SET, name))
         self.track(variables=made)
         return made
 
