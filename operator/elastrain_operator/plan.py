@@ -4,33 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from elastrain.api.job import ConditionType, JobSpec, JobStatus
 from elastrain.api.records import Target
+from elastrain_operator import steps
 from elastrain_operator.allocation.model import Claims
-from elastrain_operator.context import PlanContext
-from elastrain_operator.kueue.model import Seat
-from elastrain_operator.model import Deletion, DisruptionBudget, JobEvent, LoopState, Loss, Observed, Plan, Slot
+from elastrain_operator.model import Deletion, DisruptionBudget, JobEvent, LoopState, Loss, Observed, Plan
 from elastrain_operator.policy.ending import clean, deletion, success
 from elastrain_operator.policy.ending import ttl as ttl_policy
 from elastrain_operator.policy.ending import verdict as verdicts
 from elastrain_operator.policy.ending.verdict import Verdict
-from elastrain_operator.policy.losses import arrival, pending, proof, restarts, streak, unheard
+from elastrain_operator.policy.losses import arrival, pending, proof, streak, unheard
 from elastrain_operator.policy.report import accelerator_seconds, conditions, data_loss, events
 from elastrain_operator.policy.report.conditions import Claim
 from elastrain_operator.policy.size import claims as claims_policy
-from elastrain_operator.policy.size import drain, eviction, gang, groups, workers
+from elastrain_operator.policy.size import drain, eviction, gang, groups
 from elastrain_operator.policy.size import target as targets
+from elastrain_operator.policy.size.rollout import version
 from elastrain_operator.status import held_until, if_changed, status_of
+from elastrain_operator.steps import Facts, Known, Lost, Steps, There
 
 DRAIN_EXTRA = 30.0
 """Seconds beyond a pod's own grace period that a worker may take to leave."""
 STATUS_INTERVAL = 5.0
 """Seconds between two non-urgent writes of the status (with many jobs: reconcile.loops.STATUS_SHARE)."""
-REFUSAL_DELAYS = (2.0, 5.0, 15.0, 60.0)
-"""Seconds before a refused pod is retried, by the number of consecutive refusals."""
 
 
 def plan(
@@ -48,21 +47,33 @@ def plan(
     is deleted; a worker of the generation in force is deleted only after it was asked to leave and has left, or its
     drain deadline has passed, or the job has ended.
     """
-    context = PlanContext(spec, status, observed, state or LoopState(), now, drain_extra)
-    terminal = verdicts.terminal_condition(status)
-    if terminal:
-        return _after_end(context, terminal)
-    if context.is_undecided:
-        return Plan(claims=_for_allocator(context, status))  # the allocator answers before any action or status
-    verdict = (
-        verdicts.divergence(observed.pods)
-        or success.verdict(spec.success_policy, observed.pods, observed.coordination)
-        or verdicts.failure(spec.backoff_limit, context.count.restarts, context.losses)
-        or streak.verdict(spec, context.streak)
-        or verdicts.overdue(spec, context.start, now)
-        or (None if context.finishing else pending.verdict(spec, context.workers, context.units, now))
+    facts = Facts(spec, status, observed, state or LoopState(), now, drain_extra, version(spec.template))
+    known = steps.known(facts)  # 1: what may be believed
+    lost = steps.lost(facts, known)  # 2: who is lost, each counted once
+    there = steps.there(facts, known, lost)  # 3: who counts as a worker
+    verdict = _verdict(facts, known, lost, there)  # 4: has the job ended
+    size = steps.size(facts, known, there)  # 5: how many are wanted
+    leave = steps.leave(facts, known, there, size)  # 6: who leaves, in one order
+    come = steps.come(facts, known, lost, there, size, leave)  # 7: who comes, and when
+    taken = Steps(facts, known, lost, there, size, leave, come)  # 8: status, target, events, deadlines
+    if terminal := verdicts.terminal_condition(status):
+        return _after_end(taken, terminal)
+    if facts.is_undecided:
+        return Plan(claims=_for_allocator(taken, status))  # the allocator answers before any action or status
+    return _end(taken, verdict) if verdict else _go_on(taken)
+
+
+def _verdict(facts: Facts, known: Known, lost: Lost, there: There) -> Verdict | None:
+    """How the job has ended; None: it has not. The first that applies counts."""
+    spec, seen, now = facts.spec, facts.observed, facts.now
+    return (
+        verdicts.divergence(seen.pods)
+        or success.verdict(spec.success_policy, seen.pods, seen.coordination)
+        or verdicts.failure(spec.backoff_limit, lost.count.restarts, lost.losses)
+        or streak.verdict(spec, lost.streak)
+        or verdicts.overdue(spec, known.start, now)
+        or (None if known.finishing else pending.verdict(spec, there.workers, there.units, now))
     )
-    return _end(context, verdict) if verdict else _go_on(context)
 
 
 def refuse(status: JobStatus, observed: Observed, message: str, now: datetime, state: LoopState | None = None) -> Plan:
@@ -121,158 +132,129 @@ def _report(status: JobStatus, claim: Claim, generation: int | None, now: dateti
 
 
 # ---- an active job -------------------------------------------------------------------------------------------------
-def _go_on(context: PlanContext) -> Plan:
-    spec, seen, now = context.spec, context.observed, context.now
-    wait = _creation_wait(context)
-    slots, seats = ((), ()) if wait or context.etcd is None or context.finishing else _missing(context)
-    create = workers.ordinals(len(slots), context.state.unborn, context.observed.pods, context.status.next_ordinal)
-    ended = clean.ended(seen.pods, frozenset(context.count.counted), now)
+def _go_on(taken: Steps) -> Plan:
+    facts, known, size, leave, come = taken.facts, taken.known, taken.size, taken.leave, taken.come
     delete = _unique(
         (
-            *_drained(context),
-            *_silenced(context),
-            *pending.deletions(p for p in context.withdrawn if not p.started),
-            *ended,
+            *_drained(taken),
+            *_silenced(taken),
+            *pending.deletions(p for p in leave.withdrawn if not p.started),
+            *clean.ended(facts.observed.pods, frozenset(taken.lost.count.counted), facts.now),
         )
     )
-    target = (
-        targets.target(spec, context.desired, context.etcd.target, context.leaving, stop=False, above=context.floor)
-        if context.etcd
-        else None
-    )
-    slots = slots[: len(create)]
-    status = status_of(context, create, slots, wait)
+    target = None
+    if known.etcd:
+        before = known.etcd.target
+        target = targets.target(facts.spec, size.desired, before, leave.leaving, stop=False, above=known.floor)
+    status = status_of(taken, come.create, come.slots, come.wait)
     made = _finish_plan(
-        context, status, target, create=create, delete=delete, due=_deadlines(context, wait), lost=context.count.fresh
+        taken, status, target, create=come.create, delete=delete, due=_deadlines(taken), lost=taken.lost.count.fresh
     )
-    made = replace(made, seats=seats[: len(create)], slots=slots if context.spec.group_size > 1 else ())
-    probe = None if wait or create or not context.must_probe else status.next_ordinal
-    marks = eviction.marks(context.spec.template, context.observed.pods, context.budget)
-    return replace(made, probe=probe, marks=marks, unheard=context.unheard, gang=context.gang)
+    return replace(
+        made,
+        seats=come.seats,
+        slots=come.slots if facts.spec.group_size > 1 else (),
+        probe=status.next_ordinal if come.asks else None,
+        marks=eviction.marks(facts.spec.template, facts.observed.pods, taken.there.budget),
+        unheard=taken.lost.unheard,
+        gang=size.gang,
+    )
 
 
-def _missing(context: PlanContext) -> tuple[tuple[Slot, ...], tuple[Seat, ...]]:
-    """A slot for each pod to create now, and if Kueue decides the job's size, a seat for each slot."""
-    more = max(context.desired + context.beyond - len(context.units), 0) or context.rollout.create
-    more = min(more, workers.BATCH)
-    slots = (*context.slots, *groups.slots((), context.observed.pods, context.spec.group_size, more))
-    if context.state.refusal:
-        slots = slots[:1]  # one pod shows whether the API server still refuses
-    if context.observed.seats is None:
-        return slots, ()
-    charged = groups.charged(slots, context.workers, context.observed.seats)
-    return tuple(slot for slot, _ in charged), tuple(seat for _, seat in charged)
-
-
-def _pace(context: PlanContext) -> datetime | None:
-    """When losses let the next worker be created; None: now."""
-    waits = [restarts.not_before(context.count.restarts, context.observed.pods, context.now)]
-    waits.append(restarts.after_last(context.count.restarts, context.last_failure, context.observed.pods, context.now))
-    waits.append(streak.not_before(context.spec, context.streak))
-    if context.withdrawal:
-        waits.append(datetime.fromisoformat(context.withdrawal.until))
-    latest = max((w for w in waits if w), default=None)
-    return latest if latest and latest > context.now else None
-
-
-def _creation_wait(context: PlanContext) -> datetime | None:
-    """When the next worker may be created; None: now."""
-    waits = [_pace(context)]
-    refusal = context.state.refusal
-    if refusal and refusal.generation == context.observed.job.generation:
-        delay = REFUSAL_DELAYS[min(refusal.attempts, len(REFUSAL_DELAYS)) - 1]
-        waits.append(refusal.at + timedelta(seconds=max(delay, refusal.retry)))
-    latest = max((w for w in waits if w), default=None)
-    return latest if latest and latest > context.now else None
-
-
-def _drained(context: PlanContext) -> Iterable[Deletion]:
+def _drained(taken: Steps) -> Iterable[Deletion]:
     """Leaving workers to delete. A worker asked in this pass must first be able to read it, unless it never started."""
-    for pod in context.observed.pods:
-        if pod.name not in context.leaving or pod.terminating:
+    for pod in taken.facts.observed.pods:
+        if pod.name not in taken.leave.leaving or pod.terminating:
             continue
-        known = context.etcd is not None and (pod.name in context.asked or not pod.started)
-        why = drain.released(pod, context.members, context.due(pod), context.now) if known else None
+        known = taken.known.etcd is not None and (pod.name in taken.known.draining or not pod.started)
+        why = drain.released(pod, taken.known.members, taken.due(pod), taken.facts.now) if known else None
         if why:
             yield Deletion(pod.name, pod.uid, why)
 
 
-def _silenced(context: PlanContext) -> Iterable[Deletion]:
+def _silenced(taken: Steps) -> Iterable[Deletion]:
     """Workers on silent nodes, so that they do not return beside their replacements. Never forced: their processes may
     still run, and their node accepts no other pods meanwhile."""
-    for pod in context.observed.pods:
-        if pod.name in context.silent and not pod.terminating and pod.name not in context.asked:
-            hung = pod.uid in context.overdue
+    for pod in taken.facts.observed.pods:
+        if pod.name in taken.lost.silent and not pod.terminating and pod.name not in taken.known.draining:
+            hung = pod.uid in taken.lost.overdue
             why = "its agent does not answer" if hung else "lost with its node"
             yield Deletion(pod.name, pod.uid, why, silent=not hung)
 
 
 # ---- a job that ends -----------------------------------------------------------------------------------------------
-def _end(context: PlanContext, verdict: Verdict) -> Plan:
-    status = status_of(context, (), (), None)
+def _end(taken: Steps, verdict: Verdict) -> Plan:
+    status = status_of(taken, (), (), None)
     lasting = [c for c in status.conditions if c.type != ConditionType.GROWN]  # an ended job does not grow
-    merged = conditions.merge(lasting, conditions.ended(verdict), context.observed.job.generation, context.now)
+    merged = conditions.merge(lasting, conditions.ended(verdict), taken.facts.observed.job.generation, taken.facts.now)
     status = status.model_copy(
         update={
             "conditions": merged,
             "phase": verdict.condition.value,
             "ready_replicas": 0,  # no generation trains any more, though scripts may still run
             "leaving": [],
-            "completion_time": context.now.isoformat(),
+            "completion_time": taken.facts.now.isoformat(),
             "accelerator_seconds": accelerator_seconds.dissolved(status.accelerator_seconds),
             "unhealthy_workers": [],
             "spares": None,
         }
     )
-    return _settle(context, status, verdict.condition, context.count.fresh)
+    return _settle(taken, status, verdict.condition, taken.lost.count.fresh)
 
 
-def _after_end(context: PlanContext, terminal: ConditionType) -> Plan:
-    old, seen = context.status, context.observed
+def _after_end(taken: Steps, terminal: ConditionType) -> Plan:
+    old, seen = taken.facts.status, taken.facts.observed
     status = old.model_copy(
         update={
-            **_counted(old, seen, context.state, context.now, accelerator_seconds.Place()),
+            **_counted(old, seen, taken.facts.state, taken.facts.now, accelerator_seconds.Place()),
             "leaving": [],
             "counted_failures": [uid for uid in old.counted_failures if uid in {p.uid for p in seen.pods}],
-            "completion_time": old.completion_time or context.now.isoformat(),
+            "completion_time": old.completion_time or taken.facts.now.isoformat(),
             "observed_generation": seen.job.generation,
         }
     )
-    return _settle(context, status, terminal)
+    return _settle(taken, status, terminal)
 
 
-def _settle(context: PlanContext, status: JobStatus, verdict: ConditionType, lost: Iterable[Loss] = ()) -> Plan:
+def _settle(taken: Steps, status: JobStatus, verdict: ConditionType, lost: Iterable[Loss] = ()) -> Plan:
     """Clean up after the end; a failed job's workers are first asked to save and leave."""
     assert status.completion_time is not None
+    spec, pods, known, now = taken.facts.spec, taken.facts.observed.pods, taken.known, taken.facts.now
     completion = datetime.fromisoformat(status.completion_time)
-    delete = clean.finished(context.observed.pods, context.spec.clean_pod_policy, verdict, completion, context.now)
+    delete = clean.finished(pods, spec.clean_pod_policy, verdict, completion, now)
     target = None
-    if verdict is ConditionType.FAILED and context.etcd is not None:
-        everyone = {p.name for p in context.observed.pods if not p.over}
-        target = targets.target(context.spec, 0, context.etcd.target, everyone, stop=True, above=context.floor)
-    expiry = ttl_policy.expiry(context.spec.ttl_seconds_after_finished, completion)
-    expired = expiry is not None and context.now >= expiry
-    waiting = any(not p.over and not p.terminating for p in context.observed.pods)
+    if verdict is ConditionType.FAILED and known.etcd is not None:
+        everyone = {p.name for p in pods if not p.over}
+        target = targets.target(spec, 0, known.etcd.target, everyone, stop=True, above=known.floor)
+    expiry = ttl_policy.expiry(spec.ttl_seconds_after_finished, completion)
+    waiting = any(not p.over and not p.terminating for p in pods)
     due = [expiry, clean.finish_deadline(completion) if waiting else None]
-    return _finish_plan(context, status, target, delete=delete, due=due, delete_job=expired, lost=lost)
+    expired = expiry is not None and now >= expiry
+    return _finish_plan(taken, status, target, delete=delete, due=due, delete_job=expired, lost=lost)
 
 
 # ---- common --------------------------------------------------------------------------------------------------------
-def _deadlines(context: PlanContext, wait: datetime | None) -> list[datetime | None]:
+def _deadlines(taken: Steps) -> list[datetime | None]:
     """Times at which an active job needs another pass even without a change."""
-    drains = [context.due(p) for p in context.observed.pods if p.name in context.leaving and not p.terminating]
-    sidecars = [clean.sidecar_deadline(p) for p in context.observed.pods if p.ending and not p.over]
-    patience = [arrival.report_at(p, t) for p in context.workers if (t := context.troubles.get(p.name))]
-    limit = context.spec.pending_deadline_seconds
-    clocks = [context.rollout.until, context.exclusions.until, pending.next_deadline(context.workers, limit)]
-    if context.lost_since:
-        clocks.append(context.lost_since + data_loss.PATIENCE)
-    clocks += [unheard.next_deadline(context.unheard), gang.next_change(context.gang, context.observed.job.uid)]
-    return [wait, verdicts.deadline(context.spec, context.start), *clocks, *drains, *sidecars, *patience]
+    facts, known, leave, workers = taken.facts, taken.known, taken.leave, taken.there.workers
+    pods, troubles = facts.observed.pods, taken.there.troubles
+    return [
+        taken.come.wait,
+        verdicts.deadline(facts.spec, known.start),
+        leave.rollout.until,
+        taken.lost.exclusions.until,
+        pending.next_deadline(workers, facts.spec.pending_deadline_seconds),
+        known.lost_since + data_loss.PATIENCE if known.lost_since else None,
+        unheard.next_deadline(taken.lost.unheard),
+        gang.next_change(taken.size.gang, facts.observed.job.uid),
+        *(taken.due(p) for p in pods if p.name in leave.leaving and not p.terminating),
+        *(clean.sidecar_deadline(p) for p in pods if p.ending and not p.over),
+        *(arrival.report_at(p, t) for p in workers if (t := troubles.get(p.name))),
+    ]
 
 
 def _finish_plan(
-    context: PlanContext,
+    taken: Steps,
     status: JobStatus,
     target: Target | None,
     *,
@@ -282,62 +264,63 @@ def _finish_plan(
     delete_job: bool = False,
     lost: Iterable[Loss] = (),
 ) -> Plan:
-    before = context.etcd.target if context.etcd else None
+    before = taken.known.etcd.target if taken.known.etcd else None
     target = None if target == before else target
-    written = if_changed(context.status, status)
-    held = held_until(context, written)
-    moments = [t for t in [*due, held] if t and t > context.now]
-    published = events.events_of(context.status, status, before, target, lost)
+    written = if_changed(taken.facts.status, status)
+    held = held_until(taken, written)
+    moments = [t for t in [*due, held] if t and t > taken.facts.now]
+    published = events.events_of(taken.facts.status, status, before, target, lost)
     going = {d.uid for d in delete}
-    left = [p.name for p in context.observed.pods if p.uid in going and p.name in context.asked and clean.is_drained(p)]
+    pods, draining = taken.facts.observed.pods, taken.known.draining
+    left = [p.name for p in pods if p.uid in going and p.name in draining and clean.is_drained(p)]
     if left:
         published = (*published, JobEvent("Drained", f"left at a step boundary: {', '.join(left)}"))
     return Plan(
         status=None if held else written,
-        ended=proof.ended_members((*context.observed.pods, *context.state.gone.values()), context.etcd),
+        ended=proof.ended_members((*taken.facts.observed.pods, *taken.facts.state.gone.values()), taken.known.etcd),
         target=target,
         create=create,
         # Needed workers come first; beyond the desired number a new worker is a spare.
-        stand_by=create[max(context.desired * context.spec.group_size - len(context.workers), 0) :]
-        if create and context.spares
+        stand_by=create[max(taken.size.desired * taken.facts.spec.group_size - len(taken.there.workers), 0) :]
+        if create and taken.size.spares
         else (),
         delete=delete,
         delete_job=delete_job,
         events=published,
-        keep_off=context.exclusions.nodes,
-        requeue_after=(min(moments) - context.now).total_seconds() if moments else None,
+        keep_off=taken.lost.exclusions.nodes,
+        requeue_after=(min(moments) - taken.facts.now).total_seconds() if moments else None,
         usage=status.accelerator_seconds,
-        claims=_for_allocator(context, status),
-        budget=_budget(context, status),
-        group=_group(context, status),
-        departed=tuple(context.state.gone),
+        claims=_for_allocator(taken, status),
+        budget=_budget(taken, status),
+        group=_group(taken, status),
+        departed=tuple(taken.facts.state.gone),
     )
 
 
-def _budget(context: PlanContext, status: JobStatus) -> DisruptionBudget | None:
+def _budget(taken: Steps, status: JobStatus) -> DisruptionBudget | None:
     """The disruption budget to write; ``status`` as just planned."""
-    before = context.state.budget
+    before = taken.facts.state.budget
     if verdicts.terminal_condition(status) is not None:
         return DisruptionBudget() if before and before.ordinals else None
-    if before is None and context.status.generation is None:
+    if before is None and taken.facts.status.generation is None:
         before = DisruptionBudget()  # the job has not trained yet
-    return None if context.budget == before else context.budget
+    return None if taken.there.budget == before else taken.there.budget
 
 
-def _group(context: PlanContext, status: JobStatus) -> bool:
+def _group(taken: Steps, status: JobStatus) -> bool:
     """Whether the scheduler is to know the job's gang: it wants workers, or has some; ``status`` as just planned."""
-    wants = not context.spec.suspend and verdicts.terminal_condition(status) is None
-    return wants or any(not p.over for p in context.observed.pods)
+    wants = not taken.facts.spec.suspend and verdicts.terminal_condition(status) is None
+    return wants or any(not p.over for p in taken.facts.observed.pods)
 
 
-def _for_allocator(context: PlanContext, status: JobStatus) -> Claims | None:
+def _for_allocator(taken: Steps, status: JobStatus) -> Claims | None:
     """The job's claims for the allocator; ``status`` as just planned."""
-    if context.observed.share is None:
+    if taken.facts.observed.share is None:
         return None
-    wants = not context.spec.suspend and not context.finishing and verdicts.terminal_condition(status) is None
-    workers = [p for p in context.workers if p not in context.victims]
-    creation = claims_policy.Creation(context.is_admitted, context.refusal, _pace(context) is not None)
-    return claims_policy.claims(context.spec, status, context.observed, workers, creation if wants else None)
+    wants = not taken.facts.spec.suspend and not taken.known.finishing and verdicts.terminal_condition(status) is None
+    workers = [p for p in taken.there.workers if p not in taken.leave.victims]
+    creation = claims_policy.Creation(taken.come.is_admitted, taken.size.refusal, taken.come.paced is not None)
+    return claims_policy.claims(taken.facts.spec, status, taken.facts.observed, workers, creation if wants else None)
 
 
 def _unique(deletions: Iterable[Deletion]) -> tuple[Deletion, ...]:

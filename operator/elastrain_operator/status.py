@@ -7,7 +7,6 @@ from datetime import datetime, timedelta
 
 from elastrain.api import names
 from elastrain.api.job import AcceleratorSeconds, Condition, ConditionType, GenerationStatus, JobStatus
-from elastrain_operator.context import PlanContext
 from elastrain_operator.model import Coordination, Outage, Slot
 from elastrain_operator.policy.losses import arrival, exclusion
 from elastrain_operator.policy.report import (
@@ -23,123 +22,125 @@ from elastrain_operator.policy.report import (
 from elastrain_operator.policy.report import gang as gang_report
 from elastrain_operator.policy.report.conditions import Claim
 from elastrain_operator.policy.size import gang, groups, leaving, rollout, spares, wanted
+from elastrain_operator.steps import Steps
 
 
-def status_of(
-    context: PlanContext, create: tuple[int, ...], slots: tuple[Slot, ...], wait: datetime | None
-) -> JobStatus:
+def status_of(taken: Steps, create: tuple[int, ...], slots: tuple[Slot, ...], wait: datetime | None) -> JobStatus:
     """The status of a job that has not ended. Values from etcd stay unchanged while etcd is unknown.
 
     ``create``, ``slots``: ordinals of the pods that are created now, and their places in groups.
     """
-    old, seen, etcd, spec, known = context.status, context.observed, context.etcd, context.spec, context.members
+    old, seen, spec = taken.facts.status, taken.facts.observed, taken.facts.spec
+    etcd, known = taken.known.etcd, taken.known.members
     generation, ready = old.generation, old.ready_replicas
     if known:
         generation, alive = progress.in_force(old.generation, known)
         ready = alive // spec.group_size
     report = etcd.progress if etcd else None
-    picture = _picture(context, generation, ready, wait)
-    claims, unhealthy = [*conditions.active(picture), *_claims(context)], old.unhealthy_workers
+    picture = _picture(taken, generation, ready, wait)
+    claims, unhealthy = [*conditions.active(picture), *_claims(taken)], old.unhealthy_workers
     if known:
-        unhealthy = health.unhealthy(unhealthy, known, context.now)
+        unhealthy = health.unhealthy(unhealthy, known, taken.facts.now)
         claims.append(health.claim(unhealthy, generation))
-    answered = context.state.unanswered_since is None
+    answered = taken.facts.state.unanswered_since is None
     grown = wanted.grown(
-        old.conditions, spec.suspend, seen.share, context.desired, spec.desired_replicas, answered=answered
+        old.conditions, spec.suspend, seen.share, taken.size.desired, spec.desired_replicas, answered=answered
     )
-    if grown and not context.finishing:
+    if grown and not taken.known.finishing:
         claims.append(grown)
-    merged = conditions.merge(old.conditions, claims, seen.job.generation, context.now)
+    merged = conditions.merge(old.conditions, claims, seen.job.generation, taken.facts.now)
     warm = spares.standing_by(known) if known and spec.warm_spares else None
-    place = accelerator_seconds.place(generation, known, context.finishing, warm or frozenset()) if known else None
+    place = accelerator_seconds.place(generation, known, taken.known.finishing, warm or frozenset()) if known else None
     there = groups.of(p for p in seen.pods if not p.ending)
     # Those that come are counted at once, which saves a write of the status.
-    coming = 0 if context.state.refusal else groups.new(there, slots, spec.group_size)
-    beyond = min(max(len(context.units) + coming - context.desired, 0), context.beyond)
+    coming = 0 if taken.facts.state.refusal else groups.new(there, slots, spec.group_size)
+    beyond = min(max(len(taken.there.units) + coming - taken.size.desired, 0), taken.size.beyond)
     following = max([old.next_ordinal, *(n + 1 for n in create), *(p.ordinal + 1 for p in seen.pods)])
     return JobStatus(
         phase=conditions.phase(merged, ready),
         conditions=merged,
         replicas=len(there) + coming - beyond,
-        desired_replicas=context.desired,
+        desired_replicas=taken.size.desired,
         ready_replicas=ready,
-        spares=spares.status(spec, old.spares, context.spares, warm),
-        selector=_selector(context),
+        spares=spares.status(spec, old.spares, taken.size.spares, warm),
+        selector=_selector(taken),
         generation=generation,
-        step=context.step,
-        progress=pace.progress_status(old.progress, report, context.now),
-        last_rescale=progress.last_rescale(old.last_rescale, etcd, context.now) if etcd else old.last_rescale,
+        step=taken.known.step,
+        progress=pace.progress_status(old.progress, report, taken.facts.now),
+        last_rescale=progress.last_rescale(old.last_rescale, etcd, taken.facts.now) if etcd else old.last_rescale,
         measured_sizes=measured.measured_sizes(old.measured_sizes, etcd, seen.pods) if etcd else old.measured_sizes,
         batch=measured.batch_status(old.batch, etcd) if etcd else old.batch,
-        accelerator_seconds=accelerator_seconds.account(usage(context), seen.pods, place, report, context.now),
+        accelerator_seconds=accelerator_seconds.account(usage(taken), seen.pods, place, report, taken.facts.now),
         unhealthy_workers=unhealthy,
-        restarts=context.count.restarts,
-        last_failure=context.last_failure,
-        counted_failures=list(context.count.counted),
-        leaving=leaving.record(context.since, context.leaving & context.asked, context.now),
+        restarts=taken.lost.count.restarts,
+        last_failure=taken.lost.last_failure,
+        counted_failures=list(taken.lost.count.counted),
+        leaving=leaving.record(taken.known.since, taken.leave.leaving & taken.known.draining, taken.facts.now),
         next_ordinal=following,
-        start_time=context.start.isoformat() if context.start else None,
-        loss_streak=context.streak,
-        withdrawal=context.withdrawal,
-        excluded_nodes=list(context.exclusions.excluded),
-        node_losses=list(context.exclusions.losses),
+        start_time=taken.known.start.isoformat() if taken.known.start else None,
+        loss_streak=taken.lost.streak,
+        withdrawal=taken.leave.withdrawal,
+        excluded_nodes=list(taken.lost.exclusions.excluded),
+        node_losses=list(taken.lost.exclusions.losses),
         observed_generation=seen.job.generation,
     )
 
 
-def _selector(context: PlanContext) -> str:
+def _selector(taken: Steps) -> str:
     """As many pods as there are replicas, which an HPA expects: of each group the first worker."""
-    of_job = f"{names.LABEL_JOB_UID}={context.observed.job.uid}"
-    return of_job if context.spec.group_size == 1 else f"{of_job},{names.LABEL_PLACE}=0"
+    of_job = f"{names.LABEL_JOB_UID}={taken.facts.observed.job.uid}"
+    return of_job if taken.facts.spec.group_size == 1 else f"{of_job},{names.LABEL_PLACE}=0"
 
 
 def _picture(
-    context: PlanContext, generation: GenerationStatus | None, ready: int, wait: datetime | None
+    taken: Steps, generation: GenerationStatus | None, ready: int, wait: datetime | None
 ) -> conditions.Picture:
-    seen, etcd = context.observed, context.etcd
-    aside = {p.name for p in (*context.victims, *context.withdrawn)} | context.signals
-    size = context.spec.group_size
+    seen, etcd = taken.facts.observed, taken.known.etcd
+    aside = {p.name for p in (*taken.leave.victims, *taken.leave.withdrawn)} | taken.leave.signals
+    size = taken.facts.spec.group_size
     if generation is not None:
         generation = generation.model_copy(update={"size": generation.size // size})
-    workers = tuple(p for p in context.workers if p.name not in aside)
+    workers = tuple(p for p in taken.there.workers if p.name not in aside)
     return conditions.Picture(
-        desired=context.desired,
+        desired=taken.size.desired,
         ready=ready,
         workers=workers,
-        draining=sum(not p.over for p in seen.pods if p.name in context.leaving),
+        draining=sum(not p.over for p in seen.pods if p.name in taken.leave.leaving),
         generation=generation,
         group_size=size,
         pending_generation=_pending(etcd, generation.number if generation else None),
         progress=etcd.progress if etcd else None,
         outage=None if etcd else seen.outage or Outage(),
-        lost=data_loss.message(context.status, etcd) if etcd and not context.members else "",
-        has_checkpoints=context.spec.checkpoint is not None,
-        checkpoint_problem=durability.problem(context.spec),
-        suspended=context.spec.suspend,
-        finishing=context.finishing,
-        refusal=context.state.refusal,
-        withdrawal=context.withdrawal,
-        troubles=arrival.lasting(workers, context.troubles, context.now),
+        lost=data_loss.message(taken.facts.status, etcd) if etcd and not taken.known.members else "",
+        has_checkpoints=taken.facts.spec.checkpoint is not None,
+        checkpoint_problem=durability.problem(taken.facts.spec),
+        suspended=taken.facts.spec.suspend,
+        finishing=taken.known.finishing,
+        refusal=taken.facts.state.refusal,
+        withdrawal=taken.leave.withdrawal,
+        troubles=arrival.lasting(workers, taken.there.troubles, taken.facts.now),
         waits_until=wait,
         share=seen.share,
-        released=gang.explanation(context.gang, context.spec.min_replicas) if context.gang.until else "",
+        released=gang.explanation(taken.size.gang, taken.facts.spec.min_replicas) if taken.size.gang.until else "",
     )
 
 
-def _claims(context: PlanContext) -> Iterable[Claim]:
+def _claims(taken: Steps) -> Iterable[Claim]:
     """Conditions that only some jobs have."""
-    old, total = context.status.conditions, len(context.units)
-    if context.etcd is not None:
+    old, total = taken.facts.status.conditions, len(taken.there.units)
+    if taken.known.etcd is not None:
         was_reported = any(c.type == ConditionType.UP_TO_DATE for c in old)
-        yield from rollout.claim(context.rollout, total, was_reported, context.spec.max_unavailable)
-    yield from exclusion.claim(context.exclusions, old)
+        yield from rollout.claim(taken.leave.rollout, total, was_reported, taken.facts.spec.max_unavailable)
+    yield from exclusion.claim(taken.lost.exclusions, old)
     grouped = any(c.type == ConditionType.GANG_SCHEDULED for c in old)
-    yield from gang_report.claim(context.state.group, context.spec.min_replicas * context.spec.group_size, grouped)
+    yield from gang_report.claim(
+        taken.facts.state.group, taken.facts.spec.min_replicas * taken.facts.spec.group_size, grouped
+    )
 
 
-def usage(context: PlanContext) -> AcceleratorSeconds | None:
+def usage(taken: Steps) -> AcceleratorSeconds | None:
     """The accelerator usage of this operator's last pass, else that of the status."""
-    return context.state.usage or context.status.accelerator_seconds
+    return taken.facts.state.usage or taken.facts.status.accelerator_seconds
 
 
 def _pending(etcd: Coordination | None, in_force: int | None) -> int | None:
@@ -155,20 +156,20 @@ def if_changed(old: JobStatus, new: JobStatus) -> JobStatus | None:
     return None
 
 
-def held_until(context: PlanContext, written: JobStatus | None) -> datetime | None:
+def held_until(taken: Steps, written: JobStatus | None) -> datetime | None:
     """Until when a status without urgent changes is delayed; None: write it now, if at all.
 
     A new spec of which only the generation is to be reported is delayed until the allocator has answered it, bounded.
     """
-    last, asked = context.state.status_written, context.state.unanswered_since
+    last, asked = taken.facts.state.status_written, taken.facts.state.unanswered_since
     if written is None:
         return None
     untils = []
-    if asked is not None and _essence(written, of_any_spec=True) == _essence(context.status, of_any_spec=True):
+    if asked is not None and _essence(written, of_any_spec=True) == _essence(taken.facts.status, of_any_spec=True):
         untils.append(asked + wanted.ANSWER)
-    if last is not None and _essence(written) == _essence(context.status):
-        untils.append(last + timedelta(seconds=context.state.status_interval))
-    return max((until for until in untils if until > context.now), default=None)
+    if last is not None and _essence(written) == _essence(taken.facts.status):
+        untils.append(last + timedelta(seconds=taken.facts.state.status_interval))
+    return max((until for until in untils if until > taken.facts.now), default=None)
 
 
 _WAITS = frozenset({"step", "progress", "batch", "accelerator_seconds", "replicas", "conditions"})

@@ -20,7 +20,8 @@ from elastrain.rendezvous.view import View
 from elastrain_operator.leader import fencing
 from elastrain_operator.observe import parse, pods
 from elastrain_operator.observe.unlabelled import Unlabelled
-from elastrain_operator.plan import clean, drain, workers
+from elastrain_operator.plan import clean, drain
+from elastrain_operator.policy.size import workers
 from sim.comm import Comm
 from sim.etcd import Etcd
 

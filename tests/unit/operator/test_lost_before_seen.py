@@ -52,7 +52,7 @@ def test_their_successors_are_paced_and_each_counts_as_lost():
 
 @pytest.mark.usefixtures("quick_loops")
 def test_the_job_ends_if_all_its_pods_are_deleted_without_end(monkeypatch):
-    monkeypatch.setattr("elastrain_operator.policy.losses.streak.delay", lambda rounds: 0.0)
+    monkeypatch.setattr("elastrain_operator.policy.losses.pacing.delay", lambda rounds: 0.0)
 
     async def scenario(world, jobs):
         jobs.see(body(maxReplicas=1, infrastructureLimit=3), lambda _: world.watched)

@@ -20,7 +20,7 @@ from elastrain.api.records import (
 )
 from elastrain_operator.model import Cause, Coordination, Ending, Loss, Pod
 from elastrain_operator.policy.ending import clean, ttl, verdict
-from elastrain_operator.policy.losses import restarts
+from elastrain_operator.policy.losses import pacing, restarts
 from elastrain_operator.policy.report import conditions, events, progress
 from elastrain_operator.policy.report.conditions import Claim
 from elastrain_operator.policy.size import drain, target, workers
@@ -86,23 +86,23 @@ def test_loss_is_counted_once_and_forgotten_when_its_pod_is_gone():
 
 @pytest.mark.parametrize(("failures", "wait"), [(0, 0), (1, 0), (2, 10), (3, 20), (4, 40), (7, 300), (1000, 300)])
 def test_delay_doubles_after_an_immediate_first_retry_and_is_bounded(failures, wait):
-    assert restarts.delay(failures) == wait
+    assert pacing.delay(failures) == wait
 
 
 def test_next_worker_waits_if_young_workers_failed():
     young = dataclasses.replace(ended(1, ago=4), seen=NOW - seconds(30))
-    assert restarts.not_before(RestartCounts(user=2), [young], NOW) == NOW + seconds(6)
-    assert restarts.not_before(RestartCounts(user=1), [young], NOW) is None
+    assert pacing.after_endings(RestartCounts(user=2), [young], NOW) == NOW + seconds(6)
+    assert pacing.after_endings(RestartCounts(user=1), [young], NOW) is None
 
 
 def test_next_worker_does_not_wait_if_the_last_one_had_trained_for_long():
-    assert restarts.not_before(RestartCounts(user=5), [ended(1)], NOW) is None
+    assert pacing.after_endings(RestartCounts(user=5), [ended(1)], NOW) is None
 
 
 def test_next_worker_waits_if_workers_are_killed_repeatedly():
     killed = Termination(outcome=Outcome.FAILED, signal=9, reason="RankKilled")
     young = [dataclasses.replace(ended(n, killed), seen=NOW - seconds(20)) for n in range(3)]
-    assert restarts.not_before(RestartCounts(infrastructure=3), young, NOW) == NOW + seconds(20)
+    assert pacing.after_endings(RestartCounts(infrastructure=3), young, NOW) == NOW + seconds(20)
 
 
 def test_failed_pods_stay_for_their_logs_except_old_ones_and_drained_ones_are_deleted():

@@ -187,12 +187,12 @@ def test_no_worker_leaves_first_if_all_are_needed():
     assert "minReplicas (3) permits no worker to leave" in words
 
 
-def scene(world: World, *more: Pod, **fields) -> rollout.Scene:
-    """The scene after a change of ``world`` to image b, with ``more`` workers."""
+def changed(world: World, *more: Pod, **fields) -> rollout.Input:
+    """The input after a change of ``world`` to image b, with ``more`` workers."""
     workers = (*world.live(), *more)
-    made = rollout.Scene(
+    made = rollout.Input(
         workers=workers, pods=workers, version=VERSIONS["b"], desired=3, minimum=1, at_a_time=1, leaving=0,
-        refusal=None, members=world.records, now=world.now + timedelta(seconds=rollout.ROOM_PATIENCE),
+        refusal=None, members=world.records, share=None, now=world.now + timedelta(seconds=rollout.ROOM_PATIENCE),
     )  # fmt: skip
     return dataclasses.replace(made, **fields)
 
@@ -203,33 +203,33 @@ def newcomer(world: World, ordinal: int, **fields) -> Pod:
 
 def test_no_other_worker_leaves_first_while_one_is_missing(world):
     waiting = [newcomer(world, n, trouble=UNSCHEDULABLE) for n in (3, 4)]
-    assert len(rollout.rollout(scene(world, waiting[0])).leave) == 1
+    assert len(rollout.rollout(changed(world, waiting[0])).leave) == 1
     del world.pods["job-0"]
-    assert rollout.rollout(scene(world, *waiting)).leave == ()
+    assert rollout.rollout(changed(world, *waiting)).leave == ()
 
 
 def test_no_other_worker_leaves_or_is_created_while_one_is_leaving(world):
     ready = newcomer(world, 3, started=True, ready=True)
     joins = Member(id=ready.name, worker=ready.name, address="a", phase=Phase.READY)
     members = dataclasses.replace(world.records, members=(*world.records.members, joins))
-    assert len(rollout.rollout(scene(world, ready, members=members)).leave) == 1
-    assert rollout.rollout(scene(world, ready, members=members, leaving=1)).leave == ()
-    assert rollout.rollout(scene(world, leaving=1)).create == 0
+    assert len(rollout.rollout(changed(world, ready, members=members)).leave) == 1
+    assert rollout.rollout(changed(world, ready, members=members, leaving=1)).leave == ()
+    assert rollout.rollout(changed(world, leaving=1)).create == 0
 
 
 def test_a_worker_is_ready_to_join_if_the_torchrun_in_it_is(world):
     new = newcomer(world, 3, started=True, ready=True)
     agent = Member(id=f"{new.name}.0", worker=new.name, address="a", phase=Phase.WARMING)
     members = dataclasses.replace(world.records, members=(*world.records.members, agent))
-    assert rollout.rollout(scene(world, new, members=members)).leave == ()
+    assert rollout.rollout(changed(world, new, members=members)).leave == ()
     torchrun = Member(id=f"{new.name}.1", worker=new.name, address="a", phase=Phase.READY)
     members = dataclasses.replace(members, members=(*members.members, torchrun))
-    assert len(rollout.rollout(scene(world, new, members=members)).leave) == 1
+    assert len(rollout.rollout(changed(world, new, members=members)).leave) == 1
 
 
 def test_no_further_pod_is_created_while_one_waits_for_room(world):
     del world.pods["job-0"]
-    assert rollout.rollout(scene(world, newcomer(world, 3, trouble=UNSCHEDULABLE))).create == 0
+    assert rollout.rollout(changed(world, newcomer(world, 3, trouble=UNSCHEDULABLE))).create == 0
 
 
 # ---- a bad template --------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from elastrain.api.job import JobStatus
 from elastrain.api.records import Progress
 from elastrain_operator.model import Cause, Coordination, JobRef, Loss, Observed, Pod
 from elastrain_operator.plan import plan
-from elastrain_operator.policy.losses import streak
+from elastrain_operator.policy.losses import pacing, streak
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 JOB = JobRef("default", "job", "uid", 1)
@@ -62,9 +62,9 @@ def test_job_fails_when_the_limit_of_a_cause_is_exceeded(make_spec, cause, reaso
 
 def test_replacements_wait_longer_with_each_round_of_losses(make_spec):
     spec = make_spec(replicas=2)
-    waits = [streak.not_before(spec, lose(None, *[loss()] * n)) for n in (1, 2, 3, 5, 99)]
+    waits = [pacing.after_streak(spec, lose(None, *[loss()] * n)) for n in (1, 2, 3, 5, 99)]
     assert waits == [None, None, *(NOW + timedelta(seconds=s) for s in (10, 20, 300))]
-    assert streak.not_before(spec, None) is None
+    assert pacing.after_streak(spec, None) is None
 
 
 def test_streak_is_kept_in_the_status_and_ends_with_progress(make_spec):

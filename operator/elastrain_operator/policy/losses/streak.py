@@ -1,4 +1,4 @@
-"""Consecutive losses that are not the script's fault: the delay of replacements, and when the job fails.
+"""Consecutive losses that are not the script's fault: counted, and when the job fails.
 
 Losses without a committed step in between are counted. A job that runs for weeks on spot machines may lose thousands
 of workers and be healthy; a job that loses twenty times its size without progress is not.
@@ -6,14 +6,12 @@ of workers and be healthy; a job that loses twenty times its size without progre
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from elastrain.api.job import ConditionType, JobSpec, LossStreak
 from elastrain_operator.model import Cause, Loss
 from elastrain_operator.policy.ending.verdict import Verdict
-from elastrain_operator.policy.losses.restarts import delay
 
 STALE = timedelta(hours=1)
 """After this time without a loss a new streak begins: for jobs whose steps are unknown, such as stock torchrun's."""
@@ -53,15 +51,6 @@ def verdict(spec: JobSpec, streak: LossStreak | None) -> Verdict | None:
             )
             return Verdict(ConditionType.FAILED, f"{field[0].upper()}{field[1:]}Exceeded", text)
     return None
-
-
-def not_before(spec: JobSpec, streak: LossStreak | None) -> datetime | None:
-    """When the next worker may be created: at once after the first round of losses, then with delays up to 5 min."""
-    if streak is None:
-        return None
-    rounds = math.ceil((streak.infrastructure + streak.preemption) / max(spec.desired_replicas * spec.group_size, 1))
-    wait = delay(rounds)
-    return datetime.fromisoformat(streak.time) + timedelta(seconds=wait) if wait else None
 
 
 def _progressed(before: int | None, now: int | None) -> bool:

@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
 from elastrain.api.job import ConditionType
 from elastrain.api.records import Phase
+from elastrain_operator.allocation.model import Share
 from elastrain_operator.model import UNSCHEDULABLE, Cause, Coordination, Pod, Refusal, RefusalKind
 from elastrain_operator.policy.losses import pending
 from elastrain_operator.policy.losses.causes import judge
 from elastrain_operator.policy.report.conditions import Claim
+from elastrain_operator.policy.size import victims
 
 ROOM_PATIENCE = 30.0
 """Seconds for which a new pod may be unschedulable before an old worker leaves for it: preemption and descheduling take
@@ -48,8 +50,8 @@ class Rollout:
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
-    """The input of a roll-out."""
+class Input:
+    """The input of a roll-out: which workers there are, and how many may be replaced."""
 
     workers: Sequence[Pod]
     """Pods that count as workers; those that were asked to leave do not."""
@@ -67,6 +69,8 @@ class Scene:
     """The API server's refusal of pods of the current spec."""
     members: Coordination | None
     """None: membership is unknown."""
+    share: Share | None
+    """The allocator's answer: which workers leave first."""
     now: datetime
     spares: int = 0
     """Warm spares beyond ``desired``: they are replaced first, then each replaces an old worker."""
@@ -78,45 +82,45 @@ def version(template: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def rollout(scene: Scene) -> Rollout:
+def rollout(given: Input) -> Rollout:
     """What to do now. Pods without a version (made by an older operator) count as up to date."""
-    old = tuple(p for p in scene.workers if p.template and p.template != scene.version)
-    if not old or scene.at_a_time == 0 or scene.desired == 0 or scene.members is None:
+    old = tuple(p for p in given.workers if p.template and p.template != given.version)
+    if not old or given.at_a_time == 0 or given.desired == 0 or given.members is None:
         return Rollout(old)
-    new = [p for p in scene.workers if p not in old]
-    coming = [p for p in new if not scene.members.trains(p.name)]
-    extra = min(len(coming), scene.at_a_time)
-    if surplus := _surplus(scene, old, scene.members):
+    new = [p for p in given.workers if p not in old]
+    coming = [p for p in new if not given.members.trains(p.name)]
+    extra = min(len(coming), given.at_a_time)
+    if surplus := _surplus(given, old, given.members):
         return Rollout(old, extra, leave=surplus)
-    if stopped := _stopped(scene, new, scene.members):
+    if stopped := _stopped(given, new, given.members):
         return Rollout(old, extra, stopped=stopped)
-    made = _renew_spares(scene, old, coming, scene.members) or _go_on(scene, old, coming, scene.members)
-    if scene.refusal and not _no_quota(scene):  # it is retried with increasing delays
-        text = f"{scene.refusal.kind}: {scene.refusal.message}"
+    made = _renew_spares(given, old, coming, given.members) or _go_on(given, old, coming, given.members)
+    if given.refusal and not _no_quota(given):  # it is retried with increasing delays
+        text = f"{given.refusal.kind}: {given.refusal.message}"
         return replace(made, leave=(), stopped=text)
     return made
 
 
-def _renew_spares(scene: Scene, old: tuple[Pod, ...], coming: Sequence[Pod], members: Coordination) -> Rollout | None:
+def _renew_spares(given: Input, old: tuple[Pod, ...], coming: Sequence[Pod], members: Coordination) -> Rollout | None:
     """Old spares are replaced before training workers: this delays no step, and their successors test the new template.
     None: there are no old spares."""
-    training = sum(members.trains(p.name) for p in scene.workers)
+    training = sum(members.trains(p.name) for p in given.workers)
     idle = [p for p in old if not members.trains(p.name)]
-    if not scene.spares or not idle or training < scene.desired:
+    if not given.spares or not idle or training < given.desired:
         return None
     # An unschedulable pod gets the room of the next old spare; all others are waited for.
     warming = [p for p in coming if not _is_ready(p, members) and not (p.trouble and p.trouble.reason == UNSCHEDULABLE)]
-    leave = _first_to_go(idle, scene.at_a_time - scene.leaving - len(warming), members)
-    return Rollout(old, min(len(coming), scene.at_a_time), leave=leave, coming=tuple(p.name for p in coming))
+    leave = _first_to_go(given, idle, given.at_a_time - given.leaving - len(warming))
+    return Rollout(old, min(len(coming), given.at_a_time), leave=leave, coming=tuple(p.name for p in coming))
 
 
-def _go_on(scene: Scene, old: tuple[Pod, ...], coming: Sequence[Pod], members: Coordination) -> Rollout:
-    batch, surplus = scene.at_a_time, len(scene.workers) - scene.desired
-    free = max(batch - scene.leaving, 0)
+def _go_on(given: Input, old: tuple[Pod, ...], coming: Sequence[Pod], members: Coordination) -> Rollout:
+    batch, surplus = given.at_a_time, len(given.workers) - given.desired
+    free = max(batch - given.leaving, 0)
     takers = min(sum(_is_ready(p, members) for p in coming), max(surplus, 0))
-    room = _room(scene, coming, members)
-    leave = _first_to_go(old, min(free, max(takers, room.made)), members)
-    beyond = surplus - scene.spares
+    room = _room(given, coming, members)
+    leave = _first_to_go(given, old, min(free, max(takers, room.made)))
+    beyond = surplus - given.spares
     create = max(min(free - len(coming) - len(leave), batch - beyond), 0) if beyond >= 0 else 0
     names = tuple(p.name for p in coming)
     return Rollout(old, min(len(coming), batch), create, leave, room.none, room.until, names)
@@ -132,45 +136,40 @@ class _Room:
     """When waiting for room ends."""
 
 
-def _room(scene: Scene, coming: Sequence[Pod], members: Coordination) -> _Room:
+def _room(given: Input, coming: Sequence[Pod], members: Coordination) -> _Room:
     stuck = [p for p in coming if p.trouble and p.trouble.reason == UNSCHEDULABLE and not p.started]
-    ripe = [p for p in stuck if scene.now >= _patience(p)]
-    wanted = len(ripe) if len(scene.workers) > scene.desired else 0
-    if _no_quota(scene) and not coming and len(scene.workers) >= scene.desired:
+    ripe = [p for p in stuck if given.now >= _patience(p)]
+    wanted = len(ripe) if len(given.workers) > given.desired else 0
+    if _no_quota(given) and not coming and len(given.workers) >= given.desired:
         wanted = 1
-    training = sum(members.trains(p.name) for p in scene.workers)
-    missing = max(scene.desired - training, 0)
-    made = max(min(wanted, scene.at_a_time - missing, training - scene.minimum), 0)
+    training = sum(members.trains(p.name) for p in given.workers)
+    missing = max(given.desired - training, 0)
+    made = max(min(wanted, given.at_a_time - missing, training - given.minimum), 0)
     none = ""
-    if wanted and training <= scene.minimum:
-        none = f"there is no room for another worker, and minReplicas ({scene.minimum}) permits no worker to leave"
+    if wanted and training <= given.minimum:
+        none = f"there is no room for another worker, and minReplicas ({given.minimum}) permits no worker to leave"
     return _Room(made, none, min((_patience(p) for p in stuck if p not in ripe), default=None))
 
 
-def _no_quota(scene: Scene) -> bool:
-    return scene.refusal is not None and scene.refusal.kind is RefusalKind.QUOTA_EXCEEDED
+def _no_quota(given: Input) -> bool:
+    return given.refusal is not None and given.refusal.kind is RefusalKind.QUOTA_EXCEEDED
 
 
 def _patience(pod: Pod) -> datetime:
     return pod.seen + timedelta(seconds=ROOM_PATIENCE)
 
 
-def _surplus(scene: Scene, old: Sequence[Pod], members: Coordination) -> tuple[Pod, ...]:
+def _surplus(given: Input, old: Sequence[Pod], members: Coordination) -> tuple[Pod, ...]:
     """Old workers that may leave without a replacement: those that never ran, and training ones beyond the desired
     number. (A surplus of workers that run and do not train is left to the ordinary shrink.)"""
-    unborn = tuple(p for p in old if not p.started)
-    training = {p.name for p in scene.workers if members.trains(p.name)}
+    idle = tuple(p for p in old if not p.started)
+    training = {p.name for p in given.workers if members.trains(p.name)}
     busy = [p for p in old if p.name in training]
-    return (*unborn, *_first_to_go(busy, len(training) - scene.desired, members))
+    return (*idle, *_first_to_go(given, busy, len(training) - given.desired))
 
 
-def _first_to_go(old: Iterable[Pod], number: int, members: Coordination) -> tuple[Pod, ...]:
-    """The cheapest workers: not Ready, outside the generation, disrupted (about to end anyway), then the newest."""
-
-    def worth(pod: Pod) -> tuple[bool, bool, bool, int]:
-        return (pod.ready, members.trains(pod.name), not pod.disruption, -pod.ordinal)
-
-    return tuple(sorted(old, key=worth)[: max(number, 0)])
+def _first_to_go(given: Input, old: Sequence[Pod], number: int) -> tuple[Pod, ...]:
+    return victims.order(old, given.members, given.share)[: max(number, 0)]
 
 
 def _is_ready(pod: Pod, members: Coordination) -> bool:
@@ -178,17 +177,17 @@ def _is_ready(pod: Pod, members: Coordination) -> bool:
     return pod.started and any(m.worker == pod.name and m.phase is Phase.READY for m in members.members)
 
 
-def _stopped(scene: Scene, new: Sequence[Pod], members: Coordination) -> str:
+def _stopped(given: Input, new: Sequence[Pod], members: Coordination) -> str:
     """Why the roll-out stops: a new worker does not start, or its script has failed before any worker of this version
     has trained."""
     for pod in new:
         trouble = pod.trouble
-        ripe = trouble and (scene.now - pod.seen).total_seconds() >= trouble.patience
+        ripe = trouble and (given.now - pod.seen).total_seconds() >= trouble.patience
         if trouble and ripe and trouble.reason not in (UNSCHEDULABLE, pending.QUEUED):
             return f"{trouble.reason}: {trouble.message}"
     if any(members.trains(p.name) for p in new):
         return ""
-    failed = [loss for p in scene.pods if p.template == scene.version and p.ending and (loss := judge(p))]
+    failed = [loss for p in given.pods if p.template == given.version and p.ending and (loss := judge(p))]
     by_script = [loss for loss in failed if loss.cause is Cause.USER]
     return f"{by_script[-1].reason}: {by_script[-1].message}" if by_script else ""
 
