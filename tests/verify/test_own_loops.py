@@ -69,3 +69,11 @@ def test_adapter_is_named_if_it_trains_another_model_than_the_frameworks_own_loo
     answer = judge(written(tmp_path, text), only=("one",))
     assert (answer.exit_code, answer.fault and answer.fault.name) == (1, "adapter"), answer
     assert answer.parting is not None and answer.parting.step == 1
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(200)
+def test_script_is_safe_with_a_note_if_only_a_text_of_the_framework_differs(judge, tmp_path: Path) -> None:
+    text = SCRIPT + '\nopen("log.txt", "w").write("own" if hasattr(accelerator, "_accumulated") else "of adapter")\n'
+    answer = judge(written(tmp_path, text), only=("repeat", "one", "workers-2"))
+    assert (answer.exit_code, [note.partition(":")[0] for note in answer.notes]) == (0, ["file log.txt"]), answer

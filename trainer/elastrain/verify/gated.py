@@ -59,7 +59,9 @@ def skipped(original: Any, job: _Job, obj: Any) -> Any:
             with job.draws.update() if updates else nullcontext():
                 return original(*args, **kwargs)
 
-        value = original(job.draws.closure(closure))
+        drawn = job.draws.closure(closure)
+        named = {name: drawn if value is closure else value for name, value in kwargs.items()}
+        value = original(*(drawn if value is closure else value for value in args), **named)
         job.draws.updated()
         return value
 

@@ -1,0 +1,33 @@
+"""The reference in this process."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from elastrain.verify.reference import Reference
+
+
+def test_reference_trains_as_plain_torch_if_the_optimizer_takes_a_closure() -> None:
+    x = torch.arange(8.0, dtype=torch.float64).reshape(8, 1)
+    models = []
+    for plain in (True, False):
+        net = nn.Linear(1, 1, dtype=torch.float64)
+        nn.init.zeros_(net.weight), nn.init.zeros_(net.bias)
+        optimizer = torch.optim.LBFGS(net.parameters(), lr=0.5, max_iter=4)
+        job = Reference()
+        model = net if plain else job.wrap(net, optimizer=optimizer)
+        loader = job.dataloader(TensorDataset(x, 3 * x + 1), global_batch_size=8, shuffle=False)
+        batches = [(x, 3 * x + 1)] * 3 if plain else job.steps(loader, epochs=3)
+        for a, b in batches:
+
+            def closure(a=a, b=b, net=net, model=model, optimizer=optimizer, plain=plain, job=job):
+                optimizer.zero_grad()
+                loss = nn.functional.mse_loss(model(a), b)
+                loss.backward() if plain else job.backward(loss)
+                return loss
+
+            optimizer.step(closure)
+        models.append(torch.cat([p.detach().flatten() for p in net.parameters()]))
+    assert torch.equal(*models), models
