@@ -22,6 +22,8 @@ def of_run(job: ElasticTrainingJob, directory: Path, *, workers: int, most: int,
     for name in _LEFT_OUT:
         spec.pop(name, None)
     spec |= {"minReplicas": 1, "maxReplicas": most, "replicas": workers, "backoffLimit": 0}
+    # A run must show a difference between ranks; the job's own comparison would repair it, or end the job.
+    spec["divergence"] = {"everySteps": 0}
     if checkpoint is not None:
         spec["checkpoint"] = {"path": str(checkpoint)}
     trainer_container(spec["template"])["workingDir"] = str(directory)
