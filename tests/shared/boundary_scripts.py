@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from elastrain.elastic.job import Job
@@ -90,6 +92,8 @@ class Training:
         with torch.no_grad():  # not from the generator: ranks are threads of one process
             for i, p in enumerate(self.net.parameters()):
                 p.copy_(torch.linspace(-1, 1, p.numel(), dtype=torch.float64).reshape(p.shape) * (i + 1) / 5)
+        for layer in (layers[3], self.net) if job._session.welcome.settings.shards != 1 else ():
+            fully_shard(layer, mesh=job.mesh)
         self.optimizer = torch.optim.Adam(self.net.parameters(), lr=0.01)
         self.model = job.wrap(self.net, optimizer=self.optimizer)
         self.notes = Notes()
@@ -129,7 +133,8 @@ class Training:
         return {"loss": (nn.functional.cross_entropy(self.net(x), y), len(y)), "seen": len(y)}
 
     def end(self) -> dict[str, Any]:
-        state = {name: value.clone() for name, value in [*self.net.named_parameters(), *self.net.named_buffers()]}
+        named = [*self.net.named_parameters(), *self.net.named_buffers()]
+        state = {n: (v.to_local() if isinstance(v, DTensor) else v).detach().clone() for n, v in named}
         return {
             "state": state,
             "notes": self.notes.values,

@@ -16,7 +16,17 @@ import pytest
 import torch
 
 from bench_harness import played_ranks
-from boundary_scripts import LAST, SCRIPTS, STEPS, every_two, statistics
+from boundary_scripts import (
+    LAST,
+    SCRIPTS,
+    STEPS,
+    evaluation_after_a_loop,
+    every_calls,
+    every_two,
+    large_statistics,
+    loops_by_epoch,
+    statistics,
+)
 from elastrain.api.settings import CheckpointSpec, RankSettings
 from elastrain.data.audit import verify
 from elastrain.elastic.state import portions, transfer
@@ -150,15 +160,20 @@ KNOWN: dict[Script, Path] = {}
 
 
 def run(
-    folder: Path, script: Script, event: Event, step: int | None, settings: RankSettings | None = None
+    folder: Path,
+    script: Script,
+    event: Event,
+    step: int | None,
+    settings: RankSettings | None = None,
+    ranks: tuple[str, ...] = ("a", "b"),
 ) -> dict[str, Any]:
     """What each rank has at its end that finishes. ``step``: None: the last one."""
     step = step or LAST.get(script.__name__, STEPS)
     with thread_world(folder, script, settings) as world:
         world.allow(step - 1)
-        world.begin("a", "b")
-        world.propose("a", "b")
-        world.hold("a", "b", step=step - 1)
+        world.begin(*ranks)
+        world.propose(*ranks)
+        world.hold(*ranks, step=step - 1)
         event(world, step)
         world.allow(1 << 30)
         world.lead()
@@ -226,3 +241,68 @@ def test_the_model_is_that_of_an_undisturbed_job_if_a_checkpoint_is_due_after_ea
 ):
     settings = RankSettings(checkpoint=CheckpointSpec(path=str(tmp_path / "checkpoints"), every_steps=1))
     assert_same(run(tmp_path / "w", script, event, 3, settings), expected(script))
+
+
+# -- sharded models ----------------------------------------------------------------------------------------------------
+GROUPS = ("a0", "a1", "b0", "b1")
+"""Two groups of two shards each."""
+
+
+def a_group_joins(world: ThreadWorld, _: int) -> None:
+    world.begin("c0", "c1")
+    world.propose(*GROUPS, "c0", "c1")
+    world.connected(*GROUPS)
+
+
+def a_group_is_drained(world: ThreadWorld, _: int) -> None:
+    world.propose("a0", "a1")
+    world.connected(*GROUPS)
+
+
+def a_group_is_replaced(world: ThreadWorld, _: int) -> None:
+    world.begin("c0", "c1")
+    world.propose("a0", "a1", "c0", "c1")
+    world.connected(*GROUPS)
+
+
+def a_joiner_is_lost(world: ThreadWorld, _: int) -> None:
+    world.begin("c0", "c1")
+    world.kills["c1"] = "before receive", 0
+    world.propose(*GROUPS, "c0", "c1")
+    world.connected(*GROUPS)
+
+
+GROUP_EVENTS: tuple[Event, ...] = (
+    a_group_joins,
+    a_group_is_drained,
+    a_group_is_replaced,
+    a_joiner_is_lost,
+    *(lost(point, who) for point in ("body", "before exchange", "after exchange") for who in ("a1", "b1")),
+)
+SHARDED_SCRIPTS = tuple(s for s in SCRIPTS if s not in (statistics, large_statistics, every_calls))
+SHARDED_IN_CI = [
+    (evaluation_after_a_loop, a_group_joins),
+    (every_two, a_joiner_is_lost),
+    (loops_by_epoch, GROUP_EVENTS[-1]),
+]
+
+
+@pytest.mark.parametrize(
+    ("script", "event"),
+    [
+        pytest.param(
+            script, event,
+            id=f"{script.__name__}, {event.__name__}".replace("_", " "),
+            marks=() if (script, event) in SHARDED_IN_CI else pytest.mark.nightly,
+        )
+        for script in SHARDED_SCRIPTS for event in GROUP_EVENTS
+    ],
+)  # fmt: skip
+def test_the_model_is_that_of_an_undisturbed_job_if_it_is_sharded(tmp_path, expected, script, event):
+    ends = run(tmp_path / "w", script, event, 3, RankSettings(shards=2), GROUPS)
+    groups = {name[0] for name in ends}
+    assert set(ends) == {f"{group}{shard}" for group in groups for shard in range(2)}
+    for group in groups:
+        first, second = ends[f"{group}0"], ends[f"{group}1"]
+        state = {name: torch.cat([value, second["state"][name]]) for name, value in first["state"].items()}
+        assert_same({group: {**first, "state": state}, f"{group}1": {**second, "state": state}}, expected(script))
