@@ -101,6 +101,8 @@ class Rank:
                     self._welcome()
                 if message.type == "locate":
                     self.send(self._locate())
+                if message.type == "holds":
+                    self.send(m.Exit(reason="the job has finished", finished=True))
                 self.received.append(message)
         except OSError:
             return

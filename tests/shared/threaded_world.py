@@ -100,6 +100,7 @@ class RankThread:
             beat = Heartbeat(heartbeat.path_of(socket_path, 0))
             with Job(session, strategy_for("exact", session), beat) as self.job:
                 audit = AuditLog(self._audit, self.worker, 0, self.pid)
+                self.job.at_exit = lambda _: session.close()
                 self.job._audit = self.job._loop._audit = self.job._loop.bodies._audit = audit
                 self._instrument(self.job)
                 final = script(self.job, self)

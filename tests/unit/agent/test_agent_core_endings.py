@@ -96,7 +96,7 @@ def test_the_worker_fails_if_one_rank_leaves_the_loop_and_its_sibling_waits_too_
 def test_parked_ranks_exit_if_the_job_finished_without_them(story, sent, make_generation):
     story.training_in(make_generation(2, "b", "a"))
     story.breaks(2)
-    assert sent(story.sees(finished=True), Exit) == [Exit(reason="the job has finished")]
+    assert sent(story.sees(finished=True), Exit) == [Exit(reason="the job has finished", finished=True)]
     assert only(story.leaves(), End).termination.outcome is Outcome.FINISHED
 
 

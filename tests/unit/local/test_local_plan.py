@@ -111,6 +111,30 @@ def test_the_job_is_finished_if_a_script_that_never_joined_ended_with_0():
     assert plan(observed(worker(0, ended=FINISHED), desired=1), 0.0).result is Result.FINISHED
 
 
+def test_the_job_is_finished_if_the_worker_of_rank_0_ended_with_0_and_etcd_does_not_say_so():
+    assert plan(observed(worker(0), worker(1, ended=FINISHED), first="w-1"), 0.0).result is None
+    others = worker(0, ended=failed("RankKilled")), worker(1, ended=FINISHED)
+    assert plan(observed(*others, first="w-1"), 0.0).result is Result.FINISHED
+
+
+def test_no_worker_is_started_while_others_hold_the_final_state_for_a_lost_rank_0():
+    holder = replace(worker(1), holds=True)
+    decided = plan(observed(worker(0, ended=failed("AgentKilled")), holder, first="w-0"), 200.0)
+    assert (decided.start, decided.target.leaving, decided.result) == (0, (), None)
+
+
+def test_a_lost_rank_0_is_replaced_when_the_others_run_their_scripts_again():
+    lost, again = worker(0, ended=failed("AgentKilled")), worker(1, ready=False)
+    assert plan(observed(lost, again, first="w-0"), 200.0).start == 1
+    ended = worker(1, ended=FINISHED)
+    assert plan(observed(lost, ended, first="w-0"), 200.0).start == 2, "the job is not finished without rank 0's end"
+
+
+def test_the_job_fails_if_the_script_of_rank_0_fails_after_training():
+    others = [worker(1, ready=False), worker(2, ended=failed()), worker(3, ended=failed())]
+    assert plan(observed(*others, first="w-1"), 200.0).target.reason == "Failed"
+
+
 @pytest.mark.parametrize(("stopping", "desired", "reason"), [(True, 2, "Stop"), (False, 0, "Suspend")])
 def test_all_workers_are_drained_if_the_user_stops_or_suspends_the_job(stopping, desired, reason):
     running = plan(observed(worker(0), stopping=stopping, desired=desired), 0.0)

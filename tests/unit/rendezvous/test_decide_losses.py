@@ -428,3 +428,49 @@ def test_members_that_received_only_a_part_do_not_begin_without_one_that_may_ret
     job.pass_time(job.timing.holder)
     job.run()
     assert job.workers() == ["b"]
+
+
+# ---- after training ------------------------------------------------------------------------------------------------
+def test_generation_is_over_if_rank_0_is_lost_after_training_and_before_its_script_has_ended(job):
+    job.train("a", "b", "c")
+    for worker in "abc":
+        job.set(worker, phase=Phase.FINISHED)
+    job.die("c")
+    assert job.decide() == Nothing("the job has ended"), "only rank 0 does what is done once"
+    job.die("a")
+    assert job.decide() == Condemn((1,), "worker a is gone")
+
+
+def test_generation_is_not_over_if_rank_0_leaves_after_the_end_of_the_job(job):
+    job.train("a", "b")
+    for worker in "ab":
+        job.set(worker, phase=Phase.FINISHED)
+    job.finished = True
+    job.die("a")
+    assert job.decide() == Nothing("the job has ended")
+
+
+def test_a_member_that_has_kept_the_state_is_awaited_while_its_ranks_start_again(job):
+    job.train("a", "b")
+    job.die("a", "b")
+    job.join("b", ready=False, holds=True)
+    job.join("n")
+    job.run()
+    job.pass_time(Timing().holder + Timing().settle)
+    job.run()
+    assert job.decide().what_for == "the training state, which b kept, to be ready again"
+    job.ready("b")
+    job.run()
+    assert sorted(job.workers()) == ["b", "n"]
+
+
+def test_the_wait_for_a_kept_state_has_an_end(job):
+    job.train("a", "b")
+    job.die("a", "b")
+    job.join("b", ready=False, holds=True)
+    job.join("n")
+    job.run()
+    job.pass_time(Timing().restart + 1)
+    job.run()
+    job.run()
+    assert job.workers() == ["n"]

@@ -112,8 +112,27 @@ class Finished(Record):
     step: int
 
 
+class Holds(Record):
+    """The rank's script has ended. Its process holds the final state until the script of rank 0 has ended too.
+
+    :class:`Exit` or :class:`Repeat` follows.
+    """
+
+    type: Literal["holds"] = "holds"
+
+
+class Kept(Record):
+    """Rank 0 was lost before its script had ended. This rank's process can start again: its state is in the memory of
+    its node, or could not be written there."""
+
+    type: Literal["kept"] = "kept"
+    why: str
+    holds: bool = True
+    """Whether the state was written, or this rank has none to write."""
+
+
 RankMessage = Annotated[
-    Hello | Locate | Ready | Misplaced | Adopted | Broken | Report | Left | Diverged | Finished,
+    Hello | Locate | Ready | Misplaced | Adopted | Broken | Report | Left | Diverged | Finished | Holds | Kept,
     Field(discriminator="type"),
 ]
 RANK_MESSAGE: TypeAdapter[RankMessage] = TypeAdapter(RankMessage)
@@ -180,9 +199,19 @@ class Exit(Record):
 
     type: Literal["exit"] = "exit"
     reason: str
+    finished: bool = False
+    """The job has ended. Else this worker leaves it."""
 
 
-AgentMessage = Annotated[Welcome | Located | Proposed | Abort | Exit, Field(discriminator="type")]
+class Repeat(Record):
+    """Rank 0 was lost before its script had ended. A rank that holds the final state writes it to the memory of its
+    node and answers :class:`Kept`: its process starts again and repeats what follows the training."""
+
+    type: Literal["repeat"] = "repeat"
+    why: str
+
+
+AgentMessage = Annotated[Welcome | Located | Proposed | Abort | Exit | Repeat, Field(discriminator="type")]
 AGENT_MESSAGE: TypeAdapter[AgentMessage] = TypeAdapter(AgentMessage)
 
 

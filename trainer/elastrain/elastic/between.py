@@ -48,6 +48,15 @@ class Between:
         self._heartbeat.body(self.place.generation, self.place.world_size)
 
     @property
+    def under_way(self) -> bool:
+        """As of :attr:`Once.under_way`."""
+        return self._world.once.under_way
+
+    @under_way.setter
+    def under_way(self, value: bool) -> None:
+        self._world.once.under_way = value
+
+    @property
     def missed(self) -> bool:
         """Whether the next exchange gives a result that this rank has missed."""
         return self._world.state.calls.handed

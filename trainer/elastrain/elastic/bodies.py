@@ -12,6 +12,7 @@ from elastrain.data.order import Order
 from elastrain.elastic.batching import ScriptsBatch
 from elastrain.elastic.comm.transport import described
 from elastrain.elastic.membership.heartbeat import Heartbeat
+from elastrain.elastic.membership.hold import start_anew
 from elastrain.elastic.membership.session import Session
 from elastrain.elastic.membership.world import World
 from elastrain.elastic.step import Step
@@ -119,13 +120,13 @@ class Bodies:
 
         It has not failed if the error has left a loop body that is discarded and has computed on stand-ins: then the
         ranks of this worker start anew, and an error of the script's own recurs. Raises as of
-        :meth:`Session.wait_to_start_anew`.
+        :func:`start_anew`.
         """
         if self.running and self.step is not None:  # a variable of the script holds the iterator
             self.leave(self.step, finished=False)
         if self.lost and isinstance(error, Exception):
             log.warning("an error has left a discarded loop body; this worker's ranks start anew", exc_info=error)
-            session.wait_to_start_anew(f"{described(error)} in a discarded loop body: {self.lost}")
+            start_anew(session, f"{described(error)} in a discarded loop body: {self.lost}")
         self._world.fails(error)
 
     def conclude(self) -> None:

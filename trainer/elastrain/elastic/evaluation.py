@@ -32,6 +32,9 @@ Terms = dict[str, tuple[torch.Tensor, torch.Tensor | None]]
 class Ranks(Protocol):
     """The other ranks of the job."""
 
+    under_way: bool
+    """Whether an evaluation has exchanged results, and has not ended."""
+
     @property
     def place(self) -> Place:
         """This rank's place among them."""
@@ -177,7 +180,9 @@ class Evaluation:
                         "job.evaluate(): rank 0 has {} batches of {} samples, rank {} {} of {}: all ranks must "
                         "evaluate the same data".format(*rows[0][0], rank, *other)
                     )
+            ranks.under_way = True
             self._sums.take({number: terms for _, row in rows for number, terms in row.items()})
+        ranks.under_way = False
         return self._sums.result() if self._sums.next else self.first()
 
     def first(self) -> dict[str, Any]:

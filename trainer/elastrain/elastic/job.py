@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import pickle
 from collections.abc import Callable, Iterator, Mapping
@@ -18,7 +19,7 @@ from elastrain.data.options import order_of
 from elastrain.elastic import reduction
 from elastrain.elastic.arguments import checked
 from elastrain.elastic.batching import ScriptsBatch
-from elastrain.elastic.checkpoint import CheckpointKeeper, levels_of, node_memory
+from elastrain.elastic.checkpoint import CheckpointKeeper, kept_memory, levels_of, node_memory
 from elastrain.elastic.comm.header import Kind
 from elastrain.elastic.contract import BODY, Call, Phase
 from elastrain.elastic.evaluation import Batches, Evaluation
@@ -54,10 +55,12 @@ class Job(JobValues):
     ) -> None:
         self._device, self._entered, batch = device or torch.device("cpu"), False, batch or ScriptsBatch()
         self._session, self._strategy = session, strategy
+        self.at_exit: Callable[[Callable[[], None]], object] = atexit.register
         self._tracked: dict[str, Stateful] = {}
         settings = session.welcome.settings
         levels = levels_of(settings.checkpoint, node_memory(os.environ, settings.shards), settings.shards)
-        self._world = world_for(session, strategy, self._tracked, CheckpointKeeper(levels), batch)
+        keeper = CheckpointKeeper(levels, kept_memory(os.environ, settings.shards))
+        self._world = world_for(session, strategy, self._tracked, keeper, batch)
         self._audit = AuditLog.of_environment(settings.audit_dir)
         self._loop = Loop(session, strategy, heartbeat, self._world, self._audit, tracked=self._tracked, batch=batch)
         longer = None if batch.small is None else batch
@@ -349,12 +352,16 @@ class Job(JobValues):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        holds = False
         if error is not None:
             add_hint(error)
         try:
             self._loop.finish() if error is None else self._loop.fails(error)
+            holds = error is None and self._loop.end.may_hold
         finally:
             self._untracked.close()
             self._loop.close()
-            self._session.close()
+            (self._session.part if holds else self._session.close)()
             self._world.close()
+        if holds:
+            self.at_exit(self._loop.end.hold)

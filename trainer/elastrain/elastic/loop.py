@@ -29,6 +29,7 @@ from elastrain.elastic.bodies import Bodies
 from elastrain.elastic.boundary import Act
 from elastrain.elastic.contract import Call, Contract, Phase
 from elastrain.elastic.learning import Learning
+from elastrain.elastic.membership.end import End
 from elastrain.elastic.membership.heartbeat import Heartbeat
 from elastrain.elastic.membership.position import LoopOver
 from elastrain.elastic.membership.session import ExitRequested, Session
@@ -98,6 +99,7 @@ class Loop:
         """Whether the script has left the job: a generator of :meth:`run` may end later."""
         self._returned: torch.Tensor | None = None
         """What the last ``job.backward()`` of the loop body has returned."""
+        self.end = End(world, session)
         self.between = Between(world, heartbeat, self.settle)
         """The script between its steps."""
 
@@ -251,8 +253,10 @@ class Loop:
             raise Drained(0)
         try:
             self.bodies.conclude()
-            self._world.finish()
-        except ExitRequested:
+            self.end.finish()
+        except ExitRequested as e:
+            if not e.finished:
+                raise self.drained(str(e)) from None
             log.info("the job has finished", step=self._world.step)
         self._session.send(Finished(step=self._world.step))
 

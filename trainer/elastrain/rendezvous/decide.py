@@ -35,6 +35,8 @@ class Timing:
     before its agent has reaped it and reported the loss. The same generation, formed again, would break at once."""
     holder: float = 5.0
     """For a member with the training state to return, if all of them were lost: the others would begin without it."""
+    restart: float = 600.0
+    """For a member that has kept the training state to be ready again, if no other one holds it."""
     notify: float = 0.25
     """From the observed end of a generation until its members are notified, if no next one can be formed."""
     steady: float = 30.0
@@ -270,6 +272,9 @@ def _for_state(view: View, memory: DecisionState, now: float, timing: Timing) ->
     that may hold it cannot be read, and no other one holds it: nothing is decided until it can be, or is gone."""
     if view.generation and view.unread and not any(map(view.holds, (*view.stayers, *view.joiners))):
         return Nothing(f"{_names(view.unread)} may hold the training state, with a phase that this version cannot read")
+    bound = _since(memory.change_since, now) + timing.restart
+    if view.returning and now < bound:
+        return Wait(bound, f"the training state, which {_names(view.returning)} kept, to be ready again")
     bound = _since(memory.change_since, now) + timing.holder
     if not view.lost or not view.may_return or now >= bound:
         return None

@@ -171,7 +171,7 @@ class View:
     def _groups(self) -> list[groups.Group]:
         """Whole groups of members that are not leaving: first those of the newest generation, in rank order."""
         inside = [m for m in self.base_alive if m.id in self._inside]
-        others = [m for m in self.outsiders if is_ready(m)]
+        others = sorted(filter(is_ready, self.outsiders), key=lambda m: not m.record.holds)
         newest = max(self.taken, default=0)
         holders = [m for m in (*inside, *others) if self._adopted_by.get(m.id) == newest and self.holds(m)]
         return groups.arrange(inside, others, self._trains, [m for m in holders if is_ready(m)])
@@ -229,6 +229,14 @@ class View:
         left = {m.id for m in self.gone if m.record.phase in (Phase.LEAVING, Phase.FINISHED)}
         anew = {m.record.worker for m in self.alive.values()}
         return tuple(m.worker for m in last.members if m.id not in left and m.worker not in anew)
+
+    @cached_property
+    def returning(self) -> tuple[RegisteredMember, ...]:
+        """Live members that have kept the training state while their ranks start again, if no member that can enter a
+        generation now holds it."""
+        if groups.cover(filter(self.holds, (*self.stayers, *self.joiners))):
+            return ()
+        return tuple(m for m in self.warming if m.record.holds)
 
     @cached_property
     def unread(self) -> tuple[RegisteredMember, ...]:
@@ -334,10 +342,15 @@ class View:
 
     def _left(self, last: RegisteredMember | None, member_id: str, number: int) -> bool:
         """Whether an absent member has left generation ``number`` instead of being lost: its last record shows that it
-        had finished, or had stopped for a later generation."""
+        had finished, or had stopped for a later generation. Rank 0 has finished when the job has."""
         if last is None:
             return self._adopted_by.get(member_id, 0) > number
-        return last.record.phase is Phase.FINISHED or self.adopted_by(last) > number
+        works = not self.finished and any(g.number == number and _is_first(g, member_id) for g in self.generations)
+        return (last.record.phase is Phase.FINISHED and not works) or self.adopted_by(last) > number
+
+
+def _is_first(generation: Generation, member_id: str) -> bool:
+    return generation.first is not None and generation.first.id == member_id
 
 
 def _few(workers: list[str]) -> str:

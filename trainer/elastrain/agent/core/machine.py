@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
-from enum import Enum, auto
 
 from elastrain.agent.core import endings, stand_by
 from elastrain.agent.core.bounds import FAILING_SECONDS, KILL_SECONDS, STAND_BY_SECONDS, Bounds, passed
@@ -35,28 +34,17 @@ from elastrain.agent.core.events import (
     Signalled,
     StartRanks,
 )
+from elastrain.agent.core.mode import Mode
 from elastrain.agent.core.outbox import RankContext, messages_for
 from elastrain.agent.core.places import Places
-from elastrain.agent.core.published import PublishedRecord, record_of, why_unfit
+from elastrain.agent.core.published import PublishedRecord, final_progress, record_of, why_unfit
 from elastrain.agent.core.rank import Rank
+from elastrain.agent.core.repeat import awaited, why_repeat
 from elastrain.agent.core.restart import may_restart
 from elastrain.agent.settings import Settings
 from elastrain.api.messages import Diverged, Exit, Hello, Misplaced, RankMessage, Report
 from elastrain.api.records import Phase, Progress, Termination
 from elastrain.rendezvous.view import MAX_FAULTS
-
-
-class Mode(Enum):
-    """The phase of the agent's own life."""
-
-    STARTING = auto()
-    """Not registered, or etcd not read yet: no rank runs."""
-    RUNNING = auto()
-    RESTARTING = auto()
-    """The ranks are being reaped, then all restart as a new member."""
-    ENDING = auto()
-    """The outcome is known; the ranks are being reaped."""
-    ENDED = auto()
 
 
 class Core:
@@ -72,6 +60,8 @@ class Core:
         self.progress: Progress | None = None
         self.published = PublishedRecord()
         self.restarts: list[float] = []
+        self.kept = False
+        """Whether the memory of the node has the final state of this worker's last processes."""
         self.checkup = Checkup(settings.health)
         self.resigned = ""
         """Why this worker leaves without a request; empty: it stays."""
@@ -216,7 +206,10 @@ class Core:
     def _run(self, now: float) -> Iterator[Effect]:
         failed = next((r.exited for r in self.ranks if r.exited and (r.exited.code or r.exited.signal)), None)
         misplaced = next((r.misplaced for r in self.ranks if r.misplaced), "")
-        if misplaced and not self.leaving and not any(r.exited for r in self.ranks):
+        repeats = not self.leaving and may_restart(self.restarts, now) and not self._reaped()
+        if repeats and (again := why_repeat(self.ranks, self.places, self.seen)):
+            yield from self._keep(again, now)
+        elif misplaced and not self.leaving and not any(r.exited for r in self.ranks):
             yield from self._start_anew(misplaced, now)  # no failure of theirs: it does not count as one
         elif failed is not None:
             yield from self._rank_failed(failed, now)
@@ -243,7 +236,7 @@ class Core:
         if exited.signal == 0 or rank.failing or rank.diverged:
             ending = endings.script_failed(self.step, exited, place, known=rank.failing, diverged_by=rank.diverged)
             yield from self._stop(ending, signal.SIGKILL, now + KILL_SECONDS, now)
-        elif rank.ended == "finished" and place != 0:
+        elif rank.ended == "finished" and place != 0 and not rank.told_repeat:
             # Its loop had finished and only rank 0 writes results: a crash during its exit counts as a normal end.
             rank.exited = RankExited(exited.incarnation, exited.local_rank)
             yield from self._run(now)
@@ -269,6 +262,19 @@ class Core:
             for rank in failing:
                 yield KillRank(rank.local_rank, f"it has not ended {FAILING_SECONDS:g} s after: {rank.failing}")
 
+    def _keep(self, why: str, now: float) -> Iterator[Effect]:
+        """All ranks start again when they have kept the final state, to run their scripts to the end."""
+        self.bounds.watch_keeping(True, now)
+        if awaited(self.ranks) and not passed(self.bounds.keep, now):
+            yield from self._talk(now)
+            yield from self._publish(now)
+            return
+        self.bounds.watch_keeping(False, now)
+        self.kept = stand_by.hold_all(self.ranks, self.settings.ranks.shards)
+        if any(r.exited and r.exited.signal for r in self.ranks):
+            self.restarts.append(now)
+        yield from self._start_anew(why, now)
+
     def _start_again(self, dead: tuple[int, ...], now: float) -> Iterator[Effect]:
         """The dead ranks start again; the others keep process and state, and stand by as ranks of a new member."""
         self.places.me, self.bounds.stand_by = None, now + STAND_BY_SECONDS
@@ -292,7 +298,7 @@ class Core:
             return
         early = any(r.joined and r.ended is None and not r.told_exit for r in self.ranks)
         if self.places.rank(self.adopted, 0) == 0 and not finished:
-            yield PublishProgress(self._final_progress())
+            yield PublishProgress(final_progress(self.progress, self.places[self.ranks[0].adopted], self.step))
         why = self.seen.diverged if self.seen else ""
         yield from self._ended(endings.job_over(self.step, why, "the script left its training loop early" * early))
 
@@ -324,6 +330,7 @@ class Core:
             places=self.places,
             seen=self.seen,
             why_leave=self.why_leave,
+            why_repeat=why_repeat(self.ranks, self.places, self.seen),
         )
         for rank in self.ranks:
             for message in messages_for(rank, context):
@@ -376,7 +383,8 @@ class Core:
     def _publish(self, now: float) -> Iterator[Effect]:
         if self.member_id is None:
             return
-        record = record_of(self.ranks, self.phase, self.checkup, self.settings.ranks.shards)
+        kept = self.kept and self.places.mine(self.adopted) is None
+        record = record_of(self.ranks, self.phase, self.checkup, self.settings.ranks.shards, kept=kept)
         self.published.note(record.broken, now)
         if self.published.must_be_written(record, self.places.mine(record.generation), self._report_broken_at(), now):
             self.published.record = record
@@ -384,14 +392,6 @@ class Core:
 
     def _report_broken_at(self) -> float | None:
         return self.published.report_broken_at(self.seen, self.places, self.adopted)
-
-    def _final_progress(self) -> Progress:
-        number = self.ranks[0].adopted
-        generation = self.places[number]
-        base = self.progress or Progress(
-            generation=number, world_size=generation.world_size, members=generation.size, step=self.step
-        )
-        return base.model_copy(update={"finished": True, "step": self.step})
 
     # ---- endings ---------------------------------------------------------------------------------------------------
     def _reaped(self) -> bool:

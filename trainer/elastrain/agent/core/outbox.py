@@ -10,7 +10,8 @@ from elastrain.agent.core.events import JobSnapshot
 from elastrain.agent.core.places import Places
 from elastrain.agent.core.rank import Rank
 from elastrain.agent.settings import Settings
-from elastrain.api.messages import Abort, AgentMessage, Exit, Located, Proposed, Welcome
+from elastrain.api.messages import Abort, AgentMessage, Exit, Located, Proposed, Repeat, Welcome
+from elastrain.api.records import Phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,8 @@ class RankContext:
     seen: JobSnapshot
     why_leave: str | None
     """Why the worker leaves; None: it stays."""
+    why_repeat: str = ""
+    """Why the scripts run again after their end; empty: they do not."""
 
 
 def messages_for(rank: Rank, context: RankContext) -> Iterator[AgentMessage]:
@@ -42,6 +45,8 @@ def messages_for(rank: Rank, context: RankContext) -> Iterator[AgentMessage]:
             step=seen.step,
             saved_step=seen.saved_step,
         )
+    if rank.waits and rank.is_held:
+        yield from _after_script(rank, context)
     if not rank.listens or rank.told_exit:
         return
     if rank.locating or _waits_in_vain(rank, context):
@@ -55,7 +60,22 @@ def messages_for(rank: Rank, context: RankContext) -> Iterator[AgentMessage]:
     why_exit = _why_exit(rank, context)
     if why_exit is not None:
         rank.told_exit = True
-        yield Exit(reason=why_exit)
+        yield Exit(reason=why_exit, finished=seen.finished and not seen.diverged)
+
+
+def _after_script(rank: Rank, context: RankContext) -> Iterator[AgentMessage]:
+    """To a rank that holds the final state for rank 0."""
+    seen = context.seen
+    # A worker that leaves holds the state to the end of its time, unless another one does.
+    spare = context.why_leave is not None and any(
+        m.phase is Phase.FINISHED for i, m in (seen.members or {}).items() if i != context.me
+    )
+    if not rank.told_exit and (seen.finished or spare):
+        rank.told_exit = True
+        yield Exit(reason="the job has finished" if seen.finished else str(context.why_leave), finished=seen.finished)
+    elif not rank.told_exit and not rank.told_repeat and context.why_repeat and context.why_leave is None:
+        rank.told_repeat = True
+        yield Repeat(why=context.why_repeat)
 
 
 def _waits_in_vain(rank: Rank, context: RankContext) -> bool:

@@ -11,13 +11,14 @@ from elastrain.agent.core.checkup import Checkup
 from elastrain.agent.core.events import JobSnapshot, Publish
 from elastrain.agent.core.places import Places
 from elastrain.agent.core.rank import Rank
-from elastrain.api.records import GenerationMember, Health, Phase
+from elastrain.api.records import Generation, GenerationMember, Health, Phase, Progress
 from elastrain.api.settings import Shards
 from elastrain.rendezvous.view import MAX_FAULTS
 
 
-def record_of(ranks: Sequence[Rank], phase: Phase, checkup: Checkup, shards: Shards) -> Publish:
-    """The record of a member with these ranks. ``shards``: as of the job's settings."""
+def record_of(ranks: Sequence[Rank], phase: Phase, checkup: Checkup, shards: Shards, *, kept: bool = False) -> Publish:
+    """The record of a member with these ranks. ``shards``: as of the job's settings. ``kept``: the memory of its node
+    has the state of its last processes."""
     health, message, local_rank = checkup.health, checkup.message, checkup.verdict.rank
     if health is Health.OK and (why := why_unfit(ranks)):
         health, message = Health.UNFIT, why
@@ -30,12 +31,20 @@ def record_of(ranks: Sequence[Rank], phase: Phase, checkup: Checkup, shards: Sha
         faults=max(r.faults for r in ranks),
         unsent=max(r.unsent for r in ranks),
         learning=any(r.learning for r in ranks),
-        holds=stand_by.hold_all(ranks, shards),
+        holds=stand_by.hold_all(ranks, shards) or kept,
         store_port=ranks[0].store_port,
         health=health,
         health_message=message,
         health_rank=local_rank,
     )
+
+
+def final_progress(report: Progress | None, generation: Generation, step: int) -> Progress:
+    """The last record of progress, from the last ``report`` of rank 0, if there is one."""
+    base = report or Progress(
+        generation=generation.number, world_size=generation.world_size, members=generation.size, step=step
+    )
+    return base.model_copy(update={"finished": True, "step": step})
 
 
 def why_unfit(ranks: Sequence[Rank]) -> str:

@@ -13,6 +13,8 @@ from elastrain.api.messages import (
     Diverged,
     Finished,
     Hello,
+    Holds,
+    Kept,
     Left,
     Locate,
     Misplaced,
@@ -74,6 +76,11 @@ class Rank:
     told_exit: bool = False
     ended: Literal["finished", "left"] | None = None
     """How its training loop ended, from its last message."""
+    waits: bool = False
+    """Its script has ended, and its process holds the final state for rank 0."""
+    told_repeat: bool = False
+    kept: str = ""
+    """Why its script runs again; it has kept its state, if it could (:attr:`holds`). Empty: it does not."""
     exited: RankExited | None = None
 
     @property
@@ -81,6 +88,11 @@ class Rank:
         """Whether it reads and executes messages."""
         there = self.connected and self.welcomed and not self.failing
         return there and self.exited is None and self.ended is None
+
+    @property
+    def is_held(self) -> bool:
+        """Whether its process may hold the final state: its training has ended, and its process has not."""
+        return self.ended == "finished" and self.exited is None and self.connected
 
     @property
     def can_connect(self) -> bool:
@@ -130,10 +142,19 @@ class Rank:
                 self.step = max(self.step, progress.step)
             case Diverged(why=why):
                 self.diverged = why
+            case Left() | Finished() | Holds() | Kept():
+                self._ends(message)
+
+    def _ends(self, message: Left | Finished | Holds | Kept) -> None:
+        match message:
             case Left(step=step):
                 self.ended, self.step = "left", max(self.step, step)
             case Finished(step=step):
                 self.ended, self.step = "finished", max(self.step, step)
+            case Holds():
+                self.waits = True
+            case Kept(why=why, holds=holds):
+                self.kept, self.holds = why, holds
 
     def _gave_up(self, message: Broken) -> None:
         """It has left a generation, or could not enter it."""

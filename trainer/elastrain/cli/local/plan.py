@@ -34,6 +34,8 @@ class Worker:
     ended_at: float = 0.0
     trained: bool = False
     """The worker has been in a generation in force."""
+    holds: bool = False
+    """Its training has ended, and it holds the final state for rank 0's script."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,8 @@ class Observed:
     workers: Sequence[Worker] = ()
     finished: bool = False
     """``progress.finished``."""
+    first: str = ""
+    """Worker of rank 0 in the newest generation; empty: there is none."""
     stopping: bool = False
     """The user stops the job (Ctrl-C): drain all workers."""
     spares: int = 0
@@ -84,7 +88,7 @@ def plan(seen: Observed, now: float) -> Plan:
     failures = [w for w in seen.workers if w.ended is not None and w.ended.outcome is Outcome.FAILED]
     failure = _fatal(failures, seen.backoff_limit)
     diverged = any(w.ended.reason == DIVERGED for w in failures if w.ended)
-    if not diverged and (seen.finished or any(w.ended.outcome is Outcome.FINISHED for w in seen.workers if w.ended)):
+    if not diverged and (_finished(seen) or _finishing(seen, running)):
         # No worker is asked to leave: ranks end by themselves, and agents that start late end at once.
         leaving = [w for w in running if w.leaving]
         return Plan(_target(seen, seen.desired, leaving, ""), result=None if running else Result.FINISHED)
@@ -95,6 +99,25 @@ def plan(seen: Observed, now: float) -> Plan:
         reason = "Stop" if seen.stopping else "Suspend"
         return Plan(_target(seen, 0, running, reason), result=None if running else Result.DRAINED)
     return _resize(seen, running, failures, now)
+
+
+def _finished(seen: Observed) -> bool:
+    """Whether the script of rank 0 has exited with 0; without a generation, the scripts of all workers."""
+    done = [w.name for w in seen.workers if _has_finished(w)]
+    return seen.finished or (seen.first in done if seen.first else bool(done) and len(done) == len(seen.workers))
+
+
+def _finishing(seen: Observed, running: Sequence[Worker]) -> bool:
+    """Whether training has ended, and rank 0's script may still run: no worker is started or asked to leave.
+
+    As of the operator's ``policy.ending.verdict.finishing``.
+    """
+    ended = any(map(_has_finished, seen.workers))
+    return any(w.holds for w in running) or (ended and any(w.ready or not seen.first for w in running))
+
+
+def _has_finished(worker: Worker) -> bool:
+    return worker.ended is not None and worker.ended.outcome is Outcome.FINISHED
 
 
 def _resize(seen: Observed, running: list[Worker], failures: list[Worker], now: float) -> Plan:

@@ -25,7 +25,7 @@ from elastrain.api import names
 from elastrain.api.job import ElasticTrainingJob
 from elastrain.api.keys import JobKeys
 from elastrain.api.manifest import load
-from elastrain.api.records import Generation, Member, Outcome, Progress, Target
+from elastrain.api.records import Generation, Member, Outcome, Phase, Progress, Target
 from elastrain.cli.local.plan import Observed, Plan, Result, Worker, plan
 from elastrain.cli.local.site import Site
 from elastrain.cli.local.spec import LocalSpec, local_spec
@@ -247,7 +247,9 @@ class LocalJob:
         return max(0.01, min(LOOP_SECONDS, decided.again_at - time.monotonic()))
 
     def _observe(self) -> Observed:
-        inside = in_generation(self._state.generation, (m.record for m in self._state.members.values()))
+        generation, members = self._state.generation, [m.record for m in self._state.members.values()]
+        inside = in_generation(generation, members)
+        holders = {m.worker for m in members if m.phase is Phase.FINISHED}
         return Observed(
             min=self.spec.min,
             max=self.spec.max,
@@ -255,10 +257,13 @@ class LocalJob:
             backoff_limit=self.spec.backoff_limit,
             spares=self.spec.spares,
             workers=[
-                Worker(w.name, w.ordinal, w.name in inside, w.leaving, w.ended, w.ended_at, w.trained)
+                Worker(
+                    w.name, w.ordinal, w.name in inside, w.leaving, w.ended, w.ended_at, w.trained, w.name in holders
+                )
                 for w in self._workers
             ],
             finished=self._state.progress is not None and self._state.progress.finished,
+            first=generation.first.worker if generation is not None and generation.first is not None else "",
             stopping=self._stopping,
         )
 

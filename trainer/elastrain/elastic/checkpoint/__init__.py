@@ -2,7 +2,7 @@
 
 from elastrain.elastic.checkpoint.decide import Checkpoint
 from elastrain.elastic.checkpoint.keeper import CheckpointKeeper
-from elastrain.elastic.checkpoint.levels import Level, levels_of, node_memory
+from elastrain.elastic.checkpoint.levels import Level, kept_memory, levels_of, node_memory
 from elastrain.elastic.checkpoint.pace import Pace
 from elastrain.elastic.checkpoint.resume import Ranks
 from elastrain.elastic.checkpoint.tier import StaleLineage, Tier, tier_at
@@ -20,6 +20,7 @@ __all__ = [
     "StaleLineage",
     "Tier",
     "Writers",
+    "kept_memory",
     "levels_of",
     "node_memory",
     "tier_at",

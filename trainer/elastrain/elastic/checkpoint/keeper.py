@@ -6,13 +6,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import structlog
 
 from elastrain.api.records import CheckpointState
 from elastrain.elastic.checkpoint.decide import BUSY, Checkpoint, newest_first, shards_in_memory, wanted
-from elastrain.elastic.checkpoint.levels import Level
+from elastrain.elastic.checkpoint.levels import Level, memory_level
 from elastrain.elastic.checkpoint.resume import ColdStart, Ranks, in_memories, survey
 from elastrain.elastic.checkpoint.structure import divided
 from elastrain.elastic.checkpoint.writers import ALONE, WHOLE, Cut, Writers
@@ -35,9 +36,12 @@ class CheckpointKeeper:
     all have agreed. Memory: one copy of the state, from the first save to :meth:`forget`.
     """
 
-    def __init__(self, levels: Sequence[Level] = ()) -> None:
-        """``levels``: the fastest tier first (:func:`~elastrain.elastic.checkpoint.levels.levels_of`)."""
-        self._levels = list(levels)
+    def __init__(self, levels: Sequence[Level] = (), memory: Path | None = None) -> None:
+        """``levels``: the fastest tier first (:func:`~elastrain.elastic.checkpoint.levels.levels_of`).
+
+        ``memory``: where a process that starts again keeps its state (:meth:`keep`); None: nowhere.
+        """
+        self._levels, self._memory = list(levels), memory
         self._durable = [level for level in levels if not level.is_memory]
         self.lineage = ""
         """The lineage of the training state in memory (:mod:`elastrain.elastic.checkpoint.tier`). It travels with the
@@ -75,7 +79,7 @@ class CheckpointKeeper:
         :class:`~elastrain.elastic.checkpoint.resume.ColdStart`.
         """
         self._wait(FINISH_SECONDS)  # a process that has lost its state may be saving it
-        start = ColdStart(self._levels, ranks or Ranks(), cut, newest)
+        start = ColdStart(self._with_kept(), ranks or Ranks(), cut, newest)
         tree, sources = start.choose(saved_step=saved_step, reached=reached, torn=torn)
         if tree is not None:
             load(tree)
@@ -104,9 +108,10 @@ class CheckpointKeeper:
 
     def newest_step(self) -> int:
         """Committed steps of the newest checkpoint that this rank sees; 0 if there is none."""
-        if not self._levels:
+        levels = self._with_kept()
+        if not levels:
             return 0
-        surveys, _ = survey(self._levels)
+        surveys, _ = survey(levels)
         return next((c.step for _, c in newest_first([complete for _, complete in surveys])), 0)
 
     # -- save --------------------------------------------------------------------------------------------------------
@@ -216,6 +221,8 @@ class CheckpointKeeper:
 
     def _note(self, level: Level, saved: Checkpoint | None = None, error: str = "") -> None:
         """Change the report after an attempt. The node's memory is not in it: it protects no state."""
+        if level.is_memory:
+            return
         if level is self._durable[0]:
             self._report(error=error, **({"step": saved.step, "path": saved.path, "resumed": None} if saved else {}))
         elif level in self._durable:
@@ -247,6 +254,26 @@ class CheckpointKeeper:
                 level.pace.hurry()
                 self._promote(saved, first, level)
         return True
+
+    def keep(self, step: int, generation: int, tree: Callable[[], Any], writers: Writers = ALONE) -> bool:
+        """Save ``tree()`` to the memory of this node, and return whether it is there: this process starts again.
+
+        For a job with or without checkpoints; :meth:`resume` of the next process finds it.
+        """
+        if self._memory is None:
+            return False
+        self._wait(FINISH_SECONDS)
+        level, checkpoint = self._kept_level(self._memory), Checkpoint(step, generation, self.lineage, "")
+        return self._save(tree(), checkpoint, level, writers, paced=False) is not None
+
+    def _with_kept(self) -> list[Level]:
+        """The levels, and first the memory of this node if the process before has kept its state there."""
+        kept = self._memory is not None and self._memory.is_dir() and not any(x.is_memory for x in self._levels)
+        return [self._kept_level(self._memory), *self._levels] if kept and self._memory else self._levels
+
+    def _kept_level(self, memory: Path) -> Level:
+        """The level in the node's memory that the job has, or one of its own."""
+        return next((x for x in self._levels if x.is_memory), None) or memory_level(memory, None, keep=1)
 
     def finish(self, seconds: float = FINISH_SECONDS) -> None:
         """Return when the running saves have ended, or after ``seconds``.

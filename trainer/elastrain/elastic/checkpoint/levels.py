@@ -83,11 +83,26 @@ def levels_of(spec: CheckpointSpec | None, memory: Path | None = None, shards: S
         return []
     levels = [Level(tier_at(spec.path, spec.keep), spec)]
     if spec.memory is not None and memory is not None:
-        levels.insert(0, Level(Tier(MEMORY, DirectoryStore(memory), keep=1 if shards == 1 else 2), spec.memory))
+        levels.insert(0, memory_level(memory, spec.memory, keep=1 if shards == 1 else 2))
     if (archive := spec.archive) is not None:
         own = archive if archive.every_steps or archive.every_seconds else None
         levels.append(Level(tier_at(archive.path, archive.keep), own))
     return levels
+
+
+def memory_level(memory: Path, interval: Interval | None, *, keep: int) -> Level:
+    """The level in the directory ``memory`` of the node's memory."""
+    return Level(Tier(MEMORY, DirectoryStore(memory), keep=keep), interval)
+
+
+def kept_memory(environment: Mapping[str, str], shards: Shards = 1) -> Path | None:
+    """Where this rank keeps its state while its process starts again; None: nowhere.
+
+    Of a model without shards any rank of a worker can, since the others may be lost. Of one copy over all ranks
+    (``shards`` is "all") none does: a part is lost with any rank.
+    """
+    local = environment.get(names.ENV_LOCAL_RANK, "0") if shards != 1 else "0"
+    return None if shards == "all" else node_memory({**environment, names.ENV_LOCAL_RANK: local}, shards)
 
 
 def node_memory(environment: Mapping[str, str], shards: Shards = 1) -> Path | None:

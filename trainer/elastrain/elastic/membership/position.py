@@ -24,6 +24,7 @@ from elastrain.elastic.membership.ballot import Ballot
 from elastrain.elastic.membership.connecting import close_in_background
 from elastrain.elastic.membership.control import Summed
 from elastrain.elastic.membership.entry import Entry, EntryRow
+from elastrain.elastic.membership.hold import start_anew
 from elastrain.elastic.membership.integers import from_integers, to_integers
 from elastrain.elastic.membership.session import Session, Withdrawn
 from elastrain.elastic.state.data_order import DataOrder
@@ -214,7 +215,7 @@ class Position:
     def start_anew(self, communicator: Communicator, why: str) -> NoReturn:
         """Leave a generation, and wait for the end: the agent starts this worker's ranks anew."""
         communicator.abort(why)
-        self._session.wait_to_start_anew(why)
+        start_anew(self._session, why)
 
     def give_way(self, communicator: Communicator, misplaced: list[int], *, anew: bool) -> NoReturn:
         """The scripts of these ranks are not where the others' are. Raises ``GenerationBroken`` on all others.

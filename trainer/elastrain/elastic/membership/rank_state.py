@@ -14,6 +14,7 @@ from elastrain.elastic.membership.calls import Calls
 from elastrain.elastic.membership.entry import Entry
 from elastrain.elastic.membership.report import Reporter
 from elastrain.elastic.pauses import Pauses
+from elastrain.elastic.replicas.entries import Entries, combined
 from elastrain.elastic.replicas.replicas import Replicas
 from elastrain.elastic.state import capture
 from elastrain.elastic.state.capture import Stateful
@@ -56,12 +57,19 @@ class RankState:
         """Called when a newer state is about to replace this one."""
         self.tracked, self.reporter = tracked, reporter
         self._keeper = keeper
+        self._entries = Entries(tracked)
 
     def enter(self, communicator: Communicator, entry: Entry) -> None:
         """A generation begins, and this rank has its state or receives it in the first steps. Raises
         ``GenerationBroken``."""
         self.calls.catch_up(communicator, entry)
         self.replicas.enter(entry.shards, self.step, cold=entry.cold)
+
+    def digest(self, *, anew: bool = False) -> int:
+        """Of models and optimizers. ``anew``: what has changed buffers so far does not count."""
+        if anew:
+            self._entries.loaded()
+        return combined(self._entries.digests())
 
     def commit(self, step: int, by: int, *, stops: bool) -> None:
         """The tracked objects are those of ``step`` committed steps now."""

@@ -66,6 +66,11 @@ class Saving:
             writers = writers.of_one_group(self._attempt(step))
         return self._keeper.save_now(step, self._place.generation, self._tree, writers)
 
+    def keep(self, step: int) -> bool:
+        """Save to the memory of this node, since this process starts again. Returns whether the state is there."""
+        writers = self._writers(step).for_itself() if self._together else ALONE
+        return self._keeper.keep(step, self._place.generation, self._tree, writers)
+
     def resume(self, entry: Entry, communicator: Communicator, load: Callable[[Any], None], *, torn: str) -> Entry:
         """No rank holds state: continue from the newest checkpoint, or begin with the state of the first rank.
 

@@ -10,7 +10,6 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
-from typing import NoReturn
 
 import structlog
 import torch
@@ -27,6 +26,7 @@ from elastrain.api.messages import (
     Misplaced,
     Proposed,
     RankMessage,
+    Repeat,
     Welcome,
 )
 from elastrain.api.records import Generation
@@ -52,6 +52,10 @@ _REMIND_SECONDS = 10.0
 class ExitRequested(Exception):
     """The agent has told this rank to end; no further generation includes it."""
 
+    def __init__(self, message: Exit) -> None:
+        super().__init__(message.reason)
+        self.finished = message.finished
+
 
 class Withdrawn(Exception):
     """This rank can enter no generation until it is ready again, as a new member."""
@@ -66,7 +70,9 @@ class Session:
         self._connector = Connector(lambda: self.welcome, self._called_off, self._connected, self._failed_itself)
         self._adopted = 0
         self._current: Communicator | None = None
-        self._exit: str | None = None
+        self._exit: Exit | None = None
+        self.repeats = ""
+        """Why this rank's script has to run again after its end; empty: it has not."""
         self._located: Located | None = None
         self._lost: AgentLost | MessageFailed | None = None
         """Why the agent's messages have ended."""
@@ -117,9 +123,8 @@ class Session:
             self._located = None
         self._link.send(Locate())
         self._await(lambda: self._located is not None, "told the job's position")
-        located = self._located
-        assert located is not None
-        return located
+        assert self._located is not None
+        return self._located
 
     @property
     def withdrawn(self) -> bool:
@@ -172,9 +177,9 @@ class Session:
             return comes()
 
     def pause(self, seconds: float) -> None:
-        """Wait. Raises :class:`ExitRequested` or :class:`AgentLost`."""
+        """Wait, until :attr:`repeats` at the latest. Raises :class:`ExitRequested` or :class:`AgentLost`."""
         with self._changed:
-            self._changed.wait_for(lambda: self._lost or self._exit, seconds)
+            self._changed.wait_for(lambda: self._lost or self._exit or self.repeats, seconds)
             self._raise_if_over()
 
     def _await(self, condition: Callable[[], bool], what: str) -> None:
@@ -183,17 +188,6 @@ class Session:
             if not self._changed.wait_for(lambda: condition() or self._lost or self._exit, _ANSWER_SECONDS):
                 raise TimeoutError(f"the agent has not {what} within {_ANSWER_SECONDS:g} s")
             self._raise_if_over()
-
-    def wait_to_start_anew(self, why: str) -> NoReturn:
-        """Ask the agent to start this worker's ranks anew, and wait for the end.
-
-        Raises :class:`ExitRequested`, :class:`AgentLost`, and ``TimeoutError`` after :data:`_ANSWER_SECONDS`.
-        """
-        self._link.send(Misplaced(why=why))
-        with self._changed:
-            self._changed.wait_for(lambda: self._lost or self._exit, _ANSWER_SECONDS)
-            self._raise_if_over()
-        raise TimeoutError(f"the agent has not started this rank anew within {_ANSWER_SECONDS:g} s: {why}")
 
     def adopt(self, number: int, step: int, *, complete: bool = True) -> None:
         """Tell the agent that this rank now trains in generation ``number``, or has stopped for it; ``complete``: with
@@ -218,8 +212,8 @@ class Session:
         self._meeting_point = self._meeting_point or MeetingPoint(self.welcome.address)
         return self._meeting_point.port
 
-    def close(self) -> None:
-        """Close the link to the agent and every connection. The last call."""
+    def part(self) -> None:
+        """Close every connection to peers; the link to the agent stays until :meth:`close`."""
         with self._changed:
             self._closed = True
             communicators = [*self._proposals.connected.values(), *([self._current] if self._current else [])]
@@ -228,6 +222,10 @@ class Session:
             communicator.close()
         if self._meeting_point is not None:
             self._meeting_point.close()
+
+    def close(self) -> None:
+        """Close the link to the agent and every connection. The last call."""
+        self.part()
         self._link.close()
 
     # -- between steps -----------------------------------------------------------------------------------------------
@@ -353,8 +351,10 @@ class Session:
                         self._current.call_off(reason)
                 case Located():
                     self._located = message
+                case Repeat():
+                    self.repeats = message.why
                 case Exit(reason=reason):
-                    self._exit = reason
+                    self._exit = message
                     # A joiner may already be waiting in a generation for peers that will not come.
                     if self._current is None or self._current.generation != self._adopted:
                         self._call_off_all(f"exit: {reason}")

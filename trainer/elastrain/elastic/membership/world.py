@@ -22,6 +22,7 @@ from elastrain.elastic.membership import tracing
 from elastrain.elastic.membership.connecting import close_in_background
 from elastrain.elastic.membership.copies import WholeCopies
 from elastrain.elastic.membership.entry import Entry, EntryRow, Script, has_joiners, smaller
+from elastrain.elastic.membership.once import Once
 from elastrain.elastic.membership.own_failure import ends_this_rank
 from elastrain.elastic.membership.position import LoopOver, Position
 from elastrain.elastic.membership.rank_state import RankState
@@ -65,8 +66,10 @@ class World:
         """Whether this rank can train while others receive its state."""
         self.number = 0
         """Of the newest generation that was adopted, or given up."""
+        self.once = Once()
         self._session, self._strategy, self._keeper, self._copies = session, strategy, keeper, copies
-        self._generation: Generation | None = None
+        self.generation: Generation | None = None
+        """The generation in force, or the last one."""
         self._agreed: int | None = None
         self._held = False  # the state, except for shards
         self._traces, self._reporter = tracing.recorder(lambda: self.place.rank), state.reporter
@@ -96,13 +99,14 @@ class World:
         return self._handover.receiving
 
     @property
-    def _has_state(self) -> bool:
+    def has_state(self) -> bool:
+        """Whether this rank holds the state."""
         return self._held and self._copies.holds
 
     @property
     def joins(self) -> bool:
         """Whether this rank holds no state and is in no generation."""
-        return self.communicator is None and not self._has_state
+        return self.communicator is None and not self.has_state
 
     # -- called by the loop, in this order -----------------------------------------------------------------------------
     def begin_loop(self, order: Order, end: int) -> bool:
@@ -157,6 +161,8 @@ class World:
         else:
             out = self.joins or self._session.outside
             generation, communicator = self.position.next_generation(self.number, joins=out)
+            if communicator is not None:
+                self.once.check(generation)
         if communicator is None:
             self.stop_for(generation)
         else:
@@ -199,7 +205,7 @@ class World:
     def committed(self, saves: int = 0) -> None:
         """The state is that of the committed step: save and report it if it is time. ``saves``: the ranks' votes."""
         assert self.model is not None
-        self.saving.after_step(saves, self.step, holds=self._has_state)
+        self.saving.after_step(saves, self.step, holds=self.has_state)
         if self.place.rank == 0:
             ends = self.state.stopped or self.step == self.position.loop_end
             if self._reporter.due(time.monotonic()) or ends:
@@ -229,6 +235,8 @@ class World:
         self.complete()
         if self.exchange(Kind.BARRIER) is None:
             return False
+        ends = self.boundary.act is Act.END and self.place.rank > 0
+        self.once.begins(self.generation, self.state.digest(anew=True) if ends else 0)
         self._reporter.left_loop()
         return True
 
@@ -236,22 +244,13 @@ class World:
         """As of :meth:`Calls.attempt`. None: the generation broke; settle, and call it again."""
         assert self.communicator is not None
         self.communicator.step = self.step
-        possible = smaller(self._generation, map(self._session.proposal, self._session.connected()))
+        possible = smaller(self.generation, map(self._session.proposal, self._session.connected()))
         result, self._agreed = self.state.calls.attempt(self.communicator, kind, mine, possible)
         return result
 
-    def finish(self) -> None:
-        """Return when every rank of the generation has committed its last step: until then their state may be needed.
-
-        A rank that never trained returns at once. Raises ``ExitRequested`` if the others have ended already.
-        """
-        if not self._has_state:
-            self.position.check_end(self._handover.torn)
-            return
-        self.settle()
-        while self.exchange(Kind.END) is None:
-            self.settle()  # in the next generation
-        self._save_now(healthy=True)
+    def check_end(self) -> None:
+        """The script of a rank without state has ended. Raises as of :meth:`Position.check_end`."""
+        self.position.check_end(self._handover.torn)
 
     def fails(self, error: BaseException) -> None:
         """The script ends by ``error``: peers and agent need not wait for the end of its process."""
@@ -295,10 +294,10 @@ class World:
     def stop_for(self, generation: Generation) -> None:
         """Adopt a generation without a place for this rank: keep the state, save it if all stop, and wait."""
         lost = self.communicator is None and generation.size > 0
-        if lost and self._copies.may_be_needed(generation, complete=self._has_state):
+        if lost and self._copies.may_be_needed(generation, complete=self.has_state):
             return
         if not generation.size and not self.state.calls.count:  # outside of a loop code may have changed the state
-            self._save_now(healthy=self.communicator is not None)
+            self.save_now(healthy=self.communicator is not None)
         self.number = generation.number
         self._leave()
         self._session.adopt(generation.number, self.step)
@@ -314,7 +313,7 @@ class World:
         return True
 
     def _enter(self, generation: Generation, communicator: Communicator) -> None:
-        entered = time.monotonic()
+        entered, agreed = time.monotonic(), self.communicator is not None
         self._session.discard_superseded()  # a joiner may wait there for this rank, and this rank here for it
         try:
             entry = self._synchronise(communicator)
@@ -325,12 +324,13 @@ class World:
         self._leave()  # only now: after the exchange above no peer is still receiving the old generation's last step
         assert self.model is not None
         self.model.attach(communicator, keep=entry.same_layout)
-        self.communicator, self._generation, self.number = communicator, generation, generation.number
+        self.once.enters(generation, agreed=agreed, calls=self.state.calls.count)
+        self.communicator, self.generation, self.number = communicator, generation, generation.number
         self.place = Place(generation.number, communicator.rank, communicator.world_size, self._strategy.tensor)
         self.share = entry.shares.get(communicator.rank, self.place.share)
         self.state.trained.enter(agreed=bool(entry.shares))  # without learners, the first step compares the sets
         self.saving.enter(entry.shards, self.place)
-        self._session.adopt(generation.number, self.step, complete=self._has_state)
+        self._session.adopt(generation.number, self.step, complete=self.has_state)
         heard, between = self._session.heard_at(generation.number), self.state.calls.count > 0
         times = self._reporter.times(heard, communicator.connected_at, entered, synchronised, between=between)
         self._reporter.entered(Switch(generation, entry.from_size, self.step, max(0, entry.reached - self.step), times))
@@ -348,10 +348,10 @@ class World:
             if not entry.shares:
                 self._handover.before_update(communicator)
         elif communicator.rank in entry.receivers:
-            self.state.changes.before_receive(entry.changes, keep=self._has_state)
+            self.state.changes.before_receive(entry.changes, keep=self.has_state)
             if entry.shares:
                 self._begin_learner_step(communicator, receiving=entry.in_portions)
-            self._handover.receive(communicator, transfer, in_portions=entry.in_portions, keep=self._has_state)
+            self._handover.receive(communicator, transfer, in_portions=entry.in_portions, keep=self.has_state)
         if communicator.broken is not None:
             raise GenerationBroken(communicator.generation, communicator.broken)
         self._held = not self._handover.receiving
@@ -361,19 +361,19 @@ class World:
     def entry_row(self, generation: Generation) -> EntryRow:
         """This rank's contribution to the entry of ``generation``."""
         assert self.model is not None
-        state, position, joined = self.state, self.position, has_joiners(self._generation, generation)
+        state, position, joined = self.state, self.position, has_joiners(self.generation, generation)
         overlaps, permits = self.overlaps_transfer, self._handover.permits_portions
         row = EntryRow(
-            live=Held(state.step if self._has_state else FRESH, *self._copies.placement, state.by),
+            live=Held(state.step if self.has_state else FRESH, *self._copies.placement, state.by),
             size=self.place.world_size,
             reached=state.step,
             told=self._session.welcome.step,
             saved_step=self._session.welcome.saved_step,
-            structure=capture.structure(self._tree()) if self._has_state and joined else 0,
+            structure=capture.structure(self._tree()) if self.has_state and joined else 0,
             layout=self.model.layout,
             trained=state.trained.digest,
             overlaps=overlaps,
-            in_portions=joined and overlaps and permits(holds=self._has_state) and not state.kept.present,
+            in_portions=joined and overlaps and permits(holds=self.has_state) and not state.kept.present,
             script=Script(position.loop_end, state.calls.count, position.between, self.boundary.act is Act.STEP),
             order=state.data.digest,
             changes=state.changes.seen,
@@ -391,7 +391,7 @@ class World:
 
     # -- state -------------------------------------------------------------------------------------------------------
     def _note_state(self) -> None:
-        if not self._has_state and not self._handover.receiving:
+        if not self.has_state and not self._handover.receiving:
             self._held = True
             self._session.adopt(self.number, self.step)
 
@@ -407,14 +407,14 @@ class World:
         return entry
 
     # -- reports -----------------------------------------------------------------------------------------------------
-    def _save_now(self, *, healthy: bool) -> None:
+    def save_now(self, *, healthy: bool) -> None:
         """Save before this rank may end, and report the result. As of :meth:`Saving.save_now`."""
-        if self._has_state and self.saving.save_now(self.step, healthy=healthy) and not (healthy and self.place.rank):
+        if self.has_state and self.saving.save_now(self.step, healthy=healthy) and not (healthy and self.place.rank):
             self._report()
 
     def _report(self) -> None:
-        if self._generation is None or (order := self.position.order) is None:
+        if self.generation is None or (order := self.position.order) is None:
             return  # this process has committed nothing
-        of, at, saved = self._generation, self.position.loop_end, self._keeper.result
+        of, at, saved = self.generation, self.position.loop_end, self._keeper.result
         progress = self._reporter.progress(of, step=self.step, order=order, loop_end=at, checkpoint=saved)
         self._session.send(Report(progress=progress))
