@@ -14,12 +14,14 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from boundary_scripts import nothing
 from conditions import eventually
-from elastrain.api.settings import CheckpointSpec, DivergenceSpec, WithoutMajority
+from elastrain.api.settings import CheckpointSpec, DivergenceSpec, RankSettings, WithoutMajority
 from elastrain.elastic.comm.header import RanksDiverged
 from elastrain.elastic.job import Job
 from elastrain.elastic.replicas.check import ReplicaDiffers
 from rank_threads import Thread, World
+from threaded_world import RankThread, thread_world
 
 STEPS, AT = 8, 3
 """Of the job; committed steps when a bit flips."""
@@ -190,6 +192,43 @@ def test_the_job_goes_back_to_a_checkpoint_from_before_the_difference_if_two_ran
     for rank in RANKS[:2]:
         for a, b in zip(world.result(rank)["state"], undisturbed, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-14)
+
+
+def test_a_joiner_takes_the_state_again_if_a_bit_has_flipped_after_it_arrived(tmp_path):
+    def joined(job: Job, me: RankThread) -> dict[str, Any]:
+        handover, flips = job._world._handover, [me.worker == "c"]
+        load = handover._load
+
+        def flipped(tree: dict[str, Any]) -> None:
+            load(tree)
+            if tree["position"]["step"] and flips and flips.pop():
+                flip(job._tracked["model"][0].weight)
+
+        handover._load = flipped
+        return nothing(job, me)
+
+    def ended(folder: Path, *joins: str) -> dict[str, Any]:
+        with thread_world(folder, joined, RankSettings(divergence=EACH_STEP)) as world:
+            world.allow(3)
+            world.begin("a", "b")
+            world.propose("a", "b")
+            if joins:
+                world.hold("a", "b", step=3)
+                world.begin(*joins)
+                world.propose("a", "b", *joins)
+                world.connected("a", "b")
+            world.allow(1 << 30)
+            world.lead()
+            said = [m.error for rank in world.ranks.values() for m in rank.of_type("broken")]
+            assert bool(said) == bool(joins)
+            assert all("differ: rank 2 from ranks 0, 1 in model.0.weight" in cause for cause in said)
+            finals = [world.thread(rank).final["state"] for rank in world.ranks]
+        assert all(torch.equal(finals[0][name], final[name]) for final in finals for name in final)
+        return finals[0]
+
+    alone, grown = ended(tmp_path / "alone"), ended(tmp_path / "grown", "c")
+    for name, value in alone.items():
+        torch.testing.assert_close(grown[name], value, rtol=1e-12, atol=1e-14)
 
 
 def test_statistics_of_each_rank_are_no_difference(run):
