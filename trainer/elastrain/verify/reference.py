@@ -92,8 +92,7 @@ class Reference(AbstractContextManager["Reference"]):
         return self._scaled[0]
 
     def variables(self, **values: Any) -> Any:
-        made = Values(**values)
-        self.track(variables=made)
+        self.track(variables=(made := Values(**values)))
         return made
 
     def on_commit(self, callback: Callable[[], None]) -> None:
@@ -157,8 +156,7 @@ class Reference(AbstractContextManager["Reference"]):
 
     def backward(self, loss: torch.Tensor, *, count: Any = None, retain_graph: bool = False) -> torch.Tensor:
         unscaled = self._scaled[1] if self._scaled[0] is loss else loss
-        count = None if count is None else int(count)
-        self._backwards += 1
+        count, self._backwards = None if count is None else int(count), self._backwards + 1
         self.draws.samples()
         self._stops = self._asked if self._last else self._stops
         if len(self._bodies) == 1:
