@@ -20,7 +20,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 
 .DEFAULT_GOAL := help
-.PHONY: help demo storm test nightly nightly-e2e simulate lint e2e cluster lock sbom bench bench-steady bench-rendezvous bench-scheduling bench-sizes bench-operator bench-numerics bench-convergence bench-sharded bench-checkpoint gpu seeded mutants clean-cluster docs docs-serve reference
+.PHONY: help demo storm test nightly nightly-e2e simulate lint e2e cluster lock sbom release bench bench-steady bench-rendezvous bench-scheduling bench-sizes bench-operator bench-numerics bench-convergence bench-sharded bench-checkpoint gpu seeded mutants clean-cluster docs docs-serve reference
 
 help: ## what there is to make (this list)
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -110,6 +110,10 @@ lock: ## pin what the images install, by hash (requirements/*.lock), to the newe
 
 sbom: ## a bill of materials (CycloneDX) of each lock, in dist/sbom
 	@scripts/sbom
+
+release: ## wheel, sdist, chart, bills of materials, notes and checksums in dist/release; publishes nothing
+	@scripts/dev-env
+	@scripts/release
 
 bench: ## the cost of a rescale, beside stock torchrun: half an hour (docs/benchmarks.md; `bench/rescale.py --help`)
 	@scripts/dev-env

@@ -31,6 +31,7 @@ from warm import light, warm
 __all__ = ["light", "warm"]
 
 ROOT = Path(__file__).parents[1]
+REPOSITORY = "elastrain/operator"  # of the operator's image, which the chart does not name
 KUBERNETES = "1.34.0"  # `helm template` contacts no cluster, and would assume an old version
 
 
@@ -156,6 +157,8 @@ def helm() -> Callable[..., subprocess.CompletedProcess[str]]:
 
     def run(*args: str, cluster: ApiServer | None = None) -> subprocess.CompletedProcess[str]:
         where = [f"--kubeconfig={cluster.kubeconfig}"] if cluster else []
+        if args[0] in ("template", "install", "upgrade"):
+            args = (args[0], f"--set=operator.image.repository={REPOSITORY}", *args[1:])
         return subprocess.run([found, *where, *args], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
 
     return run

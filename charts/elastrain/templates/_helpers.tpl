@@ -26,6 +26,9 @@ app.kubernetes.io/component: {{ .component }}
 
 {{- /* repository:tag, or repository[:tag]@digest: then the digest decides, and the default tag would only mislead. */}}
 {{- define "elastrain.image" -}}
+{{- if not .image.repository -}}
+{{- fail "operator.image.repository is empty, as no image is published. In a checkout: docker build --target operator -t REGISTRY/elastrain/operator:VERSION . && docker push REGISTRY/elastrain/operator:VERSION; then --set operator.image.repository=REGISTRY/elastrain/operator" -}}
+{{- end -}}
 {{- $tag := .image.tag | default (ternary "" .default (not (empty .image.digest))) -}}
 {{ .image.repository }}{{ with $tag }}:{{ . }}{{ end }}{{ with .image.digest }}@{{ . }}{{ end }}
 {{- end }}

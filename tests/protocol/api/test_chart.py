@@ -277,6 +277,14 @@ def test_images_are_named_by_tag_or_digest(rendered: Render, settings: tuple[str
     assert container["image"] == image
 
 
+def test_chart_names_no_image_that_another_could_publish_under_its_name(
+    helm: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    made = helm("template", "demo", "charts/elastrain", "--kube-version=1.34.0", "--set=operator.image.repository=")
+    assert made.returncode != 0
+    assert "docker build --target operator" in made.stderr
+
+
 def test_digest_of_another_image_is_not_used_for_the_dashboard(rendered: Render) -> None:
     digest = "operator.image.digest=sha256:" + 64 * "a"
 
