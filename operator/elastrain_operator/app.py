@@ -16,7 +16,7 @@ from elastrain import tracing
 from elastrain.api.keys import JobKeys
 from elastrain.etcd import EtcdClient, EtcdError, EtcdUsers
 from elastrain_operator import certificate
-from elastrain_operator.apply.credentials import Vault
+from elastrain_operator.apply.credentials import JobLogins
 from elastrain_operator.apply.executor import Executor
 from elastrain_operator.apply.recorder import Recorder
 from elastrain_operator.apply.sweep import Sweeper
@@ -24,7 +24,7 @@ from elastrain_operator.config import OperatorConfig
 from elastrain_operator.kube.client import ApiError, Kube, Writable
 from elastrain_operator.kube.permission import is_allowed
 from elastrain_operator.kube.repeats import answered
-from elastrain_operator.kueue.desk import Desk
+from elastrain_operator.kueue.jobs import KueueJobs
 from elastrain_operator.kueue.watch import Watch
 from elastrain_operator.leader.fencing import FencedEtcd
 from elastrain_operator.metrics import process as metrics
@@ -67,7 +67,7 @@ class App:
         self._loops = Loops(self._make_loop)
         self._endings: set[asyncio.Task[None]] = set()
         self._mirror: Mirror | None = None
-        self._vault: Vault | None = None
+        self._logins: JobLogins | None = None
         self._capacity = Capacity(config.capacity.policy(), self._loops.wake) if config.capacity else None
         self._tasks = Tasks()
         self._started = AsyncExitStack()
@@ -88,17 +88,17 @@ class App:
         self._mirror = await self._connect(etcd)
         self._run("trial of etcd's writes", partial(writes.watch, etcd, self._mirror.writes))
         if config.job_key is not None:
-            self._vault = Vault(EtcdUsers(etcd), self._kube, self._mirror, config, self._loops.wake_all)
-            self._run("vault", self._vault.run)
+            self._logins = JobLogins(EtcdUsers(etcd), self._kube, self._mirror, config, self._loops.wake_all)
+            self._run("logins", self._logins.run)
         if config.etcd.ca is not None:
             self._run("expiry of etcd's certificate", partial(certificate.watch, config.etcd))
         recorder = Recorder(self._kube)
         self._run("events", recorder.run)
         undo.push_async_callback(recorder.close)
-        self._executor = Executor(self._kube, self._mirror, config, recorder, self._vault, traces=self._traces())
+        self._executor = Executor(self._kube, self._mirror, config, recorder, self._logins, traces=self._traces())
         undo.push_async_callback(self._loops.stop)
-        self._sweeper = Sweeper(self._kube, self._mirror, self._is_served, self._vault)
-        self._desk = self._queues(recorder) if config.kueue else None
+        self._sweeper = Sweeper(self._kube, self._mirror, self._is_served, self._logins)
+        self._kueue_jobs = self._queues(recorder) if config.kueue else None
         self._watched = Watched(
             self._kube,
             config.namespaces,
@@ -143,11 +143,11 @@ class App:
         self._started.push_async_callback(asyncio.to_thread, traces.close)
         return traces
 
-    def _queues(self, recorder: Recorder) -> Desk:
+    def _queues(self, recorder: Recorder) -> KueueJobs:
         """Kueue's part of the jobs' loops."""
         watch = Watch(self._kube, self._config.namespaces, self._loops.wake, self._loops.wake_all)
         self._run("Kueue", watch.run)
-        return Desk(watch, self._kube, recorder.record)
+        return KueueJobs(watch, self._kube, recorder.record)
 
     def _run(self, name: str, run: Callable[[], Awaitable[None]]) -> None:
         """In a supervised task that ends with the operator."""
@@ -197,8 +197,8 @@ class App:
         await self._loops.forget(job.uid)
         if self._capacity:
             self._capacity.forget(job.uid)
-        if self._desk:
-            self._desk.forget(job.uid)
+        if self._kueue_jobs:
+            self._kueue_jobs.forget(job.uid)
         self._sweeper.nudge(job)  # last: the loop has ended its writes
 
     def _pod_changed(self, job: JobKeys, pod: Pod, gone: bool) -> None:
@@ -214,19 +214,19 @@ class App:
     # ---- inside ----------------------------------------------------------------------------------------------------
     def _make_loop(self, job: JobRef) -> JobLoop:
         assert self._mirror is not None, "jobs are watched after start"
-        return JobLoop(job, self._executor, self._kube, self._mirror, self._config, self._capacity, self._desk)
+        return JobLoop(job, self._executor, self._kube, self._mirror, self._config, self._capacity, self._kueue_jobs)
 
     def _etcd_changed(self, keys: JobKeys | None) -> None:
         if keys is None:
-            if self._vault is not None:
-                self._vault.nudge()
+            if self._logins is not None:
+                self._logins.nudge()
             self._loops.wake_all()
         else:
             self._loops.wake(keys.uid)
 
     def _job_refused(self, keys: JobKeys) -> None:
-        if self._vault is not None:
-            self._vault.suspend(keys)
+        if self._logins is not None:
+            self._logins.suspend(keys)
 
     def _steps_made(self, keys: JobKeys) -> None:
         self._loops.wake_later(keys.uid)

@@ -11,7 +11,7 @@ from typing import Any
 from elastrain.api.job import AcceleratorSeconds, JobStatus
 from elastrain.api.records import Generation, GenerationMember, Member, Progress, Target, Termination
 from elastrain_operator.allocation.model import Amounts, Claims, Share
-from elastrain_operator.kueue.model import Seat
+from elastrain_operator.kueue.model import Charge
 from elastrain_operator.policy.size.gang import Gang
 
 
@@ -258,9 +258,9 @@ class Observed:
     """The job's share from the allocator; None: this operator does not share the cluster out."""
     created: datetime | None = None
     """When the job was created, for its place in the queue; None: unknown."""
-    seats: tuple[Seat, ...] | None = None
+    charges: tuple[Charge, ...] | None = None
     """A place for each pod that Kueue lets the job create now; None: Kueue does not decide its size."""
-    strangers: tuple[Pod, ...] = ()
+    unissued: tuple[Pod, ...] = ()
     """Pods that the job controls and whose ordinals it has never given out: they count as holders of resources only."""
 
 
@@ -277,8 +277,8 @@ class LoopState:
     """Seconds between two non-urgent writes of the status: longer with more jobs."""
     version: str | None = None
     """``resourceVersion`` of the job as last seen or written: a status replaces only this version."""
-    unborn: tuple[int, ...] = ()
-    """Ordinals of pods that the API server refused; used first."""
+    open_ordinals: tuple[int, ...] = ()
+    """Ordinals that were planned and whose pods do not exist: not created yet, or refused. They are used first."""
     refusal: Refusal | None = None
     admitted: str = ""
     """Version of the template of which the API server has last admitted a pod, in a dry run; empty: none."""
@@ -286,7 +286,7 @@ class LoopState:
     """Version of the template whose fields the API server has last checked strictly; empty: none."""
     unreadable: str = ""
     """Why the status could not be read, as last reported by an event; empty: it was not."""
-    unheard: Mapping[str, datetime] = field(default_factory=dict)
+    silent_agents: Mapping[str, datetime] = field(default_factory=dict)
     """Pods (UIDs) that run without training or answering, and since when."""
     marks_retry: datetime | None = None
     """After a failed annotation of a worker: when the next one is tried."""
@@ -314,7 +314,7 @@ class LoopState:
     def remember(self, plan: Plan) -> AcceleratorSeconds | None:
         """Keep what the next pass needs; returns the accelerator usage before."""
         before, self.usage = self.usage, plan.usage or self.usage
-        self.unheard, self.gang = plan.unheard, plan.gang
+        self.silent_agents, self.gang = plan.silent_agents, plan.gang
         return before
 
 
@@ -379,7 +379,7 @@ class Plan:
     """Ordinals of the pods to create."""
     slots: tuple[Slot, ...] = ()
     """Their groups and places, in their order; empty: each worker is a group by itself."""
-    seats: tuple[Seat, ...] = ()
+    charges: tuple[Charge, ...] = ()
     """Kueue's places of these pods, in their order; empty: the job is not under Kueue."""
     probe: int | None = None
     """Ordinal of a pod that the API server is asked to admit in a dry run; None: there is nothing to ask."""
@@ -398,7 +398,7 @@ class Plan:
     """For the allocator; None: there is none."""
     marks: tuple[Mark, ...] = ()
     """Workers whose annotations have to change."""
-    unheard: Mapping[str, datetime] = field(default_factory=dict)
+    silent_agents: Mapping[str, datetime] = field(default_factory=dict)
     """For the next pass, as in :class:`LoopState`."""
     gang: Gang = field(default_factory=Gang)
     """For the next pass, as in :class:`LoopState`."""

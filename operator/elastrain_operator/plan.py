@@ -16,7 +16,7 @@ from elastrain_operator.policy.ending import clean, deletion, success
 from elastrain_operator.policy.ending import ttl as ttl_policy
 from elastrain_operator.policy.ending import verdict as verdicts
 from elastrain_operator.policy.ending.verdict import Verdict
-from elastrain_operator.policy.losses import arrival, pending, proof, streak, unheard
+from elastrain_operator.policy.losses import arrival, pending, proof, silent_agents, streak
 from elastrain_operator.policy.report import accelerator_seconds, conditions, data_loss, events
 from elastrain_operator.policy.report.conditions import Claim
 from elastrain_operator.policy.size import claims as claims_policy
@@ -80,7 +80,7 @@ def refuse(status: JobStatus, observed: Observed, message: str, now: datetime, s
     """The plan for a job whose spec breaks a rule: report it, count its pods, and change nothing."""
     state, claim = state or LoopState(), Claim(ConditionType.PODS_READY, "False", "SpecInvalid", message)
     made = _report(status, claim, observed.job.generation, now, _counted(status, observed, state, now))
-    return replace(made, unheard=state.unheard, gang=state.gang)
+    return replace(made, silent_agents=state.silent_agents, gang=state.gang)
 
 
 def fault(status: JobStatus, generation: int | None, message: str, retry: float, now: datetime) -> Plan:
@@ -152,11 +152,11 @@ def _go_on(taken: Steps) -> Plan:
     )
     return replace(
         made,
-        seats=come.seats,
+        charges=come.charges,
         slots=come.slots if facts.spec.group_size > 1 else (),
         probe=status.next_ordinal if come.asks else None,
         marks=eviction.marks(facts.spec.template, facts.observed.pods, taken.there.budget),
-        unheard=taken.lost.unheard,
+        silent_agents=taken.lost.silent_agents,
         gang=size.gang,
     )
 
@@ -245,7 +245,7 @@ def _deadlines(taken: Steps) -> list[datetime | None]:
         taken.lost.exclusions.until,
         pending.next_deadline(workers, facts.spec.pending_deadline_seconds),
         known.lost_since + data_loss.PATIENCE if known.lost_since else None,
-        unheard.next_deadline(taken.lost.unheard),
+        silent_agents.next_deadline(taken.lost.silent_agents),
         gang.next_change(taken.size.gang, facts.observed.job.uid),
         *(taken.due(p) for p in pods if p.name in leave.leaving and not p.terminating),
         *(clean.sidecar_deadline(p) for p in pods if p.ending and not p.over),

@@ -37,8 +37,8 @@ def status_of(taken: Steps, create: tuple[int, ...], slots: tuple[Slot, ...], wa
         generation, alive = progress.in_force(old.generation, known)
         ready = alive // spec.group_size
     report = etcd.progress if etcd else None
-    picture = _picture(taken, generation, ready, wait)
-    claims, unhealthy = [*conditions.active(picture), *_claims(taken)], old.unhealthy_workers
+    given = _condition_facts(taken, generation, ready, wait)
+    claims, unhealthy = [*conditions.active(given), *_claims(taken)], old.unhealthy_workers
     if known:
         unhealthy = health.unhealthy(unhealthy, known, taken.facts.now)
         claims.append(health.claim(unhealthy, generation))
@@ -92,16 +92,16 @@ def _selector(taken: Steps) -> str:
     return of_job if taken.facts.spec.group_size == 1 else f"{of_job},{names.LABEL_PLACE}=0"
 
 
-def _picture(
+def _condition_facts(
     taken: Steps, generation: GenerationStatus | None, ready: int, wait: datetime | None
-) -> conditions.Picture:
+) -> conditions.ConditionFacts:
     seen, etcd = taken.facts.observed, taken.known.etcd
-    aside = {p.name for p in (*taken.leave.victims, *taken.leave.withdrawn)} | taken.leave.signals
+    apart = {p.name for p in (*taken.leave.victims, *taken.leave.withdrawn)} | taken.leave.signals
     size = taken.facts.spec.group_size
     if generation is not None:
         generation = generation.model_copy(update={"size": generation.size // size})
-    workers = tuple(p for p in taken.there.workers if p.name not in aside)
-    return conditions.Picture(
+    workers = tuple(p for p in taken.there.workers if p.name not in apart)
+    return conditions.ConditionFacts(
         desired=taken.size.desired,
         ready=ready,
         workers=workers,

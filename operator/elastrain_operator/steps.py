@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from elastrain.api.job import JobSpec, JobStatus, LastFailure, LossStreak, Withdrawal
-from elastrain_operator.kueue.model import Seat
+from elastrain_operator.kueue.model import Charge
 from elastrain_operator.model import (
     Coordination,
     DisruptionBudget,
@@ -24,7 +24,16 @@ from elastrain_operator.model import (
     Trouble,
 )
 from elastrain_operator.policy.ending import verdict as verdicts
-from elastrain_operator.policy.losses import arrival, exclusion, failures, pacing, pending, restarts, streak, unheard
+from elastrain_operator.policy.losses import (
+    arrival,
+    exclusion,
+    failures,
+    pacing,
+    pending,
+    restarts,
+    silent_agents,
+    streak,
+)
 from elastrain_operator.policy.losses import lost as losses
 from elastrain_operator.policy.report import data_loss, progress
 from elastrain_operator.policy.size import budget as budgets
@@ -108,7 +117,7 @@ def known(facts: Facts) -> Known:
 class Lost:
     """Who is lost, each counted once, and what follows from it."""
 
-    unheard: Mapping[str, datetime]
+    silent_agents: Mapping[str, datetime]
     """Pods (UIDs) that run without training or answering, and since when."""
     overdue: frozenset[str]
     """Those whose time to answer is over (UIDs)."""
@@ -128,13 +137,13 @@ def lost(facts: Facts, known: Known) -> Lost:
     idle = known.finishing or spec.suspend  # agents may have ended their membership
     silenced = {p.name for p in pods if losses.is_silent(p, known.members)}
     running = [p for p in pods if not (p.ending or p.terminating or p.name in known.draining or p.name in silenced)]
-    quiet = unheard.update(state.unheard, running, None if idle else known.members, now)
-    overdue = unheard.overdue(quiet, now)
+    quiet = silent_agents.update(state.silent_agents, running, None if idle else known.members, now)
+    overdue = silent_agents.overdue(quiet, now)
     found = losses.losses(pods, known.members, known.asked, state.alive, state.gone.values())
-    every = (*found, *(unheard.loss(p) for p in pods if p.uid in overdue))
+    every = (*found, *(silent_agents.loss(p) for p in pods if p.uid in overdue))
     count = restarts.count(status.restarts, status.counted_failures, every, pods)
     return Lost(
-        unheard=quiet,
+        silent_agents=quiet,
         overdue=overdue,
         silent=frozenset(silenced) | {p.name for p in pods if p.uid in overdue},
         losses=every,
@@ -281,7 +290,7 @@ def _rollout(facts: Facts, known: Known, there: There, size: Size) -> Rollout:
     if known.members is None or known.finishing:
         return Rollout()
     observed, spec, refusal = facts.observed, facts.spec, facts.state.refusal
-    if observed.seats is not None:  # no pod is created beyond Kueue's quota
+    if observed.charges is not None:  # no pod is created beyond Kueue's quota
         refusal = refusal or Refusal(RefusalKind.QUOTA_EXCEEDED, "", facts.now, generation=observed.job.generation)
     return rollout.rollout(
         rollout.Input(
@@ -314,7 +323,7 @@ class Come:
     """Ordinals of the pods to create now."""
     slots: tuple[Slot, ...]
     """Their places in groups."""
-    seats: tuple[Seat, ...]
+    charges: tuple[Charge, ...]
     """Kueue's places of them."""
     is_admitted: bool
     """The API server has admitted a pod of the present template in a dry run."""
@@ -338,8 +347,8 @@ def come(  # noqa: PLR0917 - all earlier steps
     )
     wait = pacing.latest((paced, pacing.after_refusal(state.refusal, observed.job.generation)), facts.now)
     none = wait is not None or known.etcd is None or known.finishing
-    slots, seats = ((), ()) if none else _missing(facts, there, size, leave)
-    create = workers_policy.ordinals(len(slots), state.unborn, observed.pods, facts.status.next_ordinal)
+    slots, charges = ((), ()) if none else _missing(facts, there, size, leave)
+    create = workers_policy.ordinals(len(slots), state.open_ordinals, observed.pods, facts.status.next_ordinal)
     is_admitted = state.admitted == facts.version
     asks = bool(share and share.probe) and not known.finishing and not (is_admitted and size.refusal is None)
     return Come(
@@ -347,14 +356,14 @@ def come(  # noqa: PLR0917 - all earlier steps
         wait=wait,
         create=create,
         slots=slots[: len(create)],
-        seats=seats[: len(create)],
+        charges=charges[: len(create)],
         is_admitted=is_admitted,
         asks=asks and wait is None and not create,
     )
 
 
-def _missing(facts: Facts, there: There, size: Size, leave: Leave) -> tuple[tuple[Slot, ...], tuple[Seat, ...]]:
-    """A slot for each pod to create now, and if Kueue decides the job's size, a seat for each slot."""
+def _missing(facts: Facts, there: There, size: Size, leave: Leave) -> tuple[tuple[Slot, ...], tuple[Charge, ...]]:
+    """A slot for each pod to create now, and if Kueue decides the job's size, a charge for each slot."""
     observed, group_size = facts.observed, facts.spec.group_size
     more = max(size.desired + size.beyond - len(there.units), 0) or leave.rollout.create
     staying = [p for p in there.workers if p not in leave.victims and p not in leave.withdrawn]
@@ -362,10 +371,10 @@ def _missing(facts: Facts, there: There, size: Size, leave: Leave) -> tuple[tupl
     slots = (*holes, *groups.slots((), observed.pods, group_size, min(more, workers_policy.BATCH)))
     if facts.state.refusal:
         slots = slots[:1]  # one pod shows whether the API server still refuses
-    if observed.seats is None:
+    if observed.charges is None:
         return slots, ()
-    charged = groups.charged(slots, there.workers, observed.seats)
-    return tuple(slot for slot, _ in charged), tuple(seat for _, seat in charged)
+    charged = groups.charged(slots, there.workers, observed.charges)
+    return tuple(slot for slot, _ in charged), tuple(charge for _, charge in charged)
 
 
 # ---- together ------------------------------------------------------------------------------------------------------

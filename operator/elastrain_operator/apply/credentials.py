@@ -33,13 +33,13 @@ log = structlog.get_logger(__name__)
 
 
 class Secrets(Protocol):
-    """The part of :class:`elastrain_operator.kube.client.Kube` that the vault uses."""
+    """The part of :class:`elastrain_operator.kube.client.Kube` that the logins uses."""
 
     async def write_secret(self, namespace: str, manifest: Mapping[str, Any], *, expected: bool) -> None: ...
 
 
 class Records(Protocol):
-    """The part of :class:`elastrain_operator.observe.records.Mirror` that the vault uses."""
+    """The part of :class:`elastrain_operator.observe.records.Mirror` that the logins uses."""
 
     @property
     def outage(self) -> Outage | None: ...
@@ -55,7 +55,7 @@ class Records(Protocol):
     async def put_issued(self, keys: JobKeys, issued: Issued) -> None: ...
 
 
-class Vault:
+class JobLogins:
     """The etcd users and Secrets of all jobs. Calls may raise ``ApiError`` and ``EtcdError``; each is bounded."""
 
     def __init__(

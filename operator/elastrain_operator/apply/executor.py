@@ -17,13 +17,13 @@ from elastrain.etcd import EtcdDenied, EtcdError
 from elastrain_operator import clock
 from elastrain_operator.apply import budget as budgets
 from elastrain_operator.apply import eviction
-from elastrain_operator.apply.credentials import Vault
+from elastrain_operator.apply.credentials import JobLogins
 from elastrain_operator.apply.groups import Groups
 from elastrain_operator.config import OperatorConfig
 from elastrain_operator.kube.client import Kube
 from elastrain_operator.kube.errors import NO_ANSWER, ApiError
 from elastrain_operator.kube.refusals import Refused, is_without_answer, refused
-from elastrain_operator.kueue.render import seated
+from elastrain_operator.kueue.render import charged_to
 from elastrain_operator.model import (
     Deletion,
     EndedMember,
@@ -78,14 +78,14 @@ class Executor:
         targets: Targets,
         config: OperatorConfig,
         events: Events,
-        vault: Vault | None = None,
+        logins: JobLogins | None = None,
         *,
         traces: Traces | None = None,
     ) -> None:
-        """``vault``: gives jobs their own credentials; None: they have none. ``traces``: None: no traces."""
+        """``logins``: gives jobs their own credentials; None: they have none. ``traces``: None: no traces."""
         self._traces = traces
         self._kube = kube
-        self._vault = vault
+        self._logins = logins
         self._targets = targets
         self._config = config
         self._events = events
@@ -119,7 +119,9 @@ class Executor:
         for uid in plan.departed:  # the status contains their loss
             state.gone.pop(uid, None)
         state.alive.difference_update(d.uid for d in plan.delete)
-        state.unborn = tuple(sorted({*state.unborn, *plan.create}))  # until their pods exist: the next calls may fail
+        state.open_ordinals = tuple(
+            sorted({*state.open_ordinals, *plan.create})
+        )  # until their pods exist: the next calls may fail
         for event in plan.events:
             self._events.record(job, event)
         await _all(self._changes(job, first, spec, plan, state))
@@ -180,8 +182,8 @@ class Executor:
         """Have the job's records name this cluster, and its live ``pods`` able to log in. Raises ``ApiError``
         and ``EtcdError``."""
         await self._targets.adopt(JobKeys(job.namespace, job.name, job.uid))
-        if self._vault is not None and any(not pod.over for pod in pods):
-            await self._vault.keep(job, live=True, wait_long=credentials.wait_long(pods, clock.now()))
+        if self._logins is not None and any(not pod.over for pod in pods):
+            await self._logins.keep(job, live=True, wait_long=credentials.wait_long(pods, clock.now()))
 
     def _span(self, job: JobRef, name: str, **attributes: str | int) -> AbstractContextManager[None]:
         return nullcontext() if self._traces is None else self._traces.span(job, name, **attributes)
@@ -214,7 +216,7 @@ class Executor:
         used_up = {n for n, result in results.items() if _uses_up_its_ordinal(result)}
         before = state.refusal.attempts if state.refusal and not created else 0
         state.created.update({pod.uid: (pod, clock.now()) for pod in created})
-        state.unborn = tuple(n for n in state.unborn if n not in used_up)
+        state.open_ordinals = tuple(n for n in state.open_ordinals if n not in used_up)
         state.refusal = refusals[0].as_refusal(job, before + 1, clock.now()) if refusals else None
         # A start has one event: TargetSet instead of the names of the first pods.
         announced = any(event.reason == "TargetSet" for event in plan.events)
@@ -229,7 +231,7 @@ class Executor:
     ) -> dict[int, _Result]:
         """By ordinal. Before the pods come their gang and their credentials. If an earlier operator has written these,
         they are written again beside the pods, which wait for a Secret that was deleted."""
-        first, has_issued = plan.create[0], self._vault is not None and self._vault.has_issued(job)
+        first, has_issued = plan.create[0], self._logins is not None and self._logins.has_issued(job)
         found: Refused | ApiError | EtcdError | None = None
         if self._groups:
             found = await self._groups.keep(job, spec, state)
@@ -282,10 +284,10 @@ class Executor:
 
     async def _credentials(self, job: JobRef) -> Refused | ApiError | EtcdError | None:
         """Why workers cannot get their etcd credentials; None: they have them."""
-        if self._vault is None:
+        if self._logins is None:
             return None
         try:
-            await self._vault.keep(job, creating=True)
+            await self._logins.keep(job, creating=True)
         except EtcdDenied as error:
             return Refused(RefusalKind.ETCD_DENIED, str(error))
         except ApiError as error:
@@ -410,4 +412,4 @@ def _placed(manifest: dict[str, Any], job: JobRef, spec: JobSpec, plan: Plan, nu
     """The manifest of the pod that is created as this ``number``, with its places in a group and in a Workload."""
     if plan.slots:
         manifest = manifests.grouped(manifest, job, spec, plan.slots[number])
-    return seated(manifest, plan.seats[number]) if plan.seats else manifest
+    return charged_to(manifest, plan.charges[number]) if plan.charges else manifest

@@ -11,7 +11,7 @@ import structlog
 
 from elastrain.api.keys import JobKeys
 from elastrain.etcd import EtcdError
-from elastrain_operator.apply.credentials import Vault
+from elastrain_operator.apply.credentials import JobLogins
 from elastrain_operator.kube.client import ApiError, Kube
 from elastrain_operator.observe.records import Mirror
 from elastrain_operator.waiting import until
@@ -30,14 +30,14 @@ class Sweeper:
     """Searches for records whose job no longer exists in the API server."""
 
     def __init__(
-        self, kube: Kube, mirror: Mirror, is_served: Callable[[JobKeys], bool], vault: Vault | None = None
+        self, kube: Kube, mirror: Mirror, is_served: Callable[[JobKeys], bool], logins: JobLogins | None = None
     ) -> None:
         """``is_served``: whether a job has a loop or existing pods, and is therefore not swept.
-        ``vault``: None if jobs have no etcd users."""
+        ``logins``: None if jobs have no etcd users."""
         self._kube = kube
         self._mirror = mirror
         self._is_served = is_served
-        self._vault = vault
+        self._logins = logins
         self._users_seen: float | None = None
         self._nudged = asyncio.Event()
         self._named: set[JobKeys] = set()
@@ -80,10 +80,10 @@ class Sweeper:
     async def _with_users(self) -> set[JobKeys]:
         """Jobs with an etcd user, every 10 minutes: a user remains if the records of its job were deleted by hand."""
         due = self._users_seen is None or time.monotonic() - self._users_seen >= USERS_INTERVAL
-        if self._vault is None or not due:
+        if self._logins is None or not due:
             return set()
         try:
-            found = await self._vault.jobs()
+            found = await self._logins.jobs()
         except EtcdError as error:
             log.warning("users of etcd not listed", error=str(error))
             return set()
@@ -93,8 +93,8 @@ class Sweeper:
     async def _sweep_one(self, keys: JobKeys) -> None:
         body = await self._kube.get_job(keys.namespace, keys.job)
         if body is None or body["metadata"]["uid"] != keys.uid:
-            if self._vault is not None:
-                await self._vault.remove(keys)  # first, since the records lead here
+            if self._logins is not None:
+                await self._logins.remove(keys)  # first, since the records lead here
             await self._mirror.delete_records(keys)
             log.info("deleted records", prefix=keys.prefix, why="the job is gone")
 

@@ -3,8 +3,8 @@
 One Workload, the base, stands for ``minReplicas``; each further replica is a Workload of its own, an extra, with a
 lower priority, so that Kueue's ordinary preemption takes extras before the base of any job of the same class.
 
-Invariants: a Workload is named after its index, so that no replica ever has two; a pod is created only in a seat of an
-admitted Workload; a Workload with a reservation is released or deleted only when no pod is charged to it; at most
+Invariants: a Workload is named after its index, so that no replica ever has two; a pod is created only as a charge of
+an admitted Workload; a Workload with a reservation is released or deleted only when no pod is charged to it; at most
 ``AHEAD`` extras wait in the queue.
 """
 
@@ -22,6 +22,7 @@ from elastrain_operator.kueue.model import (
     AHEAD,
     Activate,
     Change,
+    Charge,
     Create,
     Decision,
     Delete,
@@ -33,7 +34,6 @@ from elastrain_operator.kueue.model import (
     Ready,
     Release,
     Request,
-    Seat,
     View,
     Workload,
     Write,
@@ -186,11 +186,11 @@ def _go_on(scene: _Scene) -> Decision:
     stay = {w.name for w in running}
     release = frozenset(h.name for h in scene.holders if h.workload not in stay)
     reason, message = explain.why(
-        explain.Standing(scene.request, scene.view, scene.base, scene.on, size, scene.waiting)
+        explain.Admission(scene.request, scene.view, scene.base, scene.on, size, scene.waiting)
     )
     return Decision(
         share=Share(size, reason, message, release=release),
-        seats=tuple(_seats(scene, running)),
+        charges=tuple(_charges(scene, running)),
         unbound=tuple(_unbound(scene, running)),
         writes=(*_base_writes(scene), *_extra_writes(scene, memory)),
         memory=memory,
@@ -215,12 +215,12 @@ def _remember(scene: _Scene) -> Memory:
     return replace(memory, evicted=scene.holding, refused=refused, until=until, missing=missing)
 
 
-def _seats(scene: _Scene, running: Iterable[Workload]) -> Iterable[Seat]:
+def _charges(scene: _Scene, running: Iterable[Workload]) -> Iterable[Charge]:
     """Vacant places. A leaving pod holds its own until it is gone."""
     for workload in filter(scene.placed, running):
         vacant = workload.count - len(scene.pods(workload))
         for _ in range(vacant):
-            yield Seat(workload.name, _placement(scene, workload), workload.topology)
+            yield Charge(workload.name, _placement(scene, workload), workload.topology)
 
 
 def _unbound(scene: _Scene, running: Iterable[Workload]) -> Iterable[tuple[Placement, int]]:

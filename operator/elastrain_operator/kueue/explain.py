@@ -34,7 +34,7 @@ class Why(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class Admission:
     """What a job has got of what it asks."""
 
     request: Request
@@ -48,12 +48,12 @@ class Standing:
     """Extras in the queue."""
 
 
-def why(has: Standing) -> Why:
+def why(has: Admission) -> Why:
     """Reason and message of the condition ``Grown``."""
     return _obstacle(has) or (_not_on(has, has.base) if has.base and has.on is None else _on(has))
 
 
-def _obstacle(has: Standing) -> Why | None:
+def _obstacle(has: Admission) -> Why | None:
     """What keeps the job from queueing at all."""
     request, view, base = has.request, has.view, has.base
     if not request.queue:
@@ -77,7 +77,7 @@ def _obstacle(has: Standing) -> Why | None:
     return None
 
 
-def _on(has: Standing) -> Why:
+def _on(has: Admission) -> Why:
     """The minimum is admitted."""
     request, queue = has.request, has.view.queue
     name = _queue(request, has.view)
@@ -107,7 +107,7 @@ def _on(has: Standing) -> Why:
     return Why(reason="ExtrasWait", message=f"{have}; after an eviction the next one is queued later")
 
 
-def _not_on(has: Standing, base: Workload) -> Why:
+def _not_on(has: Admission, base: Workload) -> Why:
     """The base may have no pods."""
     request, name = has.request, _queue(has.request, has.view)
     said = f": {base.message}" if base.message else ""

@@ -257,8 +257,8 @@ Write = Create | Delete | Release | Activate | Change | Ready | Finish
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
-    """The place of one pod in an admitted Workload."""
+class Charge:
+    """What one pod is charged to: a place in an admitted Workload."""
 
     workload: str
     placement: Placement = Placement()
@@ -271,7 +271,7 @@ class Decision:
 
     share: Share
     """Its size, the workers that leave first, and why it is not larger."""
-    seats: tuple[Seat, ...] = ()
+    charges: tuple[Charge, ...] = ()
     """A place for each pod that may be created now."""
     unbound: tuple[tuple[Placement, int], ...] | None = None
     """Admitted pods that are not on a node yet, by place; None: unknown."""

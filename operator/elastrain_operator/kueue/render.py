@@ -14,9 +14,9 @@ from elastrain_operator.kueue.model import (
     POD_SET,
     QUEUE_LABEL,
     WORKLOAD_NOTE,
+    Charge,
     Create,
     Placement,
-    Seat,
 )
 from elastrain_operator.model import JobRef
 from elastrain_operator.pod.manifest import owned
@@ -111,14 +111,14 @@ def placed(pod: Mapping[str, Any], placement: Placement) -> Body:
     return spec
 
 
-def seated(manifest: Body, seat: Seat) -> Body:
+def charged_to(manifest: Body, charge: Charge) -> Body:
     """The pod of a queued job, with the place that its Workload's admission gives it. It never queues by itself."""
-    placement, metadata = seat.placement, manifest["metadata"]
+    placement, metadata = charge.placement, manifest["metadata"]
     labels = {k: v for k, v in metadata["labels"].items() if k != QUEUE_LABEL}
     labels |= dict(placement.labels)
-    notes = {**metadata.get("annotations", {}), **dict(placement.annotations), WORKLOAD_NOTE: seat.workload}
+    notes = {**metadata.get("annotations", {}), **dict(placement.annotations), WORKLOAD_NOTE: charge.workload}
     spec = placed(manifest["spec"], placement)
-    if seat.topology:
+    if charge.topology:
         labels[f"{GROUP}/podset"] = POD_SET
         spec["schedulingGates"] = [*(spec.get("schedulingGates") or []), {"name": TOPOLOGY_GATE}]
     return {**manifest, "metadata": {**metadata, "labels": labels, "annotations": notes}, "spec": spec}

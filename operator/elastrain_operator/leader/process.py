@@ -22,11 +22,11 @@ from elastrain_operator.handlers import register
 from elastrain_operator.health import serving
 from elastrain_operator.kube.client import ApiError, Kube
 from elastrain_operator.kube.leases import Leases
-from elastrain_operator.leader.aside import Aside, Pulse
 from elastrain_operator.leader.decide import Terms
 from elastrain_operator.leader.election import Elector, Tenure
 from elastrain_operator.leader.fencing import FencedEtcd, fence_key
 from elastrain_operator.leader.identity import identified
+from elastrain_operator.leader.loop_thread import Heartbeat, LoopThread
 
 STUCK_SECONDS = Terms().stuck
 END_SECONDS = 20.0
@@ -74,30 +74,32 @@ class Process:
             await kube.close()
             await self._lead(stop, App(config))
             return 0
-        tenure, terms, pulse = Tenure(), Terms(duration=float(self._config.lease_seconds)), Pulse()
+        tenure, terms, heartbeat = Tenure(), Terms(duration=float(self._config.lease_seconds)), Heartbeat()
         async with AsyncExitStack() as undo:
             # A thread and a client of their own: renewals wait for no other call, and for no busy loop.
-            aside = Aside("lease")
-            undo.push_async_callback(aside.close)
-            kube = await aside.run(Kube.connect())
-            undo.push_async_callback(lambda: aside.run(kube.close()))
-            beating = asyncio.create_task(pulse.beat(), name="pulse")
+            thread = LoopThread("lease")
+            undo.push_async_callback(thread.close)
+            kube = await thread.run(Kube.connect())
+            undo.push_async_callback(lambda: thread.run(kube.close()))
+            beating = asyncio.create_task(heartbeat.beat(), name="heartbeat")
             undo.callback(beating.cancel)
-            self._elector = elector = Elector(Leases(kube), lease, self._identity, tenure, terms, silence=pulse.silence)
+            self._elector = elector = Elector(
+                Leases(kube), lease, self._identity, tenure, terms, silence=heartbeat.silence
+            )
             self._role = "standby"
             log.info("standing by", lease=str(lease), identity=self._identity)
-            if not await _before(stop, aside.run(elector.acquire())):
+            if not await _before(stop, thread.run(elector.acquire())):
                 return 0
-            keeping = asyncio.create_task(self._keep(aside, elector, pulse, stop), name="lease")
+            keeping = asyncio.create_task(self._keep(thread, elector, heartbeat, stop), name="lease")
             try:
-                config = await aside.run(identified(self._config, kube))
-                app = App(config, tenure, self._fence(aside, elector, tenure, fence_key(config.owner, lease)))
+                config = await thread.run(identified(self._config, kube))
+                app = App(config, tenure, self._fence(thread, elector, tenure, fence_key(config.owner, lease)))
                 await self._lead(stop, app)
                 lost = keeping.done()
             finally:
                 keeping.cancel()
                 await asyncio.wait([keeping])
-                await aside.run(elector.release())
+                await thread.run(elector.release())
             if lost:
                 keeping.result()  # raises the operator's own faults
             return EXIT_INFRASTRUCTURE if lost else 0
@@ -133,26 +135,28 @@ class Process:
             os._exit(EXIT_INFRASTRUCTURE)
         await working
 
-    async def _keep(self, aside: Aside, elector: Elector, pulse: Pulse, stop: asyncio.Event) -> None:
+    async def _keep(self, thread: LoopThread, elector: Elector, heartbeat: Heartbeat, stop: asyncio.Event) -> None:
         async def keep() -> str:
             why = await elector.keep()
             log.error("no longer leading", why=why)
-            if pulse.silence() >= STUCK_SECONDS:  # nothing else would end the process
+            if heartbeat.silence() >= STUCK_SECONDS:  # nothing else would end the process
                 await elector.release()
                 os._exit(EXIT_INFRASTRUCTURE)
             return why
 
         try:
-            await aside.run(keep())
+            await thread.run(keep())
         finally:
             stop.set()
 
-    def _fence(self, aside: Aside, elector: Elector, tenure: Tenure, key: str) -> Callable[[EtcdClient], FencedEtcd]:
+    def _fence(
+        self, thread: LoopThread, elector: Elector, tenure: Tenure, key: str
+    ) -> Callable[[EtcdClient], FencedEtcd]:
         """Wraps an etcd client so that only the leader can write."""
         seconds = float(self._config.lease_seconds)
 
         def prove() -> None:
-            proof = aside.submit(elector.prove())
+            proof = thread.submit(elector.prove())
             try:
                 proof.result(seconds)
             except TimeoutError:

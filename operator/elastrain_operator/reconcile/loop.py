@@ -18,7 +18,7 @@ from elastrain_operator import clock, plan
 from elastrain_operator.apply.executor import Executor
 from elastrain_operator.config import OperatorConfig
 from elastrain_operator.kube.client import ApiError, Kube
-from elastrain_operator.kueue.desk import Desk, Turn
+from elastrain_operator.kueue.jobs import KueueJobs, KueuePass
 from elastrain_operator.kueue.parse import is_sent
 from elastrain_operator.metrics import process as metrics
 from elastrain_operator.metrics.jobs import JobMeter
@@ -63,7 +63,7 @@ class Decided:
     observed: Observed
     spec: JobSpec | None = None
     """None: it cannot be read, or the job is being deleted."""
-    turn: Turn | None = None
+    queued: KueuePass | None = None
     """Kueue's part; None: Kueue has nothing to do with the job."""
 
 
@@ -78,7 +78,7 @@ class JobLoop:
         mirror: Mirror,
         config: OperatorConfig,
         capacity: Capacity | None = None,
-        kueue: Desk | None = None,
+        kueue: KueueJobs | None = None,
     ) -> None:
         """``capacity``: None: the cluster is not shared out between jobs. ``kueue``: None: no job queues."""
         self.job = job
@@ -267,13 +267,13 @@ class JobLoop:
             return Decided(plan.refuse(status, observed, str(error), now, state), status, observed)
         if observed.share is not None:
             observed = replace(observed, share=observed.share.in_replicas(spec.group_size))
-        turn = self._kueue.decide(body, self.job, spec, status, observed) if self._kueue else None
-        observed = turn.seated(observed) if turn else observed
+        queued = self._kueue.decide(body, self.job, spec, status, observed) if self._kueue else None
+        observed = queued.charged_to(observed) if queued else observed
         state.unanswered_since = wanted.unanswered_since(state.unanswered_since, observed, now)
         state.lost_since = data_loss.since(state.lost_since, status, observed.coordination, now)
         with metrics.PLAN_SECONDS.time():
             made = plan.plan(spec, status, observed, clock.now(), state, drain_extra=self._config.drain_extra)
-        return Decided(made, status, observed, spec, turn)
+        return Decided(made, status, observed, spec, queued)
 
     def _show(self, decided: Decided) -> None:
         """Feed every view of the job, and keep what the next pass needs."""
@@ -282,14 +282,14 @@ class JobLoop:
         self.meter.saw(self.job, made.status or decided.status, decided.observed, before, self._state.usage)
         if self._capacity is None:
             return
-        if decided.turn is not None and decided.spec is not None:
-            self._capacity.reserve(self.job.uid, decided.turn.unbound(decided.spec))
+        if decided.queued is not None and decided.spec is not None:
+            self._capacity.reserve(self.job.uid, decided.queued.unbound(decided.spec))
         elif made.claims:
             self._capacity.claim(self.job.uid, made.claims)
 
     async def _follow(self, decided: Decided) -> float:
         """What follows the calls of a pass; returns the seconds until the next one is due without a change."""
-        made, spec, turn = decided.plan, decided.spec, decided.turn
+        made, spec, queued = decided.plan, decided.spec, decided.queued
         due = min(made.requeue_after or self._config.resync, self._config.resync)
         if spec is None:
             return due
@@ -298,11 +298,11 @@ class JobLoop:
         elif made.create:
             self._wake_soon()  # to show them in the status: the watch will report no change of them
         await self._executor.keep_in_etcd(self.job, decided.observed.pods)
-        if self._kueue is None or turn is None:
+        if self._kueue is None or queued is None:
             return due
         if made.status is not None and made.status.completion_time:
             self.wake()  # its Workloads end
-        return min(due, await self._kueue.apply(self.job, spec, turn, due))
+        return min(due, await self._kueue.apply(self.job, spec, queued, due))
 
     async def _send(self, body: Mapping[str, Any]) -> None:
         """Queue a job that Kueue sends to another cluster."""
@@ -329,7 +329,7 @@ class JobLoop:
         return Observed(
             job=self.job,
             pods=tuple(p for p in pods if is_issued(p.ordinal, following)),
-            strangers=tuple(p for p in pods if not is_issued(p.ordinal, following)),
+            unissued=tuple(p for p in pods if not is_issued(p.ordinal, following)),
             coordination=coordination,
             outage=self._mirror.outage_of(self.keys),
             share=self._capacity.share_of(self.job.uid) if self._capacity else None,

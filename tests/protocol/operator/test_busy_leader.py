@@ -10,9 +10,9 @@ import pytest
 
 from elastrain_operator.config import LeaseName
 from elastrain_operator.kube.client import NotLeading
-from elastrain_operator.leader.aside import Aside, Pulse
 from elastrain_operator.leader.decide import Terms
 from elastrain_operator.leader.election import Elector, Tenure
+from elastrain_operator.leader.loop_thread import Heartbeat, LoopThread
 
 LEASE = LeaseName(namespace="ns", name="operator")
 
@@ -40,17 +40,17 @@ def lead(terms: Terms, busy: float) -> tuple[Leases, Tenure, str]:
     leases, tenure = Leases(), Tenure()
 
     async def main() -> str:
-        aside, pulse = Aside("lease"), Pulse()
-        beating = asyncio.create_task(pulse.beat())
-        elector = Elector(leases, LEASE, "me", tenure, terms, silence=pulse.silence)
-        await aside.run(elector.acquire())
+        loop_thread, heartbeat = LoopThread("lease"), Heartbeat()
+        beating = asyncio.create_task(heartbeat.beat())
+        elector = Elector(leases, LEASE, "me", tenure, terms, silence=heartbeat.silence)
+        await loop_thread.run(elector.acquire())
         await asyncio.sleep(0.1)
-        keeping = aside.submit(elector.keep())
+        keeping = loop_thread.submit(elector.keep())
         time.sleep(busy)  # noqa: ASYNC251 - the loop can do nothing
         why = keeping.result(0) if keeping.done() else ""
         keeping.cancel()
         beating.cancel()
-        await aside.close()
+        await loop_thread.close()
         return why
 
     return leases, tenure, asyncio.run(main())

@@ -146,7 +146,7 @@ def test_tainted_node_takes_only_workers_that_tolerate_it(tolerations, welcome):
         ("Gt", ("7",), True),
         ("Lt", ("8",), False),
         ("Gt", ("many",), False),
-        ("Unheard", (), False),
+        ("SilentAgents", (), False),
     ],
 )
 def test_required_affinity_is_that_of_kubernetes(operator, values, holds):

@@ -99,10 +99,10 @@ def world() -> World:
 @pytest.fixture
 def execute(world, make_spec):
     def run(
-        plan: Plan, state: LoopState | None = None, vault: World | None = None, job: JobRef = JOB, **spec
+        plan: Plan, state: LoopState | None = None, logins: World | None = None, job: JobRef = JOB, **spec
     ) -> LoopState:
         state = state or LoopState()
-        asyncio.run(Executor(world, world, CONFIG, world, vault).execute(job, make_spec(**spec), plan, state))
+        asyncio.run(Executor(world, world, CONFIG, world, logins).execute(job, make_spec(**spec), plan, state))
         return state
 
     return run
@@ -123,23 +123,23 @@ def test_no_pod_waits_for_the_target_or_for_a_secret_that_its_job_has(world, exe
     world.issued = True
     world.errors["target"] = EtcdUnavailable("etcd:2379", "write", "down")
     with pytest.raises(EtcdUnavailable):
-        execute(EVERYTHING, vault=world)
+        execute(EVERYTHING, logins=world)
     assert {"create job-0", "create job-1", "keep creating"} <= set(world.calls)
     assert "delete job-9" not in world.calls
     assert world.calls.index("create job-0") < world.calls.index("keep creating")
 
 
 def test_first_pods_of_a_job_come_after_their_credentials(world, execute):
-    execute(EVERYTHING, vault=world)
+    execute(EVERYTHING, logins=world)
     assert world.calls.index("keep creating") < world.calls.index("create job-0")
 
 
 def test_a_refused_secret_is_reported_beside_the_pods_that_were_created(world, execute):
     world.issued = True
     world.errors["keep creating"] = ApiError("write", 403, "Forbidden", "no")
-    state = execute(Plan(create=(0, 1)), vault=world)
+    state = execute(Plan(create=(0, 1)), logins=world)
     assert state.refusal.kind is RefusalKind.CREDENTIALS
-    assert (len(state.created), state.unborn) == (2, ())
+    assert (len(state.created), state.open_ordinals) == (2, ())
 
 
 # ---- the label by which the API server compares workers with their job -----------------------------------------------
@@ -203,9 +203,9 @@ def test_ordinals_are_kept_for_their_pods_if_their_creation_fails(world, execute
     state = LoopState()
     with pytest.raises(ApiError):
         execute(EVERYTHING, state)
-    assert state.unborn == EVERYTHING.create, "else each attempt during an outage uses up further numbers"
+    assert state.open_ordinals == EVERYTHING.create, "else each attempt during an outage uses up further numbers"
     execute(EVERYTHING, state)
-    assert state.unborn == ()
+    assert state.open_ordinals == ()
 
 
 def test_start_is_one_event(world, execute):
@@ -231,17 +231,17 @@ def test_one_pod_is_tried_if_the_api_server_refuses_the_template(world, execute)
     world.errors["create job-0"] = ApiError("create", 422, "Invalid", "spec.containers[0].image: Required value")
     state = execute(Plan(create=(0, 1, 2)))
     assert world.calls == ["create job-0"]
-    assert (state.refusal.kind, state.refusal.attempts, state.unborn) == ("TemplateInvalid", 1, (0, 1, 2))
+    assert (state.refusal.kind, state.refusal.attempts, state.open_ordinals) == ("TemplateInvalid", 1, (0, 1, 2))
     assert "image: Required value" in state.refusal.message
 
     world.errors["create job-0"] = ApiError(
         "create", 403, "Forbidden", 'pods "job-0" is forbidden: exceeded quota: gpus', {"kind": "pods", "name": "job-0"}
     )
     execute(Plan(create=(0,)), state)
-    assert (state.refusal.kind, state.refusal.attempts, state.unborn) == ("QuotaExceeded", 2, (0, 1, 2))
+    assert (state.refusal.kind, state.refusal.attempts, state.open_ordinals) == ("QuotaExceeded", 2, (0, 1, 2))
 
     execute(Plan(create=(0,)), state)
-    assert (state.refusal, state.unborn) == (None, (1, 2))
+    assert (state.refusal, state.open_ordinals) == (None, (1, 2))
 
 
 @pytest.mark.parametrize(
@@ -253,10 +253,10 @@ def test_one_pod_is_tried_if_the_api_server_refuses_the_template(world, execute)
 )
 def test_no_pod_is_created_if_it_could_not_log_in_to_etcd(world, execute, error, reason):
     world.errors["keep creating"] = error
-    state = execute(Plan(create=(0, 1)), vault=world)
+    state = execute(Plan(create=(0, 1)), logins=world)
     assert world.calls == ["keep creating"]
-    assert (state.refusal.kind, state.refusal.message, state.unborn) == (reason, str(error), (0, 1))
-    execute(Plan(create=(0, 1)), state, vault=world)
+    assert (state.refusal.kind, state.refusal.message, state.open_ordinals) == (reason, str(error), (0, 1))
+    execute(Plan(create=(0, 1)), state, logins=world)
     assert state.refusal is None
 
 
@@ -265,14 +265,14 @@ def test_creation_is_retried_with_the_same_ordinals_if_credentials_are_not_avail
     world.errors["keep creating"] = error
     state = LoopState()
     with pytest.raises(type(error)):
-        execute(Plan(create=(0, 1)), state, vault=world)
-    assert (world.calls, state.refusal, state.unborn) == (["keep creating"], None, (0, 1))
+        execute(Plan(create=(0, 1)), state, logins=world)
+    assert (world.calls, state.refusal, state.open_ordinals) == (["keep creating"], None, (0, 1))
 
 
 def test_a_pod_of_an_earlier_creation_counts_as_created_if_its_response_was_lost(world, execute):
     execute(Plan(create=(0,)))
     state = execute(Plan(create=(0,)))
-    assert (state.refusal, state.unborn) == (None, ())
+    assert (state.refusal, state.open_ordinals) == (None, ())
     assert len(state.created) == 1
 
 
@@ -281,7 +281,7 @@ def test_ordinal_is_used_up_if_its_name_belongs_to_another_object(world, execute
     meta = {"name": "job-0", "namespace": JOB.namespace, "uid": "x", "ownerReferences": owners}
     world.pods["job-0"] = {"metadata": meta}
     state = execute(Plan(create=(0,)))
-    assert (state.refusal.kind, state.unborn) == ("NameTaken", ())
+    assert (state.refusal.kind, state.open_ordinals) == ("NameTaken", ())
 
 
 CONFLICT = ApiError(
@@ -304,7 +304,7 @@ CONFLICT = ApiError(
 def test_ordinal_is_kept_and_the_reason_shown_if_the_api_server_refuses_for_a_while(world, execute, error, kind):
     world.errors["create job-0"] = error
     state = execute(Plan(create=(0, 1)))
-    assert (state.refusal.kind, state.unborn) == (kind, (0, 1))
+    assert (state.refusal.kind, state.open_ordinals) == (kind, (0, 1))
     assert error.message in state.refusal.message
 
 
@@ -323,7 +323,7 @@ def test_fields_of_a_template_are_checked_strictly_for_its_first_pod(world, exec
 def test_name_of_a_pod_that_is_gone_again_is_used_once_more(world, execute):
     world.errors["create job-0"] = ApiError("create", 409, "AlreadyExists", 'pods "job-0" already exists')
     state = execute(Plan(create=(0,)))
-    assert (state.refusal.kind, state.unborn) == (RefusalKind.BUSY, (0,))
+    assert (state.refusal.kind, state.open_ordinals) == (RefusalKind.BUSY, (0,))
 
 
 def test_transient_error_is_raised_after_the_rest_was_done(world, execute):
@@ -332,7 +332,7 @@ def test_transient_error_is_raised_after_the_rest_was_done(world, execute):
     with pytest.raises(ApiError, match="connection refused"):
         execute(Plan(create=(0, 1, 2)), state)
     assert {pod.name for pod, _ in state.created.values()} == {"job-0", "job-2"}
-    assert state.unborn == (1,)
+    assert state.open_ordinals == (1,)
 
 
 def test_status_patch_removes_what_is_absent_now():

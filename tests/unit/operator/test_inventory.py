@@ -74,7 +74,7 @@ def test_inventory_is_the_nodes_capacity_minus_other_pods():
         await until(lambda: inventory.problem is None, "the cluster is known")
         (node,) = inventory.nodes(NOW)
         assert (node.room[GPU], node.room["cpu"]) == (5, 3000)
-        assert [inventory.priority(name) for name in ("high", "", "unheard")] == [1000, 5, 0]
+        assert [inventory.priority(name) for name in ("high", "", "silent_agents")] == [1000, 5, 0]
         task.cancel()
 
     run(scenario)

@@ -12,10 +12,11 @@ from elastrain_operator import clock
 from elastrain_operator.kueue import parse, render
 from elastrain_operator.kueue.apply import changed
 from elastrain_operator.kueue.decide import MISSING_PATIENCE, decide
-from elastrain_operator.kueue.desk import Desk
+from elastrain_operator.kueue.jobs import KueueJobs
 from elastrain_operator.kueue.model import (
     Activate,
     Change,
+    Charge,
     Create,
     Decision,
     Delete,
@@ -28,7 +29,6 @@ from elastrain_operator.kueue.model import (
     Ready,
     Release,
     Request,
-    Seat,
     View,
     Workload,
 )
@@ -101,7 +101,7 @@ def test_no_extra_waits_in_a_strict_queue_unless_the_job_asks() -> None:
 def test_pods_take_vacant_seats_with_the_placement_of_their_flavor() -> None:
     made = decided(BASE, running(1), pods=PODS[:1])
     place = Placement((("pool", "a"),), FLAVORS["a"].tolerations)
-    assert made.seats == (Seat("job-1", place), Seat("job-1-1", place))
+    assert made.charges == (Charge("job-1", place), Charge("job-1-1", place))
     assert made.share.size == 3
 
 
@@ -194,13 +194,13 @@ def test_an_ended_job_finishes_its_base_and_deletes_its_extras() -> None:
 
 def test_nothing_starts_or_stops_while_kueue_is_unknown() -> None:
     made = decided(pods=PODS, job=dataclasses.replace(JOB, size=5), problem="no answer")
-    assert (made.share.size, made.share.release, made.writes, made.seats) == (2, frozenset(), (), ())
+    assert (made.share.size, made.share.release, made.writes, made.charges) == (2, frozenset(), (), ())
 
 
 def test_a_missing_flavor_stops_no_worker_and_starts_none() -> None:
     made = decided(BASE, pods=PODS[:1], flavors={})
     assert (made.share.size, made.share.reason, made.share.release) == (2, "FlavorMissing", frozenset())
-    assert (made.seats, [w for w in made.writes if isinstance(w, Create)]) == ((), [])
+    assert (made.charges, [w for w in made.writes if isinstance(w, Create)]) == ((), [])
 
 
 def test_workers_go_on_for_a_while_without_their_workload_then_leave() -> None:
@@ -245,7 +245,7 @@ def test_a_seated_pod_has_its_placement_and_no_queue_of_its_own() -> None:
         "spec": {"nodeSelector": {"x": "y"}, "containers": []},
     }
     place = Placement((("pool", "a"),), ({"key": "gpu"},), (("l", "1"),), (("n", "2"),))
-    made = render.seated(pod, Seat("job-1", place, topology=True))
+    made = render.charged_to(pod, Charge("job-1", place, topology=True))
     assert made["metadata"]["labels"] == {"a": "b", "l": "1", "kueue.x-k8s.io/podset": "worker"}
     assert made["metadata"]["annotations"] == {"n": "2", "kueue.x-k8s.io/workload": "job-1"}
     assert made["spec"]["nodeSelector"] == {"x": "y", "pool": "a"}
@@ -304,7 +304,7 @@ def test_the_pause_of_the_rescale_is_what_evicted_extras_cost(monkeypatch: pytes
     paid: list[float] = []
     monkeypatch.setattr(metrics.KUEUE_PAUSE_SECONDS, "observe", paid.append)
     kept, ref = Kept(), JobRef("job", "team", "12345678", 1)
-    desk = Desk(kept, None, lambda *_: None)
+    desk = KueueJobs(kept, None, lambda *_: None)
     body = {"metadata": {"name": "job", "uid": "12345678", "labels": {"kueue.x-k8s.io/queue-name": "lq"}}, "spec": {}}
 
     def look(*workloads: Workload, **last: object) -> None:
@@ -346,6 +346,6 @@ def test_groups_of_several_workers_are_counted_as_groups_and_reserved_as_workers
     made = decided(base, extra(1, count=2, reserved=True, admitted=True, flavors=("a",)), job=job, pods=PODS)
     assert made.share.size == 3
     assert "admits 3 of 5 groups" in made.share.message
-    assert [seat.workload for seat in made.seats] == ["job-1", "job-1", "job-1-1", "job-1-1"]
+    assert [seat.workload for seat in made.charges] == ["job-1", "job-1", "job-1-1", "job-1-1"]
     assert made.unbound is not None
     assert sum(number for _, number in made.unbound) == 4, "workers, not replicas: no node has them yet"

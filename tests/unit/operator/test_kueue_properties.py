@@ -82,10 +82,10 @@ class World:
         extras = [w for w in self.workloads.values() if w.index and not w.reserved and w.name not in deleted]
         waiting = [w for w in extras if not self.on(w.name)]
         assert len(waiting) + sum(w.index > 0 for w in created) <= AHEAD or not created, "few extras wait"
-        for seat in made.seats:
+        for seat in made.charges:
             assert self.workloads[seat.workload].runs, "a pod is created only in an admitted Workload"
-        for name in {s.workload for s in made.seats}:
-            total = sum(p.workload == name for p in self.pods.values()) + sum(s.workload == name for s in made.seats)
+        for name in {s.workload for s in made.charges}:
+            total = sum(p.workload == name for p in self.pods.values()) + sum(s.workload == name for s in made.charges)
             assert total <= self.workloads[name].count, "a Workload never has more pods than it was admitted for"
         assert (made.share.size or 0) * self.request.pods <= sum(w.count for w in self.workloads.values() if w.runs)
 
@@ -96,7 +96,7 @@ class World:
         """The loop: pods first, then ``most`` of the writes."""
         self.request = dataclasses.replace(self.request, size=made.share.size or 0)
         vacant = (made.share.size or 0) * self.request.pods - len(self.pods)
-        for seat in made.seats[: max(vacant, 0)]:
+        for seat in made.charges[: max(vacant, 0)]:
             self.serial += 1
             self.pods[f"p{self.serial}"] = Holder(f"p{self.serial}", seat.workload)
         self.memory = made.memory

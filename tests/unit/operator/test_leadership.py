@@ -103,7 +103,7 @@ def test_leader_steps_down_if_it_is_late_or_the_lease_is_not_its_own(shown, now,
     assert why in decided.why
 
 
-def unheard(answers: float) -> float:
+def silent_agents(answers: float) -> float:
     """Seconds for which the Lease was not renewed when a leader steps down, whose requests are answered in so many
     seconds; infinite: it leads on."""
     observation, now = led(100.0), 100.0
@@ -123,8 +123,8 @@ def unheard(answers: float) -> float:
 
 
 def test_a_leader_uses_its_tenure_for_two_attempts_while_the_api_server_does_not_answer():
-    assert unheard(3.9) == float("inf"), "a late answer is an answer"
-    assert unheard(1e9) == pytest.approx(TERMS.hold)
+    assert silent_agents(3.9) == float("inf"), "a late answer is an answer"
+    assert silent_agents(1e9) == pytest.approx(TERMS.hold)
     assert TERMS.hold <= 0.8 * TERMS.duration, "the rest is for clocks that run at different rates"
     assert TERMS.renew + TERMS.attempt + TERMS.attempt / 2 <= TERMS.hold
 

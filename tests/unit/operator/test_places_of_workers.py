@@ -15,7 +15,7 @@ from elastrain.api.records import Outcome, Termination
 from elastrain.etcd import EtcdConfig
 from elastrain_operator.allocation.model import Share
 from elastrain_operator.config import OperatorConfig, WorkerEtcd
-from elastrain_operator.kueue.model import Seat
+from elastrain_operator.kueue.model import Charge
 from elastrain_operator.model import DisruptionBudget, Pod, Slot
 from elastrain_operator.pod import manifest
 from elastrain_operator.policy.size import budget, groups
@@ -251,8 +251,8 @@ def test_workers_of_a_group_are_charged_to_one_workload():
     """Group 0 is in the base, group 1 in an extra; both lack a worker, and there is room for a third group."""
     there = [dataclasses.replace(p, workload=w) for p, w in zip(pods((0, 0), (1, 1)), ("base", "base-1"), strict=True)]
     slots = groups.slots(there, there, 2, 1)
-    seats = [Seat(name) for name in ("base-1", "base", "base-2", "base-2")]
-    found = groups.charged(slots, there, seats)
+    charges = [Charge(name) for name in ("base-1", "base", "base-2", "base-2")]
+    found = groups.charged(slots, there, charges)
     assert [((s.group, s.place), seat.workload) for s, seat in found] == [
         ((0, 1), "base"), ((1, 0), "base-1"), ((2, 0), "base-2"), ((2, 1), "base-2"),
     ]  # fmt: skip
@@ -260,12 +260,12 @@ def test_workers_of_a_group_are_charged_to_one_workload():
 
 def test_no_group_is_begun_that_two_workloads_would_have_to_hold():
     slots = groups.slots([], [], 2, 1)
-    assert groups.charged(slots, [], [Seat("base-1"), Seat("base-2")]) == ()
+    assert groups.charged(slots, [], [Charge("base-1"), Charge("base-2")]) == ()
 
 
 def test_any_vacant_place_does_for_workers_without_groups():
     slots = groups.slots([], [], 1, 3)
-    assert [seat.workload for _, seat in groups.charged(slots, [], [Seat("base"), Seat("base-1")])] == [
+    assert [seat.workload for _, seat in groups.charged(slots, [], [Charge("base"), Charge("base-1")])] == [
         "base",
         "base-1",
     ]

@@ -125,7 +125,7 @@ def test_an_admitted_pod_ends_an_earlier_refusal(make_spec):
     spec, kube = make_spec(), Kube()
     state = probe(spec, kube, LoopState(refusal=SECURITY))
     assert (kube.tried, state.admitted, state.refusal) == (["job-3"], version(spec.template), None)
-    assert (state.created, state.unborn) == ({}, ()), "no pod exists"
+    assert (state.created, state.open_ordinals) == ({}, ()), "no pod exists"
 
 
 def test_a_refused_pod_is_a_refusal_like_any_other(make_spec):

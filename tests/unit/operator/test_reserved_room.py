@@ -17,7 +17,7 @@ from elastrain.api.job import JobSpec
 from elastrain_operator.allocation.allocate import allocate
 from elastrain_operator.allocation.model import Claims, Held, Job, Kind, Node, Place, Policy, Snapshot, Worker
 from elastrain_operator.kueue.decide import decide
-from elastrain_operator.kueue.desk import Turn
+from elastrain_operator.kueue.jobs import KueuePass
 from elastrain_operator.kueue.model import Flavor, Holder, Memory, Queue, Request, View, Workload
 from elastrain_operator.model import Pod
 from elastrain_operator.reconcile import capacity as capacity_module
@@ -97,7 +97,7 @@ def unbound(*workloads: Workload, pods: tuple[Holder, ...] = (), **more: object)
     view = View(workloads=workloads, queue=Queue("cq"), flavors=flavors, priority=100)
     view = dataclasses.replace(view, **more)
     request = dataclasses.replace(REQUEST, ended="Succeeded") if more.get("workloads") == () else REQUEST
-    return Turn(request, view, decide(request, view, pods, Memory(), NOW)).unbound(SPEC)
+    return KueuePass(request, view, decide(request, view, pods, Memory(), NOW)).unbound(SPEC)
 
 
 def test_admitted_workers_are_counted_until_they_are_on_a_node() -> None:

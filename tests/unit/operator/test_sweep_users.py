@@ -15,7 +15,7 @@ GONE, HERE, SERVED = JobKeys("ns", "gone", "1"), JobKeys("ns", "here", "2"), Job
 
 
 class World:
-    """API server, mirror and vault that record removals; ``users``: jobs with an etcd user."""
+    """API server, mirror and logins that record removals; ``users``: jobs with an etcd user."""
 
     def __init__(self, *users: JobKeys, error: Exception | None = None) -> None:
         self.records, self.users, self.error = {GONE, HERE, SERVED}, {GONE, HERE, SERVED, *users}, error
@@ -47,13 +47,13 @@ class Mirror:
         self.outage, self.jobs, self.delete_records = None, world.jobs_with_records, world.delete_records
 
 
-class Vault:
+class JobLogins:
     def __init__(self, world: World) -> None:
         self.jobs, self.remove = world.jobs_with_users, world.remove
 
 
 def sweeper(world: World, *, with_users: bool = True) -> Sweeper:
-    return Sweeper(world, Mirror(world), lambda keys: keys == SERVED, Vault(world) if with_users else None)
+    return Sweeper(world, Mirror(world), lambda keys: keys == SERVED, JobLogins(world) if with_users else None)
 
 
 def test_the_user_is_removed_before_the_records_that_lead_to_it():

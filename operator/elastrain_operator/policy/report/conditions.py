@@ -28,7 +28,7 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class ConditionFacts:
     """The input of the conditions of a job that has not ended."""
 
     desired: int
@@ -91,13 +91,13 @@ def merge(old: Iterable[Condition], claims: Iterable[Claim], generation: int | N
     return sorted(merged.values(), key=lambda c: (order.index(c.type) if c.type in order else len(order), c.type))
 
 
-def active(picture: Picture) -> list[Claim]:
+def active(given: ConditionFacts) -> list[Claim]:
     """Claims about a job that has not ended."""
-    claims = [_pods_ready(picture), coordination(picture.outage, picture.lost), _suspended(picture)]
-    if not picture.outage:
-        claims += [_running(picture), _rescaling(picture)]
-    if picture.has_checkpoints:
-        claims.append(_checkpoint(picture.progress, picture.checkpoint_problem))
+    claims = [_pods_ready(given), coordination(given.outage, given.lost), _suspended(given)]
+    if not given.outage:
+        claims += [_running(given), _rescaling(given)]
+    if given.has_checkpoints:
+        claims.append(_checkpoint(given.progress, given.checkpoint_problem))
     return claims
 
 
@@ -133,7 +133,7 @@ def phase(claims: Iterable[Condition], ready: int) -> str:
     return "Running" if ConditionType.RUNNING in true else "Pending"
 
 
-def _pods_ready(p: Picture) -> Claim:
+def _pods_ready(p: ConditionFacts) -> Claim:
     kind = ConditionType.PODS_READY
     if p.suspended:
         return Claim(kind, "False", "Suspended", "suspend is true: 0 workers desired")
@@ -149,7 +149,7 @@ def _pods_ready(p: Picture) -> Claim:
     return Claim(kind, "False", reason, f"{have}; {text}" if text else have)
 
 
-def _unstarted(p: Picture) -> tuple[str, str]:
+def _unstarted(p: ConditionFacts) -> tuple[str, str]:
     """Why no worker is desired: reason and message."""
     if p.released:
         return "MinimumNotBound", p.released
@@ -159,7 +159,7 @@ def _unstarted(p: Picture) -> tuple[str, str]:
     return "Starting" if p.share.size is None else "WaitingForCapacity", p.share.message
 
 
-def _obstacles(p: Picture) -> Iterator[tuple[str, str]]:
+def _obstacles(p: ConditionFacts) -> Iterator[tuple[str, str]]:
     """Why fewer workers train than desired, the best explanation first: reason and message."""
     if p.finishing:
         yield "Finishing", "the training loop has ended"
@@ -181,7 +181,7 @@ def _clock(moment: str) -> str:
     return datetime.fromisoformat(moment).isoformat(timespec="seconds")
 
 
-def _suspended(p: Picture) -> Claim:
+def _suspended(p: ConditionFacts) -> Claim:
     kind = ConditionType.SUSPENDED
     if not p.suspended:
         return Claim(kind, "False", "Active", "suspend is false")
@@ -190,7 +190,7 @@ def _suspended(p: Picture) -> Claim:
     return Claim(kind, "True", "Drained", "no worker remains; set suspend to false to resume")
 
 
-def _running(p: Picture) -> Claim:
+def _running(p: ConditionFacts) -> Claim:
     if p.generation and p.generation.size and p.ready:
         text = f"generation {p.generation.number}: {p.ready} of {p.generation.size} {_replicas(p)} alive"
         if p.progress and p.progress.stragglers:
@@ -199,7 +199,7 @@ def _running(p: Picture) -> Claim:
     return Claim(ConditionType.RUNNING, "False", "NoGeneration", "no generation trains")
 
 
-def _rescaling(p: Picture) -> Claim:
+def _rescaling(p: ConditionFacts) -> Claim:
     kind = ConditionType.RESCALING
     size = p.generation.size if p.generation else 0
     if p.finishing:
@@ -214,12 +214,12 @@ def _rescaling(p: Picture) -> Claim:
     return Claim(kind, "False", "Settled" if size else "NoGeneration", f"{_count(size, p)} in the generation")
 
 
-def _replicas(p: Picture) -> str:
+def _replicas(p: ConditionFacts) -> str:
     """What is counted as replicas."""
     return "workers" if p.group_size == 1 else "groups"
 
 
-def _count(number: int, p: Picture) -> str:
+def _count(number: int, p: ConditionFacts) -> str:
     return headcount(number) if p.group_size == 1 else f"{number} group{'s' * (number != 1)}"
 
 

@@ -110,7 +110,7 @@ def _obstacle(active: Iterable[Pod], refusal: Refusal | None) -> str:
 def held(seen: Observed, workers: Iterable[Pod] = ()) -> tuple[Held, ...]:
     """What pods of the job hold that are not among its ``workers``."""
     names = {p.name for p in workers}
-    others = (*(p for p in seen.pods if p.name not in names), *seen.strangers)
+    others = (*(p for p in seen.pods if p.name not in names), *seen.unissued)
     return tuple(Held(p.node, p.demand) for p in others if p.node and not p.over)
 
 

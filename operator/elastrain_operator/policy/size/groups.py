@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
-from elastrain_operator.kueue.model import Seat
+from elastrain_operator.kueue.model import Charge
 from elastrain_operator.model import Pod, Slot
 
 Group = tuple[Pod, ...]
@@ -78,13 +78,15 @@ def slots(workers: Sequence[Pod], pods: Iterable[Pod], size: int, more: int) -> 
     return (*holes, *(Slot(number, place) for number in itertools.islice(free, more) for place in range(size)))
 
 
-def charged(slots: Iterable[Slot], workers: Iterable[Pod], seats: Iterable[Seat]) -> tuple[tuple[Slot, Seat], ...]:
-    """Slots that have a seat: a worker is charged to the Workload of its mates, and a new group to one Workload."""
-    free: dict[str, list[Seat]] = {}
-    for seat in seats:
-        free.setdefault(seat.workload, []).append(seat)
+def charged(
+    slots: Iterable[Slot], workers: Iterable[Pod], charges: Iterable[Charge]
+) -> tuple[tuple[Slot, Charge], ...]:
+    """Slots with a Workload that has quota for them: that of their group's other workers; a new group has one."""
+    free: dict[str, list[Charge]] = {}
+    for charge in charges:
+        free.setdefault(charge.workload, []).append(charge)
     workloads = {p.slot.group: p.workload for p in workers if p.slot}
-    found: list[tuple[Slot, Seat]] = []
+    found: list[tuple[Slot, Charge]] = []
     for group, of_group in itertools.groupby(slots, key=lambda slot: slot.group):
         wanted = list(of_group)
         roomy = next((name for name, left in free.items() if len(left) >= len(wanted)), "")

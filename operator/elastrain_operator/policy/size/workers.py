@@ -18,7 +18,7 @@ def active(pods: Iterable[Pod], leaving: Collection[str], silent: Collection[str
     )
 
 
-def ordinals(missing: int, unborn: Sequence[int], pods: Iterable[Pod], next_ordinal: int) -> tuple[int, ...]:
+def ordinals(missing: int, open_ordinals: Sequence[int], pods: Iterable[Pod], next_ordinal: int) -> tuple[int, ...]:
     """Ordinals for ``missing`` new pods (at most ``BATCH``): first those whose pod was refused, then new ones.
 
     An ordinal that has named a pod is never reused. If the status was lost, the existing pods show the highest one.
@@ -26,5 +26,5 @@ def ordinals(missing: int, unborn: Sequence[int], pods: Iterable[Pod], next_ordi
     missing = min(missing, BATCH)
     first = max([next_ordinal, *(p.ordinal + 1 for p in pods)])
     taken = {p.ordinal for p in pods}
-    again = [n for n in unborn if n not in taken][:missing]
+    again = [n for n in open_ordinals if n not in taken][:missing]
     return (*again, *range(first, first + missing - len(again)))

@@ -31,16 +31,16 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class KueuePass:
     """One pass of a queued job."""
 
     request: Request
     view: View
     decision: Decision
 
-    def seated(self, observed: Observed) -> Observed:
+    def charged_to(self, observed: Observed) -> Observed:
         """``observed`` with the size and the places that Kueue gives."""
-        return replace(observed, share=self.decision.share, seats=self.decision.seats)
+        return replace(observed, share=self.decision.share, charges=self.decision.charges)
 
     def unbound(self, spec: JobSpec) -> Mapping[Kind, int] | None:
         """The admitted pods that are on no node yet, as the allocator counts them; None: unknown."""
@@ -57,7 +57,7 @@ class Turn:
         return found
 
 
-class Desk:
+class KueueJobs:
     """Decides about the queued jobs of one operator."""
 
     def __init__(self, watch: Watch, kube: Calls, record: Callable[[JobRef, JobEvent], None]) -> None:
@@ -68,8 +68,8 @@ class Desk:
 
     def decide(
         self, body: Mapping[str, Any], job: JobRef, spec: JobSpec, status: JobStatus, observed: Observed
-    ) -> Turn | None:
-        """The turn of a job; None: Kueue has nothing to do with it."""
+    ) -> KueuePass | None:
+        """Kueue's part of this pass; None: Kueue has nothing to do with it."""
         ended = verdicts.terminal_condition(status)
         request = parse.request(body, spec, status.desired_replicas or 0, ended.value if ended else "")
         if not governs(request, self._watch.workloads(job, request.base)):
@@ -79,13 +79,13 @@ class Desk:
         order = {p.name: n for n, p in enumerate(victims.order(observed.pods, observed.coordination, None))}
         holders = [
             Holder(p.name, p.workload, p.ready and not p.terminating, bool(p.node), order.get(p.name, 0))
-            for p in (*observed.pods, *observed.strangers)
+            for p in (*observed.pods, *observed.unissued)
             if not p.over
         ]
         decision = decide(request, view, holders, self._memory.get(job.uid, Memory()), clock.now())
         self._memory[job.uid] = decision.memory
         self._report(job, status, decision)
-        return Turn(request, view, decision)
+        return KueuePass(request, view, decision)
 
     def _report(self, job: JobRef, status: JobStatus, decision: Decision) -> None:
         """Events and metrics of evictions."""
@@ -119,12 +119,12 @@ class Desk:
         except ApiError as error:
             log.warning("Workload not written", job=job.name, namespace=job.namespace, error=str(error))
 
-    async def apply(self, job: JobRef, spec: JobSpec, turn: Turn, resync: float) -> float:
+    async def apply(self, job: JobRef, spec: JobSpec, queued: KueuePass, resync: float) -> float:
         """Write what was decided; returns the seconds until the next pass is due without a change. A refused write is
         logged and decided again."""
-        writes, again = turn.decision.writes, turn.decision.again
+        writes, again = queued.decision.writes, queued.decision.again
         try:
-            await self._writer.execute(job, turn.request, turn.view, spec.template, writes)
+            await self._writer.execute(job, queued.request, queued.view, spec.template, writes)
         except ApiError as error:
             log.warning("Workloads not written", job=job.name, namespace=job.namespace, error=str(error))
             return RETRY

@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 JOIN_SECONDS = 5.0
-PULSE_SECONDS = 1.0
+HEARTBEAT_SECONDS = 1.0
 
 
-class Aside:
+class LoopThread:
     """The second loop. All methods but :meth:`submit` are called in the main loop."""
 
     def __init__(self, name: str) -> None:
@@ -39,7 +39,7 @@ class Aside:
             self._loop.close()
 
 
-class Pulse:
+class Heartbeat:
     """Whether the main loop runs: it beats there, and any thread may ask."""
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class Pulse:
         """Until cancelled."""
         while True:
             self._beaten = time.monotonic()
-            await asyncio.sleep(PULSE_SECONDS)
+            await asyncio.sleep(HEARTBEAT_SECONDS)
 
     def silence(self) -> float:
         """Seconds since the last beat."""

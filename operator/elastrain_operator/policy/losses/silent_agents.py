@@ -14,12 +14,14 @@ ANSWER_SECONDS = 300.0
 """Seconds from the operator's first such observation until the worker is replaced. An agent registers within seconds of
 its start, and again after an outage of etcd; it also takes the time of a slow node."""
 
-Unheard = Mapping[str, datetime]
-"""Pods (UIDs) and since when each of them is known to run unheard."""
+SilentAgents = Mapping[str, datetime]
+"""Pods (UIDs) and since when each of them is known to run without an answer."""
 
 
-def update(before: Unheard, workers: Iterable[Pod], members: Coordination | None, now: datetime) -> dict[str, datetime]:
-    """The workers that run unheard now. ``members``: None: unknown, so that each time starts anew.
+def update(
+    before: SilentAgents, workers: Iterable[Pod], members: Coordination | None, now: datetime
+) -> dict[str, datetime]:
+    """The workers that run without an answer now. ``members``: None: unknown, so that each time starts anew.
 
     ``workers`` are pods that count and were not asked to leave.
     """
@@ -30,14 +32,14 @@ def update(before: Unheard, workers: Iterable[Pod], members: Coordination | None
     return {uid: before.get(uid, now) for uid in quiet}
 
 
-def overdue(unheard: Unheard, now: datetime) -> frozenset[str]:
-    """UIDs of the pods whose time is over."""
-    return frozenset(uid for uid, since in unheard.items() if now >= since + timedelta(seconds=ANSWER_SECONDS))
+def overdue(silent_agents: SilentAgents, now: datetime) -> frozenset[str]:
+    """UIDs of the pods whose time to answer is over."""
+    return frozenset(uid for uid, since in silent_agents.items() if now >= since + timedelta(seconds=ANSWER_SECONDS))
 
 
-def next_deadline(unheard: Unheard) -> datetime | None:
-    """When the next time ends; None: all workers are heard."""
-    return min((since + timedelta(seconds=ANSWER_SECONDS) for since in unheard.values()), default=None)
+def next_deadline(silent_agents: SilentAgents) -> datetime | None:
+    """When the next time ends; None: all agents answer."""
+    return min((since + timedelta(seconds=ANSWER_SECONDS) for since in silent_agents.values()), default=None)
 
 
 def loss(pod: Pod) -> Loss:

@@ -16,7 +16,7 @@ from elastrain.api.keys import JobKeys
 from elastrain.api.records import Issued
 from elastrain.etcd import EtcdClient, EtcdConfig, EtcdDenied, EtcdError, EtcdUnavailable, EtcdUsers
 from elastrain_operator.apply import credentials as vaults
-from elastrain_operator.apply.credentials import Vault
+from elastrain_operator.apply.credentials import JobLogins
 from elastrain_operator.config import OperatorConfig, WorkerEtcd
 from elastrain_operator.kube.client import ApiError
 from elastrain_operator.model import JobRef, Outage
@@ -90,9 +90,9 @@ def root(secure_etcd):
 
 
 @pytest.fixture
-def new_vault(config, root, world):
-    """``new_vault()``: an operator's vault; a second call makes that of the next operator."""
-    return lambda changed=config: Vault(EtcdUsers(root), world, world, changed)
+def new_logins(config, root, world):
+    """``new_logins()``: an operator's logins; a second call makes that of the next operator."""
+    return lambda changed=config: JobLogins(EtcdUsers(root), world, world, changed)
 
 
 def logged_in(secure_etcd, world) -> EtcdClient:
@@ -102,12 +102,12 @@ def logged_in(secure_etcd, world) -> EtcdClient:
     return EtcdClient(secure_etcd.config(values["username"], values["password"]), timeout=2.0)
 
 
-def keep(vault, **case):
-    asyncio.run(vault.keep(JOB, **case))
+def keep(logins, **case):
+    asyncio.run(logins.keep(JOB, **case))
 
 
-def test_a_job_gets_a_user_and_a_secret_that_is_deleted_with_it(new_vault, world, secure_etcd):
-    keep(new_vault(), creating=True)
+def test_a_job_gets_a_user_and_a_secret_that_is_deleted_with_it(new_logins, world, secure_etcd):
+    keep(new_logins(), creating=True)
     assert world.writes == ["claim", "secret", "record"]
     manifest = world.secrets["job-etcd-uid-1234"]
     (owner,) = manifest["metadata"]["ownerReferences"]
@@ -119,64 +119,64 @@ def test_a_job_gets_a_user_and_a_secret_that_is_deleted_with_it(new_vault, world
                 client.put(other, b"1")
 
 
-def test_no_log_line_contains_the_password(new_vault, world):
+def test_no_log_line_contains_the_password(new_logins, world):
     with capture_logs() as lines:
-        keep(new_vault(), creating=True)
+        keep(new_logins(), creating=True)
     assert [line["event"] for line in lines] == ["issued credentials"]
     assert world.values()["password"] not in str(lines)
 
 
-def test_nothing_is_written_without_a_change(new_vault, world):
-    vault = new_vault()
-    keep(vault, creating=True)
+def test_nothing_is_written_without_a_change(new_logins, world):
+    logins = new_logins()
+    keep(logins, creating=True)
     world.writes.clear()
-    keep(vault, live=True)
-    keep(vault)
+    keep(logins, live=True)
+    keep(logins)
     assert world.writes == []
-    keep(vault, creating=True)
-    keep(vault, live=True, wait_long=True)
+    keep(logins, creating=True)
+    keep(logins, live=True, wait_long=True)
     assert world.writes == []
-    keep(new_vault(), creating=True)
+    keep(new_logins(), creating=True)
     assert world.writes == ["secret"], "of an earlier operator: it may have been deleted"
 
 
-def test_a_secret_is_written_again_while_workers_wait_long_to_start(new_vault, world, monkeypatch):
+def test_a_secret_is_written_again_while_workers_wait_long_to_start(new_logins, world, monkeypatch):
     monkeypatch.setattr(vaults, "INTERVAL", 0.0)
-    vault = new_vault()
-    keep(vault, creating=True)
+    logins = new_logins()
+    keep(logins, creating=True)
     world.writes.clear()
-    keep(vault, live=True, wait_long=True)
+    keep(logins, live=True, wait_long=True)
     assert world.writes == ["secret"], "it may have been deleted"
 
 
 @pytest.mark.parametrize("failing", [1, 2, 3])
-def test_the_next_operator_completes_the_writes_of_a_killed_one(new_vault, world, secure_etcd, failing):
+def test_the_next_operator_completes_the_writes_of_a_killed_one(new_logins, world, secure_etcd, failing):
     world.failing = failing
     with pytest.raises(ApiError):
-        keep(new_vault(), creating=True)
-    keep(new_vault(), creating=True)
+        keep(new_logins(), creating=True)
+    keep(new_logins(), creating=True)
     with logged_in(secure_etcd, world) as client:
         client.put(KEYS.target, b"1")
 
 
-def test_a_job_that_writes_too_much_loses_its_rights_until_another_operator_takes_over(new_vault, world, secure_etcd):
-    vault = new_vault()
-    keep(vault, creating=True)
+def test_a_job_that_writes_too_much_loses_its_rights_until_another_operator_takes_over(new_logins, world, secure_etcd):
+    logins = new_logins()
+    keep(logins, creating=True)
     with logged_in(secure_etcd, world) as client:
         client.put(KEYS.target, b"1")
-        vault.suspend(KEYS)
-        asyncio.run(vault._suspend_users())
+        logins.suspend(KEYS)
+        asyncio.run(logins._suspend_users())
         with pytest.raises(EtcdDenied):
             client.put(KEYS.target, b"1")
-        keep(vault, live=True)
+        keep(logins, live=True)
         with pytest.raises(EtcdDenied):
             client.put(KEYS.target, b"1")
-        keep(new_vault(), live=True)
+        keep(new_logins(), live=True)
         client.put(KEYS.target, b"1")
 
 
-def test_the_same_password_is_restored_if_etcd_lost_its_users(new_vault, world, secure_etcd, root):
-    keep(new_vault(), creating=True)
+def test_the_same_password_is_restored_if_etcd_lost_its_users(new_logins, world, secure_etcd, root):
+    keep(new_logins(), creating=True)
     before = world.values()
     with logged_in(secure_etcd, world) as client:
         client.put(KEYS.target, b"1")
@@ -186,11 +186,11 @@ def test_the_same_password_is_restored_if_etcd_lost_its_users(new_vault, world, 
         world.records.clear()  # as the mirror will show
 
         async def operator() -> None:
-            vault = new_vault()
-            guarding = asyncio.create_task(vault.run())
+            logins = new_logins()
+            guarding = asyncio.create_task(logins.run())
             for _ in range(500):
                 with contextlib.suppress(EtcdError):
-                    await vault.keep(JOB, live=True)
+                    await logins.keep(JOB, live=True)
                     if await asyncio.to_thread(EtcdUsers(root).are_checked, "root-secret"):
                         break
                 await asyncio.sleep(0.02)
@@ -204,30 +204,30 @@ def test_the_same_password_is_restored_if_etcd_lost_its_users(new_vault, world, 
             client.get("/elastrain/")
 
 
-def test_workers_get_another_ca_without_another_password(new_vault, world, secure_etcd):
-    vault = new_vault()
-    keep(vault, creating=True)
+def test_workers_get_another_ca_without_another_password(new_logins, world, secure_etcd):
+    logins = new_logins()
+    keep(logins, creating=True)
     before, woken = world.values(), []
-    vault._on_change = lambda: woken.append(True)
+    logins._on_change = lambda: woken.append(True)
     secure_etcd.trust(secure_etcd.authority, trustme.CA())
-    vault._look_at_ca()
-    vault._look_at_ca()
+    logins._look_at_ca()
+    logins._look_at_ca()
     assert woken == [True]
     world.writes.clear()
-    keep(vault, live=True)
+    keep(logins, live=True)
     assert world.writes == ["secret", "record"]
     after = world.values()
     assert after.pop("ca.crt") == secure_etcd.ca_file.read_text() != before.pop("ca.crt")
     assert after == before
 
 
-def test_another_key_gives_another_password_to_user_and_secret_at_once(new_vault, world, secure_etcd, config):
-    keep(new_vault(), creating=True)
+def test_another_key_gives_another_password_to_user_and_secret_at_once(new_logins, world, secure_etcd, config):
+    keep(new_logins(), creating=True)
     before = world.values()
     with logged_in(secure_etcd, world) as client:
         client.put(KEYS.target, b"1")
         other = config.model_copy(update={"job_key": SecretBytes(b"another key of thirty-two bytes.")})
-        keep(new_vault(other), live=True)
+        keep(new_logins(other), live=True)
         assert world.values()["password"] != before["password"]
         with pytest.raises(EtcdDenied, match="log in"):
             client.put(KEYS.target, b"2")
@@ -235,10 +235,10 @@ def test_another_key_gives_another_password_to_user_and_secret_at_once(new_vault
         client.put(KEYS.target, b"2")
 
 
-def test_running_and_new_workers_log_in_if_the_clusters_name_is_changed(new_vault, world, secure_etcd, config):
-    keep(new_vault(config.model_copy(update={"cluster": "former"})), creating=True)
+def test_running_and_new_workers_log_in_if_the_clusters_name_is_changed(new_logins, world, secure_etcd, config):
+    keep(new_logins(config.model_copy(update={"cluster": "former"})), creating=True)
     with logged_in(secure_etcd, world) as running:
-        keep(new_vault(), live=True)
+        keep(new_logins(), live=True)
         with logged_in(secure_etcd, world) as new:  # replaces the files of both, as a kubelet does
             assert new.config.username != running.config.username
             new.put(KEYS.target, b"1")
@@ -249,35 +249,35 @@ def test_running_and_new_workers_log_in_if_the_clusters_name_is_changed(new_vaul
 
 
 @pytest.mark.parametrize(("outage", "unread"), [(Outage(), False), (None, True)])
-def test_nothing_is_written_if_the_records_are_unknown_or_of_a_newer_version(new_vault, world, outage, unread):
+def test_nothing_is_written_if_the_records_are_unknown_or_of_a_newer_version(new_logins, world, outage, unread):
     world.outage, world.unread = outage, unread
-    keep(new_vault(), live=True)
+    keep(new_logins(), live=True)
     assert world.writes == []
 
 
-def test_no_user_is_taken_for_one_of_this_cluster_if_it_has_no_name_of_its_own(new_vault):
+def test_no_user_is_taken_for_one_of_this_cluster_if_it_has_no_name_of_its_own(new_logins):
     """Other clusters without a name may share this etcd, and call their users the same."""
-    vault = new_vault()
-    keep(vault, creating=True)
-    assert asyncio.run(vault.jobs()) == set()
+    logins = new_logins()
+    keep(logins, creating=True)
+    assert asyncio.run(logins.jobs()) == set()
 
 
-def test_users_of_jobs_that_are_gone_are_found_and_removed(new_vault, config, world, root):
+def test_users_of_jobs_that_are_gone_are_found_and_removed(new_logins, config, world, root):
     EtcdUsers(root).ensure("somebody", "else", "/elsewhere/")
-    vault = new_vault(config.model_copy(update={"cluster": "here"}))
-    keep(vault, creating=True)
-    assert asyncio.run(vault.jobs()) == {KEYS}
+    logins = new_logins(config.model_copy(update={"cluster": "here"}))
+    keep(logins, creating=True)
+    assert asyncio.run(logins.jobs()) == {KEYS}
     for _ in range(2):
-        asyncio.run(vault.remove(KEYS))
-    assert asyncio.run(vault.jobs()) == set()
+        asyncio.run(logins.remove(KEYS))
+    assert asyncio.run(logins.jobs()) == set()
     assert sorted(EtcdUsers(root).names()) == ["root", "somebody"]
 
 
-def test_a_silent_etcd_delays_a_pass_only_briefly(new_vault, secure_etcd, world):
-    vault = new_vault()
+def test_a_silent_etcd_delays_a_pass_only_briefly(new_logins, secure_etcd, world):
+    logins = new_logins()
     secure_etcd.stop()
     with pytest.raises(EtcdUnavailable):
-        keep(vault, creating=True)
+        keep(logins, creating=True)
     assert world.writes == ["claim"]
 
 

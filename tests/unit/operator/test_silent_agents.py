@@ -11,7 +11,7 @@ from elastrain.api.job import JobStatus, LossStreak
 from elastrain.api.records import Member
 from elastrain_operator.model import Coordination, JobRef, LoopState, Observed
 from elastrain_operator.plan import plan
-from elastrain_operator.policy.losses.unheard import ANSWER_SECONDS
+from elastrain_operator.policy.losses.silent_agents import ANSWER_SECONDS
 from workers import workers_at
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -27,7 +27,7 @@ def etcd(*heard: str) -> Coordination:
 
 def look(spec, state: LoopState, now: datetime, seen: Coordination | None, status: JobStatus | None = None):
     made = plan(spec, status or JobStatus(next_ordinal=2), Observed(JOB, (pod(0), pod(1)), seen), now, state)
-    state.unheard = made.unheard
+    state.silent_agents = made.silent_agents
     return made
 
 
