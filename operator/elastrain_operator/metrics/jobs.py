@@ -8,11 +8,12 @@ thousands of jobs (docs/metrics.md).
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache
 from itertools import accumulate
+from typing import Literal
 
 from elastrain.api.job import AcceleratorSeconds, JobStatus, LastRescale, RestartCounts, SparesStatus
 from elastrain.api.job.status import BatchStatus
@@ -130,6 +131,179 @@ class JobMeter:
         self.view = view(job, status, report, usage)
 
 
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What the metrics of one job are read from, at one scrape."""
+
+    job: JobView
+    rescales: Tally
+    usage: AcceleratorSeconds
+    """Up to now."""
+
+
+Sample = float | None | Mapping[str, float]
+"""A value; None: the job has none; or values by the metric's own label."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A metric of each job, with the labels ``namespace`` and ``job``."""
+
+    kind: Literal["gauge", "counter", "histogram"]
+    name: str
+    """As in queries: a counter's with ``_total``, a histogram's without a suffix."""
+    documentation: str
+    read: Callable[[Seen], Sample]
+    label: str = ""
+    """One more label; empty: none."""
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return ("namespace", "job", self.label) if self.label else ("namespace", "job")
+
+    def lines(self, job: str, seen: Seen) -> Iterator[str]:
+        """The samples of a job, whose labels are ``job``."""
+        if self.kind == "histogram":
+            yield from _histogram(self.name, job, seen.rescales)
+            return
+        found = self.read(seen)
+        if isinstance(found, Mapping):
+            for value, number in found.items():
+                yield f'{self.name}{{{job},{self.label}="{escaped(value)}"}} {number}\n'
+        elif found is not None:
+            yield f"{self.name}{{{job}}} {found}\n"
+
+
+def _histogram(name: str, job: str, rescales: Tally) -> Iterator[str]:
+    if not rescales.by_reason:
+        return  # most of a job's series, so only if it has rescaled
+    buckets = rescales.buckets()
+    for bound, count in buckets:
+        yield f'{name}_bucket{{{job},le="{bound}"}} {count}\n'
+    yield f"{name}_sum{{{job}}} {rescales.pause_sum}\n{name}_count{{{job}}} {buckets[-1][1]}\n"
+
+
+def _parts(of: object, names: Sequence[str]) -> dict[str, float]:
+    return {name: getattr(of, name) for name in names}
+
+
+CAUSES = ("user", "infrastructure", "preemption")
+USES = ("training", "rescaling", "waiting", "redone", "spare")
+JOBS = ("gauge", "elastrain_operator_jobs", "Jobs that this operator manages.", ("phase",))
+"""The only metric that is not of one job: kind, name, meaning, labels."""
+METRICS = (
+    Metric("gauge", "elastrain_job_phase", "1 for the current phase of the job.", lambda s: {s.job.phase: 1}, "phase"),
+    Metric(
+        "gauge", "elastrain_job_condition", "1 if the condition is True, 0 if it is False. Absent if it is Unknown.",
+        lambda s: dict(s.job.conditions), "type",
+    ),
+    Metric(
+        "gauge", "elastrain_job_replicas_wanted", "Desired replicas: workers, or groups of several.",
+        lambda s: s.job.wanted,
+    ),
+    Metric(
+        "gauge", "elastrain_job_replicas", "Replicas whose pods exist and have not ended, without warm spares.",
+        lambda s: s.job.existing,
+    ),
+    Metric("gauge", "elastrain_job_replicas_ready", "Replicas in the current generation.", lambda s: s.job.ready),
+    Metric(
+        "gauge", "elastrain_job_spares_wanted", "Desired number of warm spares. Absent without warmSpares.",
+        lambda s: s.job.spares.desired if s.job.spares else None,
+    ),
+    Metric(
+        "gauge", "elastrain_job_spares_ready", "Warm spares that are ready to train.",
+        lambda s: s.job.spares.ready if s.job.spares else None,
+    ),
+    Metric("gauge", "elastrain_job_generation", "Number of the current generation.", lambda s: s.job.generation),
+    Metric(
+        "gauge", "elastrain_job_world_size", "Ranks in the current generation; 0 without one.",
+        lambda s: s.job.world_size,
+    ),
+    Metric(
+        "gauge", "elastrain_job_step", "Committed steps: the job's position. Decreases if steps are lost.",
+        lambda s: s.job.step,
+    ),
+    Metric(
+        "gauge", "elastrain_job_target_steps", "Committed steps at which the job will be complete.",
+        lambda s: s.job.total_steps,
+    ),
+    Metric(
+        "counter", "elastrain_job_steps_total", "Committed steps, including repeated ones. Never decreases.",
+        lambda s: s.job.step + s.job.usage.redone_steps,
+    ),
+    Metric(
+        "gauge", "elastrain_job_samples_per_second",
+        "Samples per second, from undisturbed steps; 0 without a generation.", lambda s: s.job.samples_per_second,
+    ),
+    Metric(
+        "gauge", "elastrain_job_remaining_seconds", "Time for the remaining steps at that rate.",
+        lambda s: s.job.remaining_seconds,
+    ),
+    Metric(
+        "gauge", "elastrain_job_batch_samples",
+        "Samples of a step, as the ranks have chosen. Absent without spec.batch.",
+        lambda s: s.job.batch.samples if s.job.batch else None,
+    ),
+    Metric(
+        "gauge", "elastrain_job_batch_noise_scale",
+        "Noise scale of the gradients in samples. Absent before it is measured.",
+        lambda s: s.job.batch.noise_scale if s.job.batch else None,
+    ),
+    Metric(
+        "gauge", "elastrain_job_batch_efficiency",
+        "What a sample is worth in this batch, in samples of the script's batch.",
+        lambda s: s.job.batch.efficiency if s.job.batch else None,
+    ),
+    Metric(
+        "gauge", "elastrain_job_batch_larger_gain",
+        "Predicted gain of goodput by the next larger batch, as a part. Absent at the largest.",
+        lambda s: s.job.batch.larger.gain if s.job.batch and s.job.batch.larger else None,
+    ),
+    Metric(
+        "gauge", "elastrain_job_effective_samples",
+        "Progress: samples of the committed steps, each by what it was worth. Absent without spec.batch.",
+        lambda s: s.job.effective_samples if s.job.batch else None,
+    ),
+    Metric(
+        "counter", "elastrain_job_rescales_total",
+        "Changes of the generation, by reason, since the operator's start.",
+        lambda s: dict(sorted(s.rescales.by_reason.items())), "reason",
+    ),
+    Metric(
+        "histogram", "elastrain_job_rescale_pause_seconds",
+        "Time from the last committed step before a rescale to the first one after it, since the operator's start.",
+        lambda _: None,
+    ),
+    Metric(
+        "gauge", "elastrain_job_last_rescale_pause_seconds", "Pause of the last rescale.",
+        lambda s: s.job.last_rescale.pause_seconds if s.job.last_rescale else None,
+    ),
+    Metric(
+        "gauge", "elastrain_job_last_rescale_phase_seconds",
+        "Phases of the last rescale: detect, decide, connect (in a planned rescale: in parallel with training), "
+        "transfer (in parallel with the first step), first_step (the remainder of the first step).",
+        lambda s: s.job.last_rescale.phases if s.job.last_rescale else None, "phase",
+    ),
+    Metric(
+        "counter", "elastrain_job_restarts_total", "Replaced workers, by cause.",
+        lambda s: _parts(s.job.restarts, CAUSES), "cause",
+    ),
+    Metric(
+        "gauge", "elastrain_job_unhealthy_workers", "Workers that delay the others, by health: slow, stuck.",
+        lambda s: {health: s.job.unhealthy.get(health, 0) for health in ("slow", "stuck")}, "health",
+    ),
+    Metric(
+        "gauge", "elastrain_job_accelerators", "Accelerators held by the job's pods.", lambda s: s.usage.held
+    ),
+    Metric(
+        "counter", "elastrain_job_accelerator_seconds_total",
+        "Accelerator seconds held by the job's pods, by use: training, rescaling, waiting, redone, spare.",
+        lambda s: _parts(s.usage, USES), "use",
+    ),
+)  # fmt: skip
+"""All metrics of jobs, in the order of docs/metrics.md."""
+
+
 class JobSeries:
     """Computes the series of all jobs at a scrape: linear in the number of jobs, bounded for each."""
 
@@ -140,225 +314,28 @@ class JobSeries:
 
     def text(self) -> str:
         """In Prometheus' text format."""
-        families, now = Families(), self._clock()
-        phases: dict[str, int] = {}
+        now, phases = self._clock(), dict[str, int]()
+        written: list[list[str]] = [[] for _ in METRICS]
         for meter in self._meters():
-            if meter.view is not None:
-                families.add(meter.view, meter.tally, now)
-                phases[meter.view.phase] = phases.get(meter.view.phase, 0) + 1
-        for phase, count in sorted(phases.items()):
-            families.jobs.add(f'phase="{phase}"', count)
-        return "".join(family.text() for family in families.all())
-
-
-class Family:
-    """A metric and its samples."""
-
-    def __init__(self, kind: str, name: str, documentation: str, labels: Sequence[str]) -> None:
-        """``name`` as in queries: a counter's with ``_total``, a histogram's without a suffix."""
-        self.kind, self.name, self.documentation, self.labels = kind, name, documentation, tuple(labels)
-        self._lines: list[str] = []
-
-    def add(self, job: str, value: float, last: str | None = None) -> None:
-        """``job``: labels as text; ``last``: value of the last label, if ``job`` does not contain it."""
-        more = "" if last is None else f',{self.labels[-1]}="{escaped(last)}"'
-        self._lines.append(f"{self.name}{{{job}{more}}} {value}\n")
-
-    def add_histogram(self, job: str, buckets: Sequence[tuple[str, int]], total: float) -> None:
-        for bound, count in buckets:
-            self._lines.append(f'{self.name}_bucket{{{job},le="{bound}"}} {count}\n')
-        self._lines.append(f"{self.name}_sum{{{job}}} {total}\n{self.name}_count{{{job}}} {buckets[-1][1]}\n")
-
-    def text(self) -> str:
-        return f"# HELP {self.name} {self.documentation}\n# TYPE {self.name} {self.kind}\n" + "".join(self._lines)
+            found = meter.view
+            if found is None:
+                continue
+            phases[found.phase] = phases.get(found.phase, 0) + 1
+            seen = Seen(found, meter.tally, accelerator_seconds.continued(found.usage, now))
+            job = f'namespace="{escaped(found.job.namespace)}",job="{escaped(found.job.name)}"'
+            for metric, lines in zip(METRICS, written, strict=True):
+                lines.extend(metric.lines(job, seen))
+        kind, name, documentation, _ = JOBS
+        of_phases = [f'{name}{{phase="{phase}"}} {count}\n' for phase, count in sorted(phases.items())]
+        families = [(kind, name, documentation, of_phases)]
+        families += [(m.kind, m.name, m.documentation, lines) for m, lines in zip(METRICS, written, strict=True)]
+        return "".join(f"# HELP {n} {d}\n# TYPE {n} {k}\n{''.join(lines)}" for k, n, d, lines in families)
 
 
 @lru_cache(maxsize=1024)
 def escaped(text: str) -> str:
     """A label's value in the text format."""
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-
-
-class _Group:
-    """Metric families that are filled together, as attributes; one of them can be a group again."""
-
-    def all(self) -> list[Family]:
-        parts = vars(self).values()
-        return [family for part in parts for family in (part.all() if isinstance(part, _Group) else (part,))]
-
-
-class _Size(_Group):
-    """How many workers the job wants and has."""
-
-    def __init__(self) -> None:
-        self.wanted = _gauge("elastrain_job_replicas_wanted", "Desired replicas: workers, or groups of several.")
-        self.existing = _gauge(
-            "elastrain_job_replicas", "Replicas whose pods exist and have not ended, without warm spares."
-        )
-        self.ready = _gauge("elastrain_job_replicas_ready", "Replicas in the current generation.")
-        self.spares_wanted = _gauge(
-            "elastrain_job_spares_wanted", "Desired number of warm spares. Absent without warmSpares."
-        )
-        self.spares_ready = _gauge("elastrain_job_spares_ready", "Warm spares that are ready to train.")
-        self.generation = _gauge("elastrain_job_generation", "Number of the current generation.")
-        self.world = _gauge("elastrain_job_world_size", "Ranks in the current generation; 0 without one.")
-
-    def add(self, job: str, seen: JobView) -> None:
-        self.wanted.add(job, seen.wanted)
-        self.existing.add(job, seen.existing)
-        self.ready.add(job, seen.ready)
-        if seen.spares is not None:
-            self.spares_wanted.add(job, seen.spares.desired)
-            self.spares_ready.add(job, seen.spares.ready)
-        self.generation.add(job, seen.generation)
-        self.world.add(job, seen.world_size)
-
-
-class _Progress(_Group):
-    """How far the job is, and how fast."""
-
-    def __init__(self) -> None:
-        self.step = _gauge("elastrain_job_step", "Committed steps: the job's position. Decreases if steps are lost.")
-        self.total = _gauge("elastrain_job_target_steps", "Committed steps at which the job will be complete.")
-        self.steps = _counter("elastrain_job_steps_total", "Committed steps, including repeated ones. Never decreases.")
-        self.samples = _gauge(
-            "elastrain_job_samples_per_second", "Samples per second, from undisturbed steps; 0 without a generation."
-        )
-        self.remaining = _gauge("elastrain_job_remaining_seconds", "Time for the remaining steps at that rate.")
-
-    def add(self, job: str, seen: JobView) -> None:
-        self.step.add(job, seen.step)
-        self.steps.add(job, seen.step + seen.usage.redone_steps)
-        self.samples.add(job, seen.samples_per_second)
-        if seen.total_steps is not None:
-            self.total.add(job, seen.total_steps)
-        if seen.remaining_seconds is not None:
-            self.remaining.add(job, seen.remaining_seconds)
-
-
-class _Batch(_Group):
-    """Of a job with ``spec.batch``."""
-
-    def __init__(self) -> None:
-        self.samples = _gauge(
-            "elastrain_job_batch_samples", "Samples of a step, as the ranks have chosen. Absent without spec.batch."
-        )
-        self.noise = _gauge(
-            "elastrain_job_batch_noise_scale", "Noise scale of the gradients in samples. Absent before it is measured."
-        )
-        self.efficiency = _gauge(
-            "elastrain_job_batch_efficiency", "What a sample is worth in this batch, in samples of the script's batch."
-        )
-        self.gain = _gauge(
-            "elastrain_job_batch_larger_gain",
-            "Predicted gain of goodput by the next larger batch, as a part. Absent at the largest.",
-        )
-        self.effective = _gauge(
-            "elastrain_job_effective_samples",
-            "Progress: samples of the committed steps, each by what it was worth. Absent without spec.batch.",
-        )
-
-    def add(self, job: str, seen: JobView) -> None:
-        if seen.batch is None:
-            return
-        self.samples.add(job, seen.batch.samples)
-        if seen.batch.noise_scale is not None:
-            self.noise.add(job, seen.batch.noise_scale)
-        if seen.batch.efficiency is not None:
-            self.efficiency.add(job, seen.batch.efficiency)
-        if seen.batch.larger is not None:
-            self.gain.add(job, seen.batch.larger.gain)
-        if seen.effective_samples is not None:
-            self.effective.add(job, seen.effective_samples)
-
-
-class _Rescales(_Group):
-    """Rescales since the operator's start, and the last one. Most of a job's series, so only if it has had one."""
-
-    def __init__(self) -> None:
-        self.by_reason = _counter(
-            "elastrain_job_rescales_total",
-            "Changes of the generation, by reason, since the operator's start.",
-            _of("reason"),
-        )
-        self.pause = Family(
-            "histogram",
-            "elastrain_job_rescale_pause_seconds",
-            "Time from the last committed step before a rescale to the first one after it, since the operator's start.",
-            _of(),
-        )
-        self.last_pause = _gauge("elastrain_job_last_rescale_pause_seconds", "Pause of the last rescale.")
-        self.last_phase = _gauge(
-            "elastrain_job_last_rescale_phase_seconds",
-            "Phases of the last rescale: detect, decide, connect (in a planned rescale: in parallel with training), "
-            "transfer (in parallel with the first step), first_step (the remainder of the first step).",
-            _of("phase"),
-        )
-
-    def add(self, job: str, last: LastRescale | None, tally: Tally) -> None:
-        if tally.by_reason:
-            for reason, count in sorted(tally.by_reason.items()):
-                self.by_reason.add(job, count, reason)
-            self.pause.add_histogram(job, tally.buckets(), tally.pause_sum)
-        if last is not None:
-            self.last_pause.add(job, last.pause_seconds)
-            for phase, seconds in last.phases.items():
-                self.last_phase.add(job, seconds, phase)
-
-
-class Families(_Group):
-    """All metric families of jobs. Each has the labels ``namespace`` and ``job``, except the number of jobs."""
-
-    def __init__(self) -> None:
-        self.jobs = Family("gauge", "elastrain_operator_jobs", "Jobs that this operator manages.", ["phase"])
-        self.phase = _gauge("elastrain_job_phase", "1 for the current phase of the job.", _of("phase"))
-        self.condition = _gauge(
-            "elastrain_job_condition",
-            "1 if the condition is True, 0 if it is False. Absent if it is Unknown.",
-            _of("type"),
-        )
-        self.size, self.progress, self.batch, self.rescales = _Size(), _Progress(), _Batch(), _Rescales()
-        self.restarts = _counter("elastrain_job_restarts_total", "Replaced workers, by cause.", _of("cause"))
-        self.unhealthy = _gauge(
-            "elastrain_job_unhealthy_workers", "Workers that delay the others, by health: slow, stuck.", _of("health")
-        )
-        self.held = _gauge("elastrain_job_accelerators", "Accelerators held by the job's pods.")
-        self.seconds = _counter(
-            "elastrain_job_accelerator_seconds_total",
-            "Accelerator seconds held by the job's pods, by use: training, rescaling, waiting, redone, spare.",
-            _of("use"),
-        )
-
-    def add(self, seen: JobView, tally: Tally, now: datetime) -> None:
-        """The series of one job."""
-        job = f'namespace="{escaped(seen.job.namespace)}",job="{escaped(seen.job.name)}"'
-        self.phase.add(job, 1, seen.phase)
-        for kind, truth in seen.conditions:
-            self.condition.add(job, truth, kind)
-        self.size.add(job, seen)
-        self.progress.add(job, seen)
-        self.batch.add(job, seen)
-        self.rescales.add(job, seen.last_rescale, tally)
-        for cause in ("user", "infrastructure", "preemption"):
-            self.restarts.add(job, getattr(seen.restarts, cause), cause)
-        for health in ("slow", "stuck"):
-            self.unhealthy.add(job, seen.unhealthy.get(health, 0), health)
-        usage = accelerator_seconds.continued(seen.usage, now)
-        self.held.add(job, usage.held)
-        for use in ("training", "rescaling", "waiting", "redone", "spare"):
-            self.seconds.add(job, getattr(usage, use), use)
-
-
-def _of(*more: str) -> list[str]:
-    return ["namespace", "job", *more]
-
-
-def _gauge(name: str, documentation: str, labels: list[str] | None = None) -> Family:
-    return Family("gauge", name, documentation, _of() if labels is None else labels)
-
-
-def _counter(name: str, documentation: str, labels: list[str] | None = None) -> Family:
-    return Family("counter", name, documentation, _of() if labels is None else labels)
 
 
 def _by_health(status: JobStatus) -> dict[str, int]:

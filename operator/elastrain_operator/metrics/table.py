@@ -9,7 +9,7 @@ from prometheus_client import Counter, Gauge, Histogram
 from prometheus_client.metrics import MetricWrapperBase
 
 from elastrain_operator.metrics import process
-from elastrain_operator.metrics.jobs import Families
+from elastrain_operator.metrics.jobs import JOBS, METRICS
 
 _OF_A_HISTOGRAM = ("_bucket", "_sum", "_count")
 OF_THE_PROCESS = (
@@ -38,7 +38,9 @@ class Described:
 def metrics() -> list[Described]:
     """All metrics of the operator except :data:`OF_THE_PROCESS`: its own in declaration order, then the jobs'."""
     own = [_own(m) for m in vars(process).values() if isinstance(m, Counter | Gauge | Histogram)]
-    return [*own, *(Described(f.name, f.kind, f.labels, f.documentation) for f in Families().all())]
+    kind, name, documentation, labels = JOBS
+    of_jobs = [Described(m.name, m.kind, m.labels, m.documentation) for m in METRICS]
+    return [*own, Described(name, kind, labels, documentation), *of_jobs]
 
 
 def table() -> str:

@@ -20,7 +20,7 @@ from elastrain.api.job import (
 )
 from elastrain.api.job.status import BatchStatus, LargerBatch, ProgressStatus
 from elastrain.api.records import Progress, Rescale
-from elastrain_operator.metrics.jobs import PAUSE_BUCKETS, Families, JobMeter, JobSeries, Tally, escaped
+from elastrain_operator.metrics.jobs import METRICS, PAUSE_BUCKETS, JobMeter, JobSeries, Tally, escaped
 from elastrain_operator.model import Coordination, JobRef, Observed
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -197,7 +197,7 @@ def test_every_pause_falls_into_the_buckets_that_it_fits(pause):
 # ---- the text --------------------------------------------------------------------------------------------------------
 def test_the_text_has_type_help_and_labels_of_each_metric():
     found = {f.name: f for f in text_string_to_metric_families(JobSeries(lambda: [meter()]).text())}
-    for family in Families().all():
+    for family in METRICS:
         read = found[family.name.removesuffix("_total")]
         assert (read.type, read.documentation) == (family.kind, family.documentation)
         assert {tuple(sorted(set(s.labels) - {"le"})) for s in read.samples} <= {tuple(sorted(family.labels))}
