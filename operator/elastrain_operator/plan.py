@@ -12,8 +12,7 @@ from elastrain.api.records import Target
 from elastrain_operator import steps
 from elastrain_operator.allocation.model import Claims
 from elastrain_operator.model import Deletion, DisruptionBudget, JobEvent, LoopState, Loss, Observed, Plan
-from elastrain_operator.policy.ending import clean, deletion, success
-from elastrain_operator.policy.ending import ttl as ttl_policy
+from elastrain_operator.policy.ending import clean, success
 from elastrain_operator.policy.ending import verdict as verdicts
 from elastrain_operator.policy.ending.verdict import Verdict
 from elastrain_operator.policy.losses import arrival, pending, proof, silent_agents, streak
@@ -97,11 +96,11 @@ def deleted(
     more, and its workers leave. Needs neither its spec nor etcd."""
     state, pods = state or LoopState(), observed.pods
     counted = _counted(status, observed, state, now, accelerator_seconds.Place())
-    made = _report(status, deletion.claim(pods, finalizers), observed.job.generation, now, counted)
+    made = _report(status, clean.deleted_job_claim(pods, finalizers), observed.job.generation, now, counted)
     return replace(
         made,
         events=(),
-        delete=deletion.deletions(pods, finalizers),
+        delete=clean.of_deleted_job(pods, finalizers),
         claims=None if observed.share is None else Claims(None, leaving=claims_policy.held(observed)),
         departed=tuple(state.gone),
     )
@@ -226,7 +225,7 @@ def _settle(taken: Steps, status: JobStatus, verdict: ConditionType, lost: Itera
     if verdict is ConditionType.FAILED and known.etcd is not None:
         everyone = {p.name for p in pods if not p.over}
         target = targets.target(spec, 0, known.etcd.target, everyone, stop=True, above=known.floor)
-    expiry = ttl_policy.expiry(spec.ttl_seconds_after_finished, completion)
+    expiry = clean.expiry(spec.ttl_seconds_after_finished, completion)
     waiting = any(not p.over and not p.terminating for p in pods)
     due = [expiry, clean.finish_deadline(completion) if waiting else None]
     expired = expiry is not None and now >= expiry

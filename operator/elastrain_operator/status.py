@@ -21,7 +21,7 @@ from elastrain_operator.policy.report import (
 )
 from elastrain_operator.policy.report import gang as gang_report
 from elastrain_operator.policy.report.conditions import Claim
-from elastrain_operator.policy.size import gang, groups, leaving, rollout, spares, wanted
+from elastrain_operator.policy.size import drain, gang, groups, rollout, spares, wanted
 from elastrain_operator.steps import Steps
 
 
@@ -75,7 +75,7 @@ def status_of(taken: Steps, create: tuple[int, ...], slots: tuple[Slot, ...], wa
         restarts=taken.lost.count.restarts,
         last_failure=taken.lost.last_failure,
         counted_failures=list(taken.lost.count.counted),
-        leaving=leaving.record(taken.known.since, taken.leave.leaving & taken.known.draining, taken.facts.now),
+        leaving=drain.record(taken.known.since, taken.leave.leaving & taken.known.draining, taken.facts.now),
         next_ordinal=following,
         start_time=taken.known.start.isoformat() if taken.known.start else None,
         loss_streak=taken.lost.streak,

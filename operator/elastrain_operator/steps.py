@@ -37,7 +37,7 @@ from elastrain_operator.policy.losses import (
 from elastrain_operator.policy.losses import lost as losses
 from elastrain_operator.policy.report import data_loss, progress
 from elastrain_operator.policy.size import budget as budgets
-from elastrain_operator.policy.size import claims, drain, gang, groups, leaving, rollout, spares, victims, wanted
+from elastrain_operator.policy.size import claims, drain, gang, groups, rollout, spares, victims, wanted
 from elastrain_operator.policy.size import workers as workers_policy
 from elastrain_operator.policy.size.gang import Attempt, Gang
 from elastrain_operator.policy.size.rollout import Rollout
@@ -95,7 +95,7 @@ def known(facts: Facts) -> Known:
     """Which records count, and what they say of the job as a whole."""
     status, etcd, now = facts.status, facts.observed.coordination, facts.now
     lost_since = data_loss.since(facts.state.lost_since, status, etcd, now)
-    since = leaving.since(status)
+    since = drain.since(status)
     asked = frozenset(etcd.target.leaving if etcd and etcd.target else ()) | since.keys()
     start = datetime.fromisoformat(status.start_time) if status.start_time else now
     return Known(

@@ -14,7 +14,7 @@ from elastrain_operator.allocation.model import Share
 from elastrain_operator.model import Coordination, Ending, JobRef, LoopState, Observed, Plan, Pod
 from elastrain_operator.plan import plan
 from elastrain_operator.policy.report import data_loss
-from elastrain_operator.policy.size import groups, leaving, rollout
+from elastrain_operator.policy.size import drain, groups, rollout
 
 JOB = JobRef("default", "job", "uid", 1)
 START = datetime(2030, 1, 1, tzinfo=UTC)
@@ -58,12 +58,12 @@ class JobWorld:
     @property
     def asked_since(self) -> dict[str, datetime]:
         """When each leaving worker was asked, from the status."""
-        return leaving.since(self.status)
+        return drain.since(self.status)
 
     def asked_by(self, made: Plan) -> set[str]:
         """Workers that leave, once ``made`` is executed: its target asks first, the status follows in a later pass."""
         target = made.target or self.records.target
-        return {*leaving.since(made.status or self.status), *(target.leaving if target else ())}
+        return {*drain.since(made.status or self.status), *(target.leaving if target else ())}
 
     def live(self) -> list[Pod]:
         return [p for p in self.pods.values() if not p.ending and not p.terminating]

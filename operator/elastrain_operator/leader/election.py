@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import structlog
 
 from elastrain_operator.config import LeaseName
+from elastrain_operator.kube.client import Kube
 from elastrain_operator.kube.errors import NO_ANSWER, ApiError, NotLeading
 from elastrain_operator.leader import decide
 from elastrain_operator.leader.decide import Acquire, LeaseObservation, Record, Renew, StepDown, Terms, Wait
@@ -19,13 +20,43 @@ log = structlog.get_logger(__name__)
 
 
 class LeaseCalls(Protocol):
-    """The part of :class:`elastrain_operator.kube.leases.Leases` that an elector uses."""
+    """The part of :class:`Leases` that an elector uses."""
 
     async def get(self, lease: LeaseName, seconds: float) -> dict[str, Any] | None: ...
 
     async def create(self, lease: LeaseName, body: dict[str, Any], seconds: float) -> dict[str, Any]: ...
 
     async def replace(self, lease: LeaseName, body: dict[str, Any], seconds: float) -> dict[str, Any]: ...
+
+
+class Leases:
+    """Reads and writes Leases as raw dicts. Every call takes at most ``seconds`` and may raise ``ApiError``."""
+
+    def __init__(self, kube: Kube) -> None:
+        """``kube``: a client without a tenure, since the tenure follows from the Lease."""
+        self._kube = kube
+
+    async def get(self, lease: LeaseName, seconds: float) -> dict[str, Any] | None:
+        """The Lease, or None if the API server reports that it does not exist."""
+        try:
+            return await self._kube.once("GET", _lease_path(lease), f"read lease {lease}", None, seconds)
+        except ApiError as error:
+            if error.code == 404:
+                return None
+            raise
+
+    async def create(self, lease: LeaseName, body: dict[str, Any], seconds: float) -> dict[str, Any]:
+        """Code 409: it exists."""
+        return await self._kube.once("POST", _lease_path(lease, whole=False), f"create lease {lease}", body, seconds)
+
+    async def replace(self, lease: LeaseName, body: dict[str, Any], seconds: float) -> dict[str, Any]:
+        """Code 409: it has changed since the ``resourceVersion`` of ``body``. Code 404: it is gone."""
+        return await self._kube.once("PUT", _lease_path(lease), f"renew lease {lease}", body, seconds)
+
+
+def _lease_path(lease: LeaseName, whole: bool = True) -> str:
+    path = f"/apis/coordination.k8s.io/v1/namespaces/{lease.namespace}/leases"
+    return f"{path}/{lease.name}" if whole else path
 
 
 class Tenure:

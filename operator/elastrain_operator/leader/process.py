@@ -21,16 +21,18 @@ from elastrain_operator.config import OperatorConfig
 from elastrain_operator.handlers import register
 from elastrain_operator.health import serving
 from elastrain_operator.kube.client import ApiError, Kube
-from elastrain_operator.kube.leases import Leases
+from elastrain_operator.kube.repeats import answered
 from elastrain_operator.leader.decide import Terms
-from elastrain_operator.leader.election import Elector, Tenure
+from elastrain_operator.leader.election import Elector, Leases, Tenure
 from elastrain_operator.leader.fencing import FencedEtcd, fence_key
-from elastrain_operator.leader.identity import identified
 from elastrain_operator.leader.loop_thread import Heartbeat, LoopThread
 
 STUCK_SECONDS = Terms().stuck
 END_SECONDS = 20.0
 """Longest time from a signal to the end of the process, in seconds."""
+
+IDENTIFY_SECONDS = 60.0
+"""Seconds within which the API server must name its cluster."""
 
 log = structlog.get_logger(__name__)
 
@@ -164,6 +166,21 @@ class Process:
                 raise ApiError("prove that this operator leads", 0, "Timeout", f"no answer in {seconds:g} s") from None
 
         return lambda etcd: FencedEtcd(etcd, key, self._identity, tenure, prove)
+
+
+async def identified(config: OperatorConfig, kube: Kube) -> OperatorConfig:
+    """``config`` with the UID of the namespace kube-system, unless it names the cluster.
+
+    Raises ``ApiError`` if the API server does not give it for a minute.
+    """
+    if config.cluster:
+        return config
+    trouble = (
+        "this cluster is not known yet: allow the operator to get the namespace kube-system, or name the cluster "
+        "with --cluster (etcd.clusterName)"
+    )
+    uid = await answered(kube.cluster_uid, IDENTIFY_SECONDS, trouble)
+    return config.model_copy(update={"cluster_uid": uid})
 
 
 async def _before(stop: asyncio.Event, coroutine: Coroutine[Any, Any, None]) -> bool:

@@ -19,7 +19,7 @@ from elastrain.api.records import (
     Termination,
 )
 from elastrain_operator.model import Cause, Coordination, Ending, Loss, Pod
-from elastrain_operator.policy.ending import clean, ttl, verdict
+from elastrain_operator.policy.ending import clean, verdict
 from elastrain_operator.policy.losses import pacing, restarts
 from elastrain_operator.policy.report import conditions, events, progress
 from elastrain_operator.policy.report.conditions import Claim
@@ -196,8 +196,8 @@ def test_deadline_counts_active_time_only(make_spec):
 
 
 def test_ttl_runs_from_completion():
-    assert ttl.expiry(5, NOW) == NOW + seconds(5)
-    assert ttl.expiry(None, NOW) is ttl.expiry(5, None) is None
+    assert clean.expiry(5, NOW) == NOW + seconds(5)
+    assert clean.expiry(None, NOW) is clean.expiry(5, None) is None
 
 
 # ---- target ----------------------------------------------------------------------------------------------------------

@@ -1,13 +1,20 @@
-"""Which pods of a job are deleted without being asked to leave: ended pods, and the pods of a finished job."""
+"""Which pods are deleted without being asked to leave: ended ones, those of a finished job, and of one that is being
+deleted; and when a finished job itself is. Pure.
+
+Kubernetes' garbage collector deletes a job's pods only when the job itself is gone, and a foreign finalizer may hold it
+for days. The deletion cannot be taken back, so the workers leave at once, as they would without that finalizer.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 
 from elastrain.api.job import CleanPodPolicy, ConditionType
+from elastrain.api.names import headcount
 from elastrain.api.records import Outcome
 from elastrain_operator.model import Deletion, Pod
+from elastrain_operator.policy.report.conditions import Claim
 
 KEPT_FAILURES = 3
 """Failed pods of a running job that stay for ``kubectl logs``: the newest ones."""
@@ -15,6 +22,8 @@ FINISH_GRACE = 60.0
 """Seconds that workers of a finished job have to exit."""
 SIDECAR_GRACE = 30.0
 """Seconds that other containers of an ended worker may run; then the pod is deleted to free its resources."""
+ORPHAN = "orphan"
+"""The finalizer of ``kubectl delete --cascade=orphan``: its user keeps the pods."""
 
 
 def ended(pods: Iterable[Pod], counted: frozenset[str], now: datetime) -> tuple[Deletion, ...]:
@@ -81,3 +90,30 @@ def _ended_at(pod: Pod) -> datetime:
 
 def _deletion(pod: Pod, why: str) -> Deletion:
     return Deletion(pod.name, pod.uid, why)
+
+
+def expiry(ttl_seconds: int | None, completion: datetime | None) -> datetime | None:
+    """When the job is to be deleted; None: never, or not finished."""
+    if ttl_seconds is None or completion is None:
+        return None
+    return completion + timedelta(seconds=ttl_seconds)
+
+
+def of_deleted_job(pods: Sequence[Pod], finalizers: Sequence[str]) -> tuple[Deletion, ...]:
+    """Pods to delete now. Ended ones stay for ``kubectl logs``: they hold nothing, and go with the job."""
+    if ORPHAN in finalizers:
+        return ()
+    return tuple(Deletion(p.name, p.uid, "the job is being deleted") for p in pods if not p.over and not p.terminating)
+
+
+def deleted_job_claim(pods: Sequence[Pod], finalizers: Sequence[str]) -> Claim:
+    """The condition PodsReady of such a job."""
+    live = sum(not p.over for p in pods)
+    text = "the job is being deleted"
+    if live and ORPHAN in finalizers:
+        text += f"; {headcount(live)} kept, by --cascade=orphan"
+    elif live:
+        text += f"; {headcount(live)} leaving"
+    if finalizers:
+        text += f"; its object remains until these finalizers are removed: {', '.join(finalizers)}"
+    return Claim(ConditionType.PODS_READY, "False", "JobDeleted", text)

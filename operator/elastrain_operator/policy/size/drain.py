@@ -1,9 +1,12 @@
-"""When a worker that was asked to leave may be deleted."""
+"""When workers were asked to leave, and when each may be deleted. The times are kept in the job's status, so that the
+next operator uses the same deadlines. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 
+from elastrain.api.job import JobStatus, Leaving
 from elastrain_operator.model import Coordination, Pod
 
 
@@ -27,3 +30,16 @@ def released(pod: Pod, members: Coordination | None, due: datetime, now: datetim
 def deadline(pod: Pod, since: datetime, extra: float) -> datetime:
     """``extra`` seconds beyond the pod's own grace period, from when it was asked to leave."""
     return since + timedelta(seconds=pod.grace + extra)
+
+
+def since(status: JobStatus) -> dict[str, datetime]:
+    """When each leaving worker (pod name) was asked."""
+    return {worker: datetime.fromisoformat(asked.since) for asked in status.leaving for worker in asked.workers}
+
+
+def record(known: Mapping[str, datetime], leaving: Iterable[str], now: datetime) -> list[Leaving]:
+    """``status.leaving`` for the ``leaving`` workers: those that are not ``known`` yet are asked now."""
+    asked: dict[datetime, list[str]] = {}
+    for worker in sorted(leaving):
+        asked.setdefault(known.get(worker, now), []).append(worker)
+    return [Leaving(since=moment.isoformat(), workers=workers) for moment, workers in sorted(asked.items())]
