@@ -239,6 +239,18 @@ def micro_batches(job: Job, me: RankThread) -> dict[str, Any]:
     return t.end()
 
 
+def kept_gradients(job: Job, me: RankThread) -> dict[str, Any]:
+    """The optimizer is applied to the gradients of two steps."""
+    t = Training(job, me)
+    for x, y in job.steps(t.loader, epochs=EPOCHS):
+        me.body()
+        job.backward(nn.functional.cross_entropy(t.model(x), y) / 2)
+        if (job.step + 1) % 2 == 0:
+            t.optimizer.step()
+            t.optimizer.zero_grad()
+    return t.end()
+
+
 def on_commit(job: Job, me: RankThread) -> dict[str, Any]:
     t = Training(job, me)
     job.on_commit(lambda: t.note("commit"))
@@ -303,6 +315,7 @@ SCRIPTS = (
     loops_of_one_step,
     several_loops,
     micro_batches,
+    kept_gradients,
     on_commit,
     stopped,
     break_of_all,

@@ -21,8 +21,8 @@ from boundary_scripts import (
     SCRIPTS,
     STEPS,
     evaluation_after_a_loop,
-    every_calls,
     every_two,
+    kept_gradients,
     large_statistics,
     loops_by_epoch,
     statistics,
@@ -279,10 +279,11 @@ GROUP_EVENTS: tuple[Event, ...] = (
     a_joiner_is_lost,
     *(lost(point, who) for point in ("body", "before exchange", "after exchange") for who in ("a1", "b1")),
 )
-SHARDED_SCRIPTS = tuple(s for s in SCRIPTS if s not in (statistics, large_statistics, every_calls))
+SHARDED_SCRIPTS = tuple(s for s in SCRIPTS if s not in (statistics, large_statistics))
 SHARDED_IN_CI = [
     (evaluation_after_a_loop, a_group_joins),
     (every_two, a_joiner_is_lost),
+    (kept_gradients, a_group_joins),
     (loops_by_epoch, GROUP_EVENTS[-1]),
 ]
 
