@@ -5,7 +5,6 @@ Real workers and ranks (``train_end.py``); the victim is at work after training 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -56,7 +55,8 @@ class Ending:
         assert (status.phase, self.job.message) == ("Succeeded", ""), self.story()
         assert (self.out / "model.pt").exists(), "the job has finished, and its script has not: there is no model"
         found = verify(self.job.audit_dir)
-        assert (found.problems, found.redone) == ((), 0) or (list(found.problems), found.redone) == ([], 0)
+        assert found.ok, found.problems
+        assert found.redone == 0, "steps were trained again while a peer held the state"
         return torch.load(self.out / "model.pt")
 
     def story(self) -> str:
@@ -98,13 +98,6 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Ending]]:
         job.__exit__(None, None, None)
 
 
-def undisturbed(start: Callable[..., Ending]) -> dict[str, Any]:
-    """What the work saves if nothing happens."""
-    ending = start("after", 1)
-    ending.begins()
-    return ending.finishes()
-
-
 @pytest.mark.parametrize(
     ("shape", "what"), [("inside", "rank"), ("after", "worker")], ids=["inside-rank", "after-worker"]
 )
@@ -113,10 +106,30 @@ def test_model_is_saved_if_rank_0_is_killed_while_it_saves(start, shape, what) -
     victim = ending.begins()
     if shape == "after":
         ending.holds(2)
-    began = time.monotonic()
     ending.loses(victim, what)
     ending.begins(2)
-    assert time.monotonic() - began < PATIENCE
     saved = ending.finishes()
     assert saved["step"] == STEPS
     assert saved["seen"] == ({"seen": 96} if shape == "inside" else {})
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("checkpoint", [False, True], ids=["none", "checkpoints"])
+@pytest.mark.parametrize("replicas", [2, 3])
+@pytest.mark.parametrize("what", ["rank", "agent", "worker"])
+@pytest.mark.parametrize("shape", ["inside", "after"])
+def test_model_is_saved_whatever_of_rank_0_is_killed(start, shape, what, replicas, checkpoint) -> None:
+    ending = start(shape, replicas, checkpoint=checkpoint)
+    ending.loses(ending.begins(), what)
+    ending.begins(2)
+    assert ending.finishes()["step"] == STEPS
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("shape", ["inside", "after"])
+def test_model_is_saved_if_the_next_rank_0_is_killed_too(start, shape) -> None:
+    ending = start(shape, 3, LOOPS="3")
+    ending.loses(ending.begins(), "rank")
+    ending.loses(ending.begins(2), "rank")
+    ending.begins(3)
+    assert ending.finishes()["step"] == STEPS

@@ -180,6 +180,19 @@ def test_job_is_not_finishing_for_a_worker_whose_ranks_have_started_again():
     assert not verdict.finishing(pods, Coordination(generation=trained, members=(anew,)))
 
 
+def test_job_is_not_finished_if_rank_0_is_lost_while_others_hold_the_final_state():
+    """They run their scripts again, with a new worker in the place of the lost one."""
+    trained = builders.generation(1, "job-0", "job-1")
+    holder = Member(id=trained.members[1].id, worker="job-1", address="a", phase=Phase.FINISHED)
+    pods, held = [ended(0), pod(1)], Coordination(generation=trained, members=(holder,))
+    assert verdict.success(pods, held) is None
+    assert verdict.finishing(pods, held), "it keeps its state: no worker is created yet"
+    anew = holder.model_copy(update={"id": "job-1.anew", "phase": Phase.WARMING, "holds": True})
+    again = Coordination(generation=trained, members=(anew,))
+    assert verdict.success(pods, again) is None
+    assert not verdict.finishing(pods, again)
+
+
 def test_failure_quotes_the_newest_script_error():
     old = Loss(ended(0, ago=50), Cause.USER, "ScriptFailed", "old")
     new = Loss(ended(1, ago=5), Cause.USER, "ScriptFailed", "new", log_tail="last line")
