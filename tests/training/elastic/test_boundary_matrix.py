@@ -301,9 +301,9 @@ SHARDED_IN_CI = [
 )  # fmt: skip
 def test_the_model_is_that_of_an_undisturbed_job_if_it_is_sharded(tmp_path, expected, script, event):
     ends = run(tmp_path / "w", script, event, 3, RankSettings(shards=2), GROUPS)
-    groups = {name[0] for name in ends}
-    assert set(ends) == {f"{group}{shard}" for group in groups for shard in range(2)}
-    for group in groups:
+    groups = {name[0] for name in ends if name[0] + "0" in ends and name[0] + "1" in ends}
+    assert groups, "no whole group has finished"
+    for group in groups:  # a rank that is lost behind the last step leaves its mate, which finishes
         first, second = ends[f"{group}0"], ends[f"{group}1"]
         state = {name: torch.cat([value, second["state"][name]]) for name, value in first["state"].items()}
         assert_same({group: {**first, "state": state}, f"{group}1": {**second, "state": state}}, expected(script))
