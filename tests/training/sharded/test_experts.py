@@ -14,13 +14,12 @@ def experts(monkeypatch) -> None:
     monkeypatch.setenv("EXPERTS", "used")  # for the reference in this process, too
 
 
-@pytest.mark.parametrize(
-    ("kills", "steps"), [(1, 40), pytest.param(20, 1200, marks=[pytest.mark.nightly, pytest.mark.timeout(900)])]
-)
+@pytest.mark.parametrize(("kills", "steps"), [(1, 40), pytest.param(5, 200, marks=pytest.mark.nightly)])
 def test_survivors_keep_their_processes_and_the_model_is_that_of_one_process_if_a_rank_dies_in_a_backward(
     job, kills, steps
 ) -> None:
-    """The survivors' recomputed router sees stand-ins, and may choose other experts than in the forward."""
+    """The survivors' recomputed router sees stand-ins, and may choose other experts than in the forward. A worker
+    may start a rank again 5 times."""
     job.want(2)
     job.start("a", "b", EXPERTS="used", steps=steps, delay=0.3 if kills == 1 else 0.1)
     generation = job.together("a", "b")
