@@ -1,6 +1,6 @@
 # Two images from one file:
-#   docker build --target operator -t elastrain/operator:0.1.0 .     no torch
-#   docker build --target trainer  -t elastrain/trainer:0.1.0 .      no kopf; base of your own training images
+#   docker build --target operator -t registry.example/elastrain/operator:0.1.0 .     no torch
+#   docker build --target trainer  -t registry.example/elastrain/trainer:0.1.0 .      no kopf; base of your own training images
 # What goes into them is locked by hashes (requirements/*.lock, written by `make lock`), and listed, as installed, in
 # /opt/elastrain/sbom.cdx.json.
 #

@@ -31,7 +31,7 @@ from warm import light, warm
 __all__ = ["light", "warm"]
 
 ROOT = Path(__file__).parents[1]
-REPOSITORY = "elastrain/operator"  # of the operator's image, which the chart does not name
+REPOSITORY = "registry.example/elastrain/operator"  # of the operator's image, which the chart does not name
 KUBERNETES = "1.34.0"  # `helm template` contacts no cluster, and would assume an old version
 
 

@@ -262,12 +262,12 @@ def test_chart_has_the_projects_version() -> None:
 @pytest.mark.parametrize(
     ("settings", "image"),
     [
-        ((), "elastrain/operator:0.1.0"),
-        (("operator.image.tag=v7",), "elastrain/operator:v7"),
-        (("operator.image.digest=sha256:" + 64 * "a",), "elastrain/operator@sha256:" + 64 * "a"),
+        ((), "registry.example/elastrain/operator:0.1.0"),
+        (("operator.image.tag=v7",), "registry.example/elastrain/operator:v7"),
+        (("operator.image.digest=sha256:" + 64 * "a",), "registry.example/elastrain/operator@sha256:" + 64 * "a"),
         (
             ("operator.image.tag=v7", "operator.image.digest=sha256:" + 64 * "a"),
-            "elastrain/operator:v7@sha256:" + 64 * "a",
+            "registry.example/elastrain/operator:v7@sha256:" + 64 * "a",
         ),
     ],
     ids=["default", "tag", "digest", "both"],
@@ -292,5 +292,5 @@ def test_digest_of_another_image_is_not_used_for_the_dashboard(rendered: Render)
         found = one(rendered("dashboard.enabled=true", digest, *settings), "Deployment", "-dashboard")
         return str(found["spec"]["template"]["spec"]["containers"][0]["image"])
 
-    assert image() == "elastrain/operator@sha256:" + 64 * "a"
+    assert image() == "registry.example/elastrain/operator@sha256:" + 64 * "a"
     assert image("dashboard.image.repository=mine/operator") == "mine/operator:0.1.0"

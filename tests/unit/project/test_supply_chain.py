@@ -24,6 +24,7 @@ WANTED = {
     "trainer-cpu": PROJECT["dependencies"] + EXTRAS["trainer"] + EXTRAS["tracing"],
 }
 """What each lock is of."""
+TEXT = {"", ".md", ".yaml"}
 every_lock = pytest.mark.parametrize("name", WANTED)
 
 
@@ -107,3 +108,13 @@ def test_every_installation_in_the_dockerfile_is_of_hashes_or_of_our_own_wheel()
     assert len(installations) >= 6
     free = [line for line in installations if "--require-hashes" not in line and "--no-deps" not in line]
     assert [line.split()[-1] for line in free] == ["$EXTRA_PACKAGES"], "what a user adds is the user's to pin"
+
+
+def test_no_example_names_an_image_that_another_could_publish() -> None:
+    """Names below ``.example`` resolve nowhere (RFC 2606): a manifest without your own name pulls nothing."""
+    pages = [ROOT / "README.md", ROOT / "Dockerfile", *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*/*")]
+    pattern = r"(?:\bimage: |--image[ =]|docker build .*-t |\bTRAINER_IMAGE=)\"?([\w./-]+:\w[\w.]*)"
+    texts = {str(page.relative_to(ROOT)): page.read_text() for page in pages if page.is_file() and page.suffix in TEXT}
+    named = [(page, name) for page, content in texts.items() for name in re.findall(pattern, content)]
+    assert len(named) > 15, "the pattern finds what there is"
+    assert [(page, name) for page, name in named if not name.startswith("registry.example/")] == []

@@ -106,9 +106,9 @@ def submit(
     Examples:
 
         elastrain submit job.yaml
-        elastrain submit train.py --max 8 --image me/train:1 -- --epochs 3
-        elastrain submit train.py --max 8 --image me/train:1 --limit memory=8Gi
-        elastrain submit train.py --max 8 --image me/train:1 --dry-run > job.yaml
+        elastrain submit train.py --max 8 --image registry.example/me/train:1 -- --epochs 3
+        elastrain submit train.py --max 8 --image registry.example/me/train:1 --limit memory=8Gi
+        elastrain submit train.py --max 8 --image registry.example/me/train:1 --dry-run > job.yaml
     """
     from elastrain.cli.cluster import submit
     from elastrain.cli.cluster.output import Place
