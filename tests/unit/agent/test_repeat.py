@@ -74,6 +74,16 @@ def test_mates_of_rank_0_keep_the_state_if_only_its_process_is_killed(new_story,
     assert story.core.kept
 
 
+def test_mates_of_rank_0_end_if_its_script_has_ended(new_story, make_generation, sent):
+    """The job has finished when all ranks of its worker have ended."""
+    story = new_story(nproc=2).training_in(make_generation(1, "a", slots=2))
+    for rank in (0, 1):
+        story.finishes(rank=rank)
+    assert not sent(story.says(Holds(), rank=1), Exit)
+    assert [e.finished for e in sent(story.exits(rank=0), Exit)] == [True]
+    only(story.exits(rank=1), End)
+
+
 def test_a_killed_holder_starts_again_if_it_was_keeping_the_state(held):
     lose_rank_0(held)
     only(held.exits(signal=9), StartRanks)

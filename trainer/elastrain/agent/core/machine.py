@@ -39,7 +39,7 @@ from elastrain.agent.core.outbox import RankContext, messages_for
 from elastrain.agent.core.places import Places
 from elastrain.agent.core.published import PublishedRecord, final_progress, record_of, why_unfit
 from elastrain.agent.core.rank import Rank
-from elastrain.agent.core.repeat import awaited, why_repeat
+from elastrain.agent.core.repeat import awaited, script_over, why_repeat
 from elastrain.agent.core.restart import may_restart
 from elastrain.agent.settings import Settings
 from elastrain.api.messages import Diverged, Exit, Hello, Misplaced, RankMessage, Report
@@ -325,13 +325,10 @@ class Core:
         if self.member_id is None or self.seen is None:
             return
         context = RankContext(
-            me=self.member_id,
-            settings=self.settings,
-            places=self.places,
-            seen=self.seen,
-            why_leave=self.why_leave,
+            me=self.member_id, settings=self.settings, places=self.places, seen=self.seen, why_leave=self.why_leave,
             why_repeat=why_repeat(self.ranks, self.places, self.seen),
-        )
+            script_over=script_over(self.ranks, self.places),
+        )  # fmt: skip
         for rank in self.ranks:
             for message in messages_for(rank, context):
                 if isinstance(message, Exit):

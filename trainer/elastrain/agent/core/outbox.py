@@ -27,6 +27,8 @@ class RankContext:
     """Why the worker leaves; None: it stays."""
     why_repeat: str = ""
     """Why the scripts run again after their end; empty: they do not."""
+    script_over: bool = False
+    """Rank 0 is of this worker, and its script has ended. The job has finished when all ranks of the worker have."""
 
 
 def messages_for(rank: Rank, context: RankContext) -> Iterator[AgentMessage]:
@@ -70,9 +72,10 @@ def _after_script(rank: Rank, context: RankContext) -> Iterator[AgentMessage]:
     spare = context.why_leave is not None and any(
         m.phase is Phase.FINISHED for i, m in (seen.members or {}).items() if i != context.me
     )
-    if not rank.told_exit and (seen.finished or spare):
+    over = seen.finished or context.script_over
+    if not rank.told_exit and (over or spare):
         rank.told_exit = True
-        yield Exit(reason="the job has finished" if seen.finished else str(context.why_leave), finished=seen.finished)
+        yield Exit(reason="the job has finished" if over else str(context.why_leave), finished=over)
     elif not rank.told_exit and not rank.told_repeat and context.why_repeat and context.why_leave is None:
         rank.told_repeat = True
         yield Repeat(why=context.why_repeat)

@@ -31,6 +31,14 @@ def why_repeat(ranks: Sequence[Rank], places: Places, seen: JobSnapshot | None) 
     return f"rank 0 on worker {first.worker} was lost before its script had ended" if over else ""
 
 
+def script_over(ranks: Sequence[Rank], places: Places) -> bool:
+    """Whether rank 0 is among ``ranks``, and its script has ended."""
+    exited, number = ranks[0].exited, min(r.adopted for r in ranks)
+    if ranks[0].ended != "finished" or exited is None or exited.code or exited.signal:
+        return False
+    return places.rank(number, 0) == 0
+
+
 def awaited(ranks: Sequence[Rank]) -> list[int]:
     """Local ranks that hold a state and have not kept it yet."""
     holders = (r for r in ranks if r.holds or (r.adopted and not r.learning))
