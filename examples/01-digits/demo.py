@@ -192,7 +192,8 @@ def draw(shown: Tour, path: Path) -> None:
     except ModuleNotFoundError as error:
         if error.name != "matplotlib":
             raise
-        console.print("  no picture was drawn: pip install 'elastrain[plot]'", style="yellow", markup=False)
+        way_out = f"{sys.executable} -m pip install 'elastrain[plot]'"
+        console.print(f"  no picture was drawn: {way_out}", style="yellow", markup=False)
     else:
         console.print(f"  drawn: {path}")
 

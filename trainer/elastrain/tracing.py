@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -83,7 +84,8 @@ def from_environment(environ: Mapping[str, str], service: str, **attributes: Att
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     except ImportError as error:
-        log.warning("no traces: pip install 'elastrain[tracing]'", missing=error.name, enabled_by=ENV_ENDPOINT)
+        way_out = f"{sys.executable} -m pip install 'elastrain[tracing]'"
+        log.warning("no traces: a package is missing", missing=error.name, install=way_out, enabled_by=ENV_ENDPOINT)
         return None
     # The exporter would log every attempt into the training's log; this module logs lost spans once and counts them.
     logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)

@@ -1,4 +1,4 @@
-"""A client for jobs on a cluster, over the official ``kubernetes`` package: ``pip install 'elastrain[client]'``.
+"""A client for jobs on a cluster, over the official ``kubernetes`` package; needs ``elastrain[client]``.
 
 ::
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
@@ -106,9 +107,9 @@ def submit(
     Examples:
 
         elastrain submit job.yaml
-        elastrain submit train.py --max 8 --image registry.example/me/train:1 -- --epochs 3
-        elastrain submit train.py --max 8 --image registry.example/me/train:1 --limit memory=8Gi
-        elastrain submit train.py --max 8 --image registry.example/me/train:1 --dry-run > job.yaml
+        elastrain submit train.py --image registry.example/train:1 -- --epochs 3
+        elastrain submit train.py --image registry.example/train:1 --max 8
+        elastrain submit train.py --image registry.example/train:1 --dry-run
     """
     from elastrain.cli.cluster import submit
     from elastrain.cli.cluster.output import Place
@@ -299,7 +300,8 @@ def explained() -> Iterator[None]:
     except ModuleNotFoundError as error:
         if error.name not in {"kubernetes", "aiohttp"}:
             raise
-        typer.echo(f"this needs the package {error.name}: pip install 'elastrain[client]'", err=True)
+        way_out = f"{sys.executable} -m pip install 'elastrain[client]'"  # of this Python, where elastrain is installed
+        typer.echo(f"this needs the package {error.name}: {way_out}", err=True)
         raise SystemExit(EXIT_REFUSED) from None
 
 

@@ -15,7 +15,7 @@ def convert_script(script: Path, *, processes: int | None, micro_batches: int | 
     try:
         from elastrain.convert import Options, convert
     except ModuleNotFoundError as e:
-        return _refused(f"elastrain convert needs {e.name}: pip install 'elastrain[convert]'")
+        return _refused(f"elastrain convert needs {e.name}: {sys.executable} -m pip install 'elastrain[convert]'")
     try:
         source = script.read_text()
         conversion = convert(source, Options(processes=processes, micro_batches=micro_batches))
