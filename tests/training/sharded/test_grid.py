@@ -111,10 +111,11 @@ def test_a_collective_is_refused_before_the_model_is_wrapped_and_outside_of_loop
         summed[1].full_tensor()
 
 
-def test_a_collective_gives_zeros_without_a_generation_and_is_refused_after_the_vote(summed) -> None:
+def test_a_collective_gives_stand_ins_without_a_generation_and_is_refused_after_the_vote(summed) -> None:
+    """For parts of other ranks, this rank's own; for their sums, zeros."""
     strategy, tensor = summed
     strategy.whole().in_body = lambda: True
-    assert tensor.full_tensor().tolist() == [0.0] * 4
+    assert tensor.full_tensor().tolist() == [1.0] * 4
     assert DTensor.from_local(torch.ones(4), tensor.device_mesh, [Partial()]).full_tensor().tolist() == [0.0] * 4
     scattered = DTensor.from_local(torch.ones(4), tensor.device_mesh, [Partial()]).redistribute(placements=[Shard(0)])
     assert scattered.to_local().tolist() == [0.0] * 2

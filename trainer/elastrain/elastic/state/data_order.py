@@ -86,6 +86,7 @@ class DataOrder:
         assert one is not None and other is not None
         cause = difference(one, other, rank, peer)
         if rank == communicator.rank:
-            communicator.abort(cause)
-            raise OtherData(cause)
+            error = OtherData(cause)
+            communicator.fail_here(error)
+            raise error
         communicator.fail(cause)
