@@ -79,7 +79,8 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Ending]]:
             "command": ["python", str(SCRIPT), str(tmp_path), str(STEPS), "0.01"],
             "env": [{"name": key, "value": value} for key, value in variables.items()],
         }
-        spec: dict[str, Any] = {"replicas": replicas, "maxReplicas": 4, "backoffLimit": limit}
+        # No worker may train the few steps before the others are there.
+        spec: dict[str, Any] = {"minReplicas": replicas, "replicas": replicas, "maxReplicas": 4, "backoffLimit": limit}
         if checkpoint:
             spec["checkpoint"] = {"path": str(tmp_path / "checkpoints"), "everySteps": 10}
         document = {
