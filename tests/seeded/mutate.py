@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import random
 import sys
-import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Annotated
 
 import typer
@@ -17,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mutation import Mutant, mutants
-from run import ROOT, UNCUT, copy_of, first_failure, write
+from run import ROOT, UNCUT, first_failure, in_copies, write
 
 DECISIONS: dict[str, tuple[str, ...]] = {
     "trainer/elastrain/rendezvous/decide.py": ("tests/unit/rendezvous", "tests/sim"),
@@ -75,23 +72,14 @@ def main(
     if dry:
         console.print(*map(str, drawn), sep="\n", highlight=False, markup=False, soft_wrap=True)
         return
-    with tempfile.TemporaryDirectory(prefix="mutants-") as scratch:
-        copies: SimpleQueue[Path] = SimpleQueue()
-        for number in range(min(processes, len(drawn))):
-            copies.put(copy_of(ROOT, Path(scratch) / str(number)))
 
-        def judge(mutant: Mutant) -> Verdict:
-            copy = copies.get()
-            try:
-                verdict = examine(mutant, copy)
-            finally:
-                copies.put(copy)
-            said = f"{mutant}: {verdict.found_by or 'NOT FOUND'}"
-            console.print(said, soft_wrap=True, highlight=False, markup=False, style="dim")
-            return verdict
+    def judge(mutant: Mutant, copy: Path) -> Verdict:
+        verdict = examine(mutant, copy)
+        said = f"{mutant}: {verdict.found_by or 'NOT FOUND'}"
+        console.print(said, soft_wrap=True, highlight=False, markup=False, style="dim")
+        return verdict
 
-        with ThreadPoolExecutor(processes) as pool:
-            verdicts = list(pool.map(judge, drawn))
+    verdicts = in_copies(ROOT, drawn, processes, judge)
     console.print(as_table(verdicts))
     found = sum(bool(v.found_by) for v in verdicts)
     console.print(f"{found} of {len(verdicts)} mutants are found")

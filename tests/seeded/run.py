@@ -10,13 +10,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 from rich.console import Console
@@ -24,6 +24,7 @@ from rich.table import Table
 
 from bugs import FOLDER, TIERS, Bug, PatchError, applied, read_all
 
+Change, Judged = TypeVar("Change"), TypeVar("Judged")
 ROOT = FOLDER.parents[1]
 SEARCHED = TIERS[:-1]
 """Tiers that ``--full`` searches: those that need no cluster."""
@@ -75,22 +76,13 @@ def main(
     if not bugs:
         raise typer.BadParameter(f"no patch in {FOLDER} matches {' '.join(names or [])}")
     console = Console(width=None if sys.stdout.isatty() else UNCUT)
-    with tempfile.TemporaryDirectory(prefix="seeded-") as scratch:
-        copies: SimpleQueue[Path] = SimpleQueue()
-        for number in range(min(processes, len(bugs))):
-            copies.put(copy_of(tree.resolve(), Path(scratch) / str(number)))
 
-        def judge(bug: Bug) -> Verdict:
-            copy = copies.get()
-            try:
-                verdict = examine(bug, copy, full=full)
-            finally:
-                copies.put(copy)
-            console.print(f"{bug.name}: {verdict.detail}", soft_wrap=True, highlight=False, style="dim")
-            return verdict
+    def judge(bug: Bug, copy: Path) -> Verdict:
+        verdict = examine(bug, copy, full=full)
+        console.print(f"{bug.name}: {verdict.detail}", soft_wrap=True, highlight=False, style="dim")
+        return verdict
 
-        with ThreadPoolExecutor(processes) as pool:
-            verdicts = list(pool.map(judge, bugs))
+    verdicts = in_copies(tree.resolve(), bugs, processes, judge)
     console.print(as_table(verdicts))
     missed = [verdict.bug.name for verdict in verdicts if not verdict.tier]
     console.print(f"{len(verdicts) - len(missed)} of {len(verdicts)} bugs are caught")
@@ -102,6 +94,27 @@ def main(
 def select(bugs: Iterable[Bug], patterns: list[str]) -> list[Bug]:
     """The bugs whose name or number matches one of ``patterns``."""
     return [b for b in bugs if any(fnmatch(b.name, p) or b.name.partition("-")[0] == p for p in patterns)]
+
+
+def in_copies(
+    tree: Path, changes: Sequence[Change], processes: int, judge: Callable[[Change, Path], Judged]
+) -> list[Judged]:
+    """``judge(change, copy)`` of each of the ``changes``, in their order: ``processes`` at a time, each with a copy of
+    ``tree`` to itself, which it leaves as it was."""
+    with tempfile.TemporaryDirectory(prefix="seeded-") as scratch:
+        copies: SimpleQueue[Path] = SimpleQueue()
+        for number in range(min(processes, len(changes))):
+            copies.put(copy_of(tree, Path(scratch) / str(number)))
+
+        def alone(change: Change) -> Judged:
+            copy = copies.get()
+            try:
+                return judge(change, copy)
+            finally:
+                copies.put(copy)
+
+        with ThreadPoolExecutor(processes) as pool:
+            return list(pool.map(alone, changes))
 
 
 def copy_of(tree: Path, into: Path) -> Path:
