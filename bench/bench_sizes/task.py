@@ -15,7 +15,7 @@ from elastrain_operator.policy.report.measured import SETTLED_STEPS
 
 REPORT_SECONDS = 1.0
 KEPT_RESCALES = 10
-"""As in ``elastrain.elastic.membership.report``, whose import would load torch; a test compares them."""
+"""As in ``elastrain.elastic.group.report``, whose import would load torch; a test compares them."""
 
 WORKLOADS = "12345678"
 """Of the kit."""

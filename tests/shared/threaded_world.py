@@ -23,9 +23,9 @@ from elastrain.api import heartbeat
 from elastrain.api import messages as m
 from elastrain.api.settings import RankSettings
 from elastrain.data.audit import AuditLog
+from elastrain.elastic.group.heartbeat import Heartbeat
+from elastrain.elastic.group.session import Session
 from elastrain.elastic.job import Job
-from elastrain.elastic.membership.heartbeat import Heartbeat
-from elastrain.elastic.membership.session import Session
 from elastrain.elastic.strategies.choice import strategy_for
 
 KILLED = -9

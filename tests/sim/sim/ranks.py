@@ -28,9 +28,9 @@ from elastrain.api.messages import (
 )
 from elastrain.api.records import Generation, Progress
 from elastrain.data.order import Order
-from elastrain.elastic.membership import control
-from elastrain.elastic.membership.control import Summed
-from elastrain.elastic.membership.entry import Entry, EntryRow
+from elastrain.elastic.group import control
+from elastrain.elastic.group.control import Summed
+from elastrain.elastic.group.entry import Entry, EntryRow
 from elastrain.elastic.reshard.origin import FRESH, Held
 from sim.comm import MEETING_TIMEOUT, Comm
 from sim.process import Process
@@ -217,7 +217,7 @@ class Rank:
             self._settle()
         self._go_on_waiting()
 
-    # ---- between steps: as elastic/membership/world.py settles -----------------------------------------------------
+    # ---- between steps: as elastic/group/world.py settles -----------------------------------------------------
     def _settle(self) -> None:
         """Be in a healthy generation, then compute the next step."""
         if self._ended:

@@ -7,7 +7,7 @@ import typer
 from bench_harness import program, workload
 from bench_harness.names import ENV_STATE_MIB
 from bench_sizes import task
-from elastrain.elastic.membership import report
+from elastrain.elastic.group import report
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without CUDA")

@@ -6,7 +6,7 @@ from torch import nn
 
 from elastrain.data.order import Order
 from elastrain.elastic.comm.control_vector import ControlInputs
-from elastrain.elastic.membership import control
+from elastrain.elastic.group import control
 from elastrain.elastic.strategies import bitwise
 from elastrain.elastic.strategies.bitwise import Bitwise
 from elastrain.elastic.strategies.replicated import Replicated

@@ -15,7 +15,7 @@ from torch import nn
 from elastrain.agent.process import pages as pulse
 from elastrain.api import heartbeat, names
 from elastrain.api.heartbeat import Beat, Where
-from elastrain.elastic.membership.heartbeat import Heartbeat, stacks_on_demand
+from elastrain.elastic.group.heartbeat import Heartbeat, stacks_on_demand
 
 
 class Clock:

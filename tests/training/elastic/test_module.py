@@ -10,7 +10,7 @@ from torch import nn
 
 from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.comm.control_vector import ControlInputs
-from elastrain.elastic.membership import control
+from elastrain.elastic.group import control
 from elastrain.elastic.strategies.replicated import Replicated, ReplicatedModule
 
 

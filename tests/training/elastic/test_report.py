@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from elastrain.api.records import Generation, GenerationMember
-from elastrain.elastic.membership.report import KEPT_RESCALES, Reporter, Switch, Times
+from elastrain.elastic.group.report import KEPT_RESCALES, Reporter, Switch, Times
 
 GENERATION = Generation(
     number=2,

@@ -16,8 +16,8 @@ from elastrain.api.records import Generation, GenerationMember
 from elastrain.api.settings import RankSettings
 from elastrain.elastic.comm.nccl import InitialisationFailed
 from elastrain.elastic.comm.peer import PeerLost
-from elastrain.elastic.membership import connecting
-from elastrain.elastic.membership.session import Session, Withdrawn
+from elastrain.elastic.group import connecting
+from elastrain.elastic.group.session import Session, Withdrawn
 from elastrain.link import AgentLost, MessageFailed
 
 Say = Callable[[AgentMessage], None]

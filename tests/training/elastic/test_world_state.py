@@ -10,8 +10,8 @@ import pytest
 
 from elastrain.api.settings import RankSettings
 from elastrain.elastic.checkpoint import CheckpointKeeper
-from elastrain.elastic.membership.session import Withdrawn
-from elastrain.elastic.membership.world import World
+from elastrain.elastic.group.session import Withdrawn
+from elastrain.elastic.group.world import World
 from elastrain.elastic.step import Step
 from elastrain.elastic.strategies.choice import world_for
 

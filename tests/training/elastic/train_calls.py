@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import elastrain
-from elastrain.elastic.membership.calls import Calls
+from elastrain.elastic.group.calls import Calls
 
 out, epochs, delay = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
 worker, every = os.environ["ELASTRAIN_WORKER"], int(os.environ.get("EVERY", "0"))

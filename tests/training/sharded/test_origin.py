@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastrain.elastic.membership.entry import Entry, EntryRow
+from elastrain.elastic.group.entry import Entry, EntryRow
 from elastrain.elastic.reshard.origin import FRESH, NOTHING, Held, Holdings, Origin
 
 ROW = EntryRow(NOTHING, size=2, reached=7, structure=5)

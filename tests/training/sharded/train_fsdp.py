@@ -37,7 +37,7 @@ from elastrain.elastic.checkpoint.folder import NewFolder
 from elastrain.elastic.checkpoint.pace import Pace
 from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.comm.control_vector import ControlInputs
-from elastrain.elastic.membership.control import Summed
+from elastrain.elastic.group.control import Summed
 from elastrain.elastic.reshard import move
 from elastrain.elastic.state.parts import dims
 from elastrain.elastic.state.transfer import WholeStateSender

@@ -13,12 +13,12 @@ from elastrain.elastic.batching import ScriptsBatch
 from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.comm.control_vector import ControlInputs
 from elastrain.elastic.comm.header import RanksDiverged
+from elastrain.elastic.group import control
+from elastrain.elastic.group.control import Summed
+from elastrain.elastic.group.heartbeat import Heartbeat
+from elastrain.elastic.group.session import Session
+from elastrain.elastic.group.world import World
 from elastrain.elastic.learning import Learning
-from elastrain.elastic.membership import control
-from elastrain.elastic.membership.control import Summed
-from elastrain.elastic.membership.heartbeat import Heartbeat
-from elastrain.elastic.membership.session import Session
-from elastrain.elastic.membership.world import World
 from elastrain.elastic.replicas.check import Found, ReplicaCheck
 from elastrain.elastic.state.buffers import Buffers
 from elastrain.elastic.step import Step

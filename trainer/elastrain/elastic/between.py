@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from elastrain.data.share import Place
 from elastrain.elastic.comm.header import Kind
-from elastrain.elastic.membership.heartbeat import Heartbeat
-from elastrain.elastic.membership.position import LoopOver
-from elastrain.elastic.membership.world import World
+from elastrain.elastic.group.heartbeat import Heartbeat
+from elastrain.elastic.group.position import LoopOver
+from elastrain.elastic.group.world import World
 
 
 class Between:

@@ -11,10 +11,10 @@ from elastrain.data.audit import AuditLog
 from elastrain.data.order import Order
 from elastrain.elastic.batching import ScriptsBatch
 from elastrain.elastic.comm.transport import described
-from elastrain.elastic.membership.heartbeat import Heartbeat
-from elastrain.elastic.membership.hold import start_anew
-from elastrain.elastic.membership.session import Session
-from elastrain.elastic.membership.world import World
+from elastrain.elastic.group.heartbeat import Heartbeat
+from elastrain.elastic.group.hold import start_anew
+from elastrain.elastic.group.session import Session
+from elastrain.elastic.group.world import World
 from elastrain.elastic.step import Step
 from elastrain.elastic.updates import Applied, Updates
 

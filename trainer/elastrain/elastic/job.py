@@ -23,9 +23,9 @@ from elastrain.elastic.checkpoint import CheckpointKeeper, kept_memory, levels_o
 from elastrain.elastic.comm.header import Kind
 from elastrain.elastic.contract import BODY, Call, Phase
 from elastrain.elastic.evaluation import Batches, Evaluation
+from elastrain.elastic.group.heartbeat import Heartbeat
+from elastrain.elastic.group.session import Session
 from elastrain.elastic.loop import Drained, Loop
-from elastrain.elastic.membership.heartbeat import Heartbeat
-from elastrain.elastic.membership.session import Session
 from elastrain.elastic.state.capture import Stateful
 from elastrain.elastic.state.tracked import Tracker
 from elastrain.elastic.state.variables import Variables

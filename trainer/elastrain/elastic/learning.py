@@ -11,9 +11,9 @@ from elastrain.data.spans import Spans
 from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
 from elastrain.elastic.comm.header import Kind
 from elastrain.elastic.encoding import decode, encode
-from elastrain.elastic.membership.control import Summed
-from elastrain.elastic.membership.heartbeat import Heartbeat
-from elastrain.elastic.membership.world import World
+from elastrain.elastic.group.control import Summed
+from elastrain.elastic.group.heartbeat import Heartbeat
+from elastrain.elastic.group.world import World
 from elastrain.elastic.state.buffers import Buffers
 
 

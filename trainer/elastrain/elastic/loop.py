@@ -28,12 +28,12 @@ from elastrain.elastic.between import Between
 from elastrain.elastic.bodies import Bodies
 from elastrain.elastic.boundary import Act
 from elastrain.elastic.contract import Call, Contract, Phase
+from elastrain.elastic.group.end import End
+from elastrain.elastic.group.heartbeat import Heartbeat
+from elastrain.elastic.group.position import LoopOver
+from elastrain.elastic.group.session import ExitRequested, Session
+from elastrain.elastic.group.world import World
 from elastrain.elastic.learning import Learning
-from elastrain.elastic.membership.end import End
-from elastrain.elastic.membership.heartbeat import Heartbeat
-from elastrain.elastic.membership.position import LoopOver
-from elastrain.elastic.membership.session import ExitRequested, Session
-from elastrain.elastic.membership.world import World
 from elastrain.elastic.replicas.check import ReplicaCheck
 from elastrain.elastic.several import SeveralBackwards
 from elastrain.elastic.state import transfer

@@ -10,9 +10,9 @@ from typing import Literal
 from elastrain.api import names
 from elastrain.elastic.batching import batch_of
 from elastrain.elastic.comm.backend import device_of_rank
+from elastrain.elastic.group.heartbeat import Heartbeat
+from elastrain.elastic.group.session import Session
 from elastrain.elastic.job import Job
-from elastrain.elastic.membership.heartbeat import Heartbeat
-from elastrain.elastic.membership.session import Session
 from elastrain.elastic.strategies.choice import strategy_for
 
 _joined: weakref.ref[Session] | None = None

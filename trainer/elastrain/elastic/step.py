@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from elastrain.data.order import Slice
 from elastrain.data.share import Place, Share
 from elastrain.elastic.contract import Phase
-from elastrain.elastic.membership import control
-from elastrain.elastic.membership.control import Summed
+from elastrain.elastic.group import control
+from elastrain.elastic.group.control import Summed
 
 
 @dataclass(slots=True)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from elastrain.elastic.contract import Call, Phase
+from elastrain.elastic.group.session import ExitRequested
+from elastrain.elastic.group.world import World
 from elastrain.elastic.loop import Loop
-from elastrain.elastic.membership.session import ExitRequested
-from elastrain.elastic.membership.world import World
 from elastrain.elastic.strategies.sharded import Sharded
 from elastrain.elastic.strategies.strategy import Strategy
 from elastrain.elastic.untracked import Untracked

@@ -5,10 +5,10 @@ from __future__ import annotations
 import structlog
 
 from elastrain.elastic.comm.communicator import GenerationBroken
-from elastrain.elastic.membership.control import Summed
-from elastrain.elastic.membership.heartbeat import Heartbeat
-from elastrain.elastic.membership.session import ExitRequested, Withdrawn
-from elastrain.elastic.membership.world import World
+from elastrain.elastic.group.control import Summed
+from elastrain.elastic.group.heartbeat import Heartbeat
+from elastrain.elastic.group.session import ExitRequested, Withdrawn
+from elastrain.elastic.group.world import World
 from elastrain.elastic.step import Step
 
 log = structlog.get_logger(__name__)

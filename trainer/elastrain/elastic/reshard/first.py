@@ -9,7 +9,7 @@ import torch
 
 from elastrain.api.messages import Ready
 from elastrain.elastic.comm.backend import Offer
-from elastrain.elastic.membership.session import Session
+from elastrain.elastic.group.session import Session
 
 log = structlog.get_logger(__name__)
 

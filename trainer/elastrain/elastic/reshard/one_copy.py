@@ -17,11 +17,11 @@ from elastrain.api.records import Generation
 from elastrain.elastic.checkpoint import CheckpointKeeper
 from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
 from elastrain.elastic.comm.header import Kind, RanksDiverged
-from elastrain.elastic.membership.copies import Resume, WholeCopies
-from elastrain.elastic.membership.entry import Entry, EntryRow
-from elastrain.elastic.membership.position import Position
-from elastrain.elastic.membership.rank_state import RankState
-from elastrain.elastic.membership.session import Session
+from elastrain.elastic.group.copies import Resume, WholeCopies
+from elastrain.elastic.group.entry import Entry, EntryRow
+from elastrain.elastic.group.position import Position
+from elastrain.elastic.group.rank_state import RankState
+from elastrain.elastic.group.session import Session
 from elastrain.elastic.reshard.move import Change, Source
 from elastrain.elastic.reshard.origin import NOTHING, Held, Origin
 from elastrain.elastic.reshard.partners import Home

@@ -17,7 +17,7 @@ from elastrain.data.order import Slice
 from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.comm.control_vector import ControlInputs, ControlVector
 from elastrain.elastic.comm.header import Kind
-from elastrain.elastic.membership.control import Summed
+from elastrain.elastic.group.control import Summed
 from elastrain.elastic.strategies.strategy import ElasticModule
 
 BUCKET_BYTES = 25 << 20

@@ -7,12 +7,12 @@ from typing import Literal
 
 from elastrain.elastic.batching import ScriptsBatch
 from elastrain.elastic.checkpoint import CheckpointKeeper
-from elastrain.elastic.membership.copies import WholeCopies
-from elastrain.elastic.membership.position import Position
-from elastrain.elastic.membership.rank_state import RankState
-from elastrain.elastic.membership.report import Reporter
-from elastrain.elastic.membership.session import Session
-from elastrain.elastic.membership.world import World
+from elastrain.elastic.group.copies import WholeCopies
+from elastrain.elastic.group.position import Position
+from elastrain.elastic.group.rank_state import RankState
+from elastrain.elastic.group.report import Reporter
+from elastrain.elastic.group.session import Session
+from elastrain.elastic.group.world import World
 from elastrain.elastic.reshard.first import first_placement
 from elastrain.elastic.small_gradient import SmallGradient
 from elastrain.elastic.state.capture import Stateful

@@ -12,7 +12,7 @@ from torch.utils import _pytree
 
 from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.comm.control_vector import ControlInputs
-from elastrain.elastic.membership.control import Summed
+from elastrain.elastic.group.control import Summed
 
 
 class Bucket(Protocol):

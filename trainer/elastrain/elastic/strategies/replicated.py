@@ -35,7 +35,7 @@ from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.comm.control_vector import ControlInputs, ControlVector
 from elastrain.elastic.comm.group import DdpGroup, sum_sparse
 from elastrain.elastic.comm.transport import completed
-from elastrain.elastic.membership.control import Summed
+from elastrain.elastic.group.control import Summed
 from elastrain.elastic.small_gradient import SmallGradient
 from elastrain.elastic.state import digest
 from elastrain.elastic.state.slices import Holders

@@ -15,7 +15,7 @@ SLOTS = 8
 LOSS = SLOTS
 """Index of the loss: each rank adds its mean loss times its share of the global batch."""
 COMPUTE = SLOTS + 1
-"""Index of the seconds that the ranks compute per step (:mod:`elastrain.elastic.membership.heartbeat`)."""
+"""Index of the seconds that the ranks compute per step (:mod:`elastrain.elastic.group.heartbeat`)."""
 LEARNING = SLOTS + 2
 """Index of the number of ranks that will still be receiving their state in the next step."""
 STOP = SLOTS + 3

@@ -16,7 +16,7 @@ from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.comm.exchange import Meeting
 from elastrain.elastic.comm.nccl import InitialisationFailed
 from elastrain.elastic.comm.transport import CalledOff, described, first_line
-from elastrain.elastic.membership.attempts import Attempts
+from elastrain.elastic.group.attempts import Attempts
 
 log = structlog.get_logger(__name__)
 

@@ -25,7 +25,7 @@ class Script:
     loop_end: int = 0
     """Committed steps at which its loop ends."""
     calls: int = 0
-    """Exchanges outside of steps since its last committed step (:mod:`elastrain.elastic.membership.calls`)."""
+    """Exchanges outside of steps since its last committed step (:mod:`elastrain.elastic.group.calls`)."""
     between: bool = False
     """It is in a call between two steps, where it can receive no state."""
     computes: bool = False
@@ -62,7 +62,7 @@ class EntryRow:
     changes: int = -1
     """As of :attr:`elastrain.data.changes.Changes.seen`."""
     voted: int = 0
-    """As of :class:`elastrain.elastic.membership.verdict.Row`."""
+    """As of :class:`elastrain.elastic.group.verdict.Row`."""
     counted: int = 0
     """The same."""
     back: int = -1

@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping
 
 from elastrain import tracing
 from elastrain.api import names
-from elastrain.elastic.membership.report import Switch
+from elastrain.elastic.group.report import Switch
 from elastrain.tracing import ROOT, Attribute, Span, Tracer
 
 
 def spans(switch: Switch, rank: int, first_commit: float) -> tuple[list[Span], Span]:
     """The spans of ``rank``'s phases in a rescale, and the span of the whole. Pure.
 
-    The phases are those of :meth:`elastrain.elastic.membership.report.Times.phases`, with their beginnings. In a
+    The phases are those of :meth:`elastrain.elastic.group.report.Times.phases`, with their beginnings. In a
     planned change ``rank.connect`` lies before ``rank.pause``, beside training.
     """
     times = switch.times

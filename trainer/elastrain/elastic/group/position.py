@@ -20,13 +20,13 @@ from elastrain.data.order import Order
 from elastrain.elastic.comm import backend
 from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.comm.header import Kind
-from elastrain.elastic.membership.ballot import Ballot
-from elastrain.elastic.membership.connecting import close_in_background
-from elastrain.elastic.membership.control import Summed
-from elastrain.elastic.membership.entry import Entry, EntryRow
-from elastrain.elastic.membership.hold import start_anew
-from elastrain.elastic.membership.integers import from_integers, to_integers
-from elastrain.elastic.membership.session import Session, Withdrawn
+from elastrain.elastic.group.ballot import Ballot
+from elastrain.elastic.group.connecting import close_in_background
+from elastrain.elastic.group.control import Summed
+from elastrain.elastic.group.entry import Entry, EntryRow
+from elastrain.elastic.group.hold import start_anew
+from elastrain.elastic.group.integers import from_integers, to_integers
+from elastrain.elastic.group.session import Session, Withdrawn
 from elastrain.elastic.state.data_order import DataOrder
 from elastrain.elastic.strategies.strategy import ElasticModule
 

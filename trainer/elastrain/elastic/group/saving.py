@@ -11,7 +11,7 @@ from elastrain.data.share import Place
 from elastrain.elastic.checkpoint import ALONE, CheckpointKeeper, Cut, Grid, Ranks, Writers
 from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.comm.header import Kind
-from elastrain.elastic.membership.entry import Entry
+from elastrain.elastic.group.entry import Entry
 from elastrain.elastic.state import parts
 from elastrain.elastic.state.capture import Stateful
 

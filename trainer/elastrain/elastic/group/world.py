@@ -18,18 +18,18 @@ from elastrain.elastic.boundary import Act, Boundary
 from elastrain.elastic.checkpoint import CheckpointKeeper
 from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
 from elastrain.elastic.comm.header import Kind
-from elastrain.elastic.membership import tracing
-from elastrain.elastic.membership.connecting import close_in_background
-from elastrain.elastic.membership.copies import WholeCopies
-from elastrain.elastic.membership.entry import Entry, EntryRow, Script, has_joiners, smaller
-from elastrain.elastic.membership.once import Once
-from elastrain.elastic.membership.own_failure import ends_this_rank
-from elastrain.elastic.membership.position import LoopOver, Position
-from elastrain.elastic.membership.rank_state import RankState
-from elastrain.elastic.membership.report import Switch
-from elastrain.elastic.membership.said import broken_message, log_entered
-from elastrain.elastic.membership.saving import Saving
-from elastrain.elastic.membership.session import Session, Withdrawn
+from elastrain.elastic.group import tracing
+from elastrain.elastic.group.connecting import close_in_background
+from elastrain.elastic.group.copies import WholeCopies
+from elastrain.elastic.group.entry import Entry, EntryRow, Script, has_joiners, smaller
+from elastrain.elastic.group.once import Once
+from elastrain.elastic.group.own_failure import ends_this_rank
+from elastrain.elastic.group.position import LoopOver, Position
+from elastrain.elastic.group.rank_state import RankState
+from elastrain.elastic.group.report import Switch
+from elastrain.elastic.group.said import broken_message, log_entered
+from elastrain.elastic.group.saving import Saving
+from elastrain.elastic.group.session import Session, Withdrawn
 from elastrain.elastic.reshard.origin import FRESH, Held
 from elastrain.elastic.state import capture
 from elastrain.elastic.state.handover import Handover

@@ -14,9 +14,9 @@ from collections.abc import Collection
 from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
 from elastrain.elastic.comm.header import Kind
 from elastrain.elastic.encoding import decode, encode
-from elastrain.elastic.membership import control
-from elastrain.elastic.membership.control import Summed
-from elastrain.elastic.membership.entry import Entry
+from elastrain.elastic.group import control
+from elastrain.elastic.group.control import Summed
+from elastrain.elastic.group.entry import Entry
 
 MAX_BYTES = 16 * 2**20
 """Largest contribution of a rank to one exchange: every rank receives those of all."""

@@ -8,7 +8,7 @@ from typing import NoReturn
 import structlog
 
 from elastrain.api.messages import Holds, Kept, Misplaced
-from elastrain.elastic.membership.session import ExitRequested, Session
+from elastrain.elastic.group.session import ExitRequested, Session
 from elastrain.link import AgentLost, MessageFailed
 
 log = structlog.get_logger(__name__)

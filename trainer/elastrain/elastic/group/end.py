@@ -9,10 +9,10 @@ from typing import NoReturn
 import structlog
 
 from elastrain.elastic.comm.header import Kind
-from elastrain.elastic.membership.hold import hold, kept
-from elastrain.elastic.membership.once import RankZeroLost
-from elastrain.elastic.membership.session import ExitRequested, Session
-from elastrain.elastic.membership.world import World
+from elastrain.elastic.group.hold import hold, kept
+from elastrain.elastic.group.once import RankZeroLost
+from elastrain.elastic.group.session import ExitRequested, Session
+from elastrain.elastic.group.world import World
 from elastrain.link import AgentLost, MessageFailed
 
 log = structlog.get_logger(__name__)

@@ -10,9 +10,9 @@ from elastrain.data.changes import Changes
 from elastrain.elastic.boundary import Boundary
 from elastrain.elastic.checkpoint import CheckpointKeeper
 from elastrain.elastic.comm.communicator import Communicator
-from elastrain.elastic.membership.calls import Calls
-from elastrain.elastic.membership.entry import Entry
-from elastrain.elastic.membership.report import Reporter
+from elastrain.elastic.group.calls import Calls
+from elastrain.elastic.group.entry import Entry
+from elastrain.elastic.group.report import Reporter
 from elastrain.elastic.pauses import Pauses
 from elastrain.elastic.replicas.entries import Entries, combined
 from elastrain.elastic.replicas.replicas import Replicas

@@ -35,9 +35,9 @@ from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.comm.header import RanksDiverged
 from elastrain.elastic.comm.meeting import MeetingPoint
 from elastrain.elastic.comm.transport import described, first_line
-from elastrain.elastic.membership.connecting import Connector, close_in_background
-from elastrain.elastic.membership.proposals import Proposals
-from elastrain.elastic.membership.vouched import AgentVouch
+from elastrain.elastic.group.connecting import Connector, close_in_background
+from elastrain.elastic.group.proposals import Proposals
+from elastrain.elastic.group.vouched import AgentVouch
 from elastrain.elastic.state import transfer
 from elastrain.link import AgentLink, AgentLost, MessageFailed
 
@@ -289,7 +289,7 @@ class Session:
         The communicator is None if the generation does not include this rank. ``loop_end``: of the loop in which a rank
         without state waits; returns the job's position instead if the job is in a later one. Waits as long as the agent
         lives, since a job below its minimum has nothing else to do; a log line repeats it. Attempts to connect are
-        bounded (:mod:`elastrain.elastic.membership.attempts`): raises the error of the last one, or
+        bounded (:mod:`elastrain.elastic.group.attempts`): raises the error of the last one, or
         ``NotConnected``. Also raises :class:`ExitRequested`, :class:`AgentLost`, :class:`MessageFailed`, and
         :class:`Withdrawn`.
         """
