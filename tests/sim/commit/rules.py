@@ -6,10 +6,10 @@ from functools import cache
 
 from commit.world import Bounds, World
 from elastrain.data.share import Place, Share
-from elastrain.elastic.group import control
-from elastrain.elastic.group.control import Summed
+from elastrain.elastic.commit import control
+from elastrain.elastic.commit.control import Summed
+from elastrain.elastic.commit.verdict import Verdict
 from elastrain.elastic.group.entry import Entry, EntryRow
-from elastrain.elastic.group.verdict import Verdict
 from elastrain.elastic.reshard.origin import Held
 from elastrain.elastic.step import Step
 

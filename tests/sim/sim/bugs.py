@@ -12,8 +12,8 @@ from unittest import mock
 from elastrain.api import names
 from elastrain.api.keys import JobKeys
 from elastrain.api.vouch import Vouch
+from elastrain.elastic.commit.control import Summed
 from elastrain.elastic.group import entry
-from elastrain.elastic.group.control import Summed
 from elastrain.etcd import Transaction
 from elastrain.rendezvous import decide, groups, protocol
 from elastrain.rendezvous.view import View

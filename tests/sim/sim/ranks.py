@@ -28,8 +28,8 @@ from elastrain.api.messages import (
 )
 from elastrain.api.records import Generation, Progress
 from elastrain.data.order import Order
-from elastrain.elastic.group import control
-from elastrain.elastic.group.control import Summed
+from elastrain.elastic.commit import control
+from elastrain.elastic.commit.control import Summed
 from elastrain.elastic.group.entry import Entry, EntryRow
 from elastrain.elastic.reshard.origin import FRESH, Held
 from sim.comm import MEETING_TIMEOUT, Comm

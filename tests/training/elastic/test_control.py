@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastrain.elastic.group import control
+from elastrain.elastic.commit import control
 
 
 @given(st.integers(1, 100), st.data())

@@ -12,7 +12,7 @@ from torch import nn
 
 from elastrain.data.audit import verify
 from elastrain.elastic.comm.communicator import Communicator
-from elastrain.elastic.comm.control_vector import ControlInputs
+from elastrain.elastic.commit.vote import ControlInputs
 from elastrain.elastic.strategies.replicated import ReplicatedModule
 
 SCRIPT = Path(__file__).parent / "train_ddp_options.py"

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from elastrain.elastic.encoding.integers import from_integers, to_integers
 from elastrain.elastic.group.entry import Entry, EntryRow, Script
-from elastrain.elastic.group.integers import from_integers, to_integers
 from elastrain.elastic.reshard.origin import FRESH, Held
 from elastrain.elastic.reshard.partners import Home
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elastrain.elastic.commit.verdict import Verdict
 from elastrain.elastic.group.entry import Entry, EntryRow, newest_whole
-from elastrain.elastic.group.verdict import Verdict
 from elastrain.elastic.reshard.origin import Held
 
 HOLDER = EntryRow(Held(7, 1, 0), size=4, reached=7, structure=5)

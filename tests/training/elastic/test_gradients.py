@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from elastrain.data.order import Order
-from elastrain.elastic.comm.control_vector import ControlInputs
-from elastrain.elastic.group import control
+from elastrain.elastic.commit import control
+from elastrain.elastic.commit.vote import ControlInputs
 from elastrain.elastic.strategies import bitwise
 from elastrain.elastic.strategies.bitwise import Bitwise
 from elastrain.elastic.strategies.replicated import Replicated

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from elastrain.elastic.comm.communicator import Communicator
-from elastrain.elastic.comm.control_vector import ControlInputs
-from elastrain.elastic.group import control
+from elastrain.elastic.commit import control
+from elastrain.elastic.commit.vote import ControlInputs
 from elastrain.elastic.strategies.replicated import Replicated, ReplicatedModule
 
 

@@ -13,11 +13,11 @@ from bench_gpu import stand_in
 from elastrain.data.order import Slice
 from elastrain.elastic.comm import backend, nccl
 from elastrain.elastic.comm.communicator import Communicator
-from elastrain.elastic.comm.control_vector import ControlInputs
 from elastrain.elastic.comm.header import Label
 from elastrain.elastic.comm.mates import Mates
 from elastrain.elastic.comm.peer import PeerLost
 from elastrain.elastic.comm.transport import wait_for
+from elastrain.elastic.commit.vote import ControlInputs
 from elastrain.elastic.state import transfer
 from elastrain.elastic.state.slices import Transfer
 from elastrain.elastic.strategies.replicated import Replicated, ReplicatedModule

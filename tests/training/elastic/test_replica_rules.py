@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from elastrain.elastic.group import control
+from elastrain.elastic.commit import control
 from elastrain.elastic.replicas.compare import Outcome, Row, differ, judge
 from elastrain.elastic.replicas.entries import LEFT_OUT, Entries, combined, of_device_tensor
 from elastrain.elastic.replicas.schedule import Schedule

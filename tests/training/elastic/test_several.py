@@ -6,9 +6,9 @@ from torch import nn
 
 from elastrain.data.order import Slice
 from elastrain.data.share import Place, Share
+from elastrain.elastic.commit import control
+from elastrain.elastic.commit.control import Summed
 from elastrain.elastic.contract import Contract
-from elastrain.elastic.group import control
-from elastrain.elastic.group.control import Summed
 from elastrain.elastic.several import SeveralBackwards
 from elastrain.elastic.state.snapshot import Snapshot
 from elastrain.elastic.state.tracked import Tracker

@@ -11,8 +11,8 @@ from torch import nn
 from conditions import eventually
 from elastrain.data.audit import verify
 from elastrain.data.order import Order
-from elastrain.elastic.group import control
-from elastrain.elastic.group.control import Summed
+from elastrain.elastic.commit import control
+from elastrain.elastic.commit.control import Summed
 
 SCRIPT = Path(__file__).with_name("train_tokens.py")
 EPOCHS = 5

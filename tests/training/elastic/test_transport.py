@@ -15,10 +15,10 @@ from elastrain.elastic.comm import communicator as communicator_module
 from elastrain.elastic.comm import mesh, nccl
 from elastrain.elastic.comm.backend import Backend, Offer
 from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
-from elastrain.elastic.comm.control_vector import ControlInputs, ControlVector
 from elastrain.elastic.comm.exchange import Meeting
 from elastrain.elastic.comm.header import Kind
 from elastrain.elastic.comm.transport import CalledOff
+from elastrain.elastic.commit.vote import ControlInputs, ControlVector
 
 PATIENCE = 30.0
 

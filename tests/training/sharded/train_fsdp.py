@@ -36,8 +36,8 @@ from elastrain.elastic.checkpoint.digests import DigestingWriter
 from elastrain.elastic.checkpoint.folder import NewFolder
 from elastrain.elastic.checkpoint.pace import Pace
 from elastrain.elastic.comm.communicator import Communicator
-from elastrain.elastic.comm.control_vector import ControlInputs
-from elastrain.elastic.group.control import Summed
+from elastrain.elastic.commit.control import Summed
+from elastrain.elastic.commit.vote import ControlInputs
 from elastrain.elastic.reshard import move
 from elastrain.elastic.state.parts import dims
 from elastrain.elastic.state.transfer import WholeStateSender

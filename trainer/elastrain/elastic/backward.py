@@ -11,10 +11,10 @@ import torch
 from elastrain.data.order import Slice
 from elastrain.elastic.batching import ScriptsBatch
 from elastrain.elastic.comm.communicator import Communicator
-from elastrain.elastic.comm.control_vector import ControlInputs
 from elastrain.elastic.comm.header import RanksDiverged
-from elastrain.elastic.group import control
-from elastrain.elastic.group.control import Summed
+from elastrain.elastic.commit import control
+from elastrain.elastic.commit.control import Summed
+from elastrain.elastic.commit.vote import ControlInputs
 from elastrain.elastic.group.heartbeat import Heartbeat
 from elastrain.elastic.group.session import Session
 from elastrain.elastic.group.world import World

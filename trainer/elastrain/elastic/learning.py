@@ -10,8 +10,8 @@ from elastrain.data.share import Share
 from elastrain.data.spans import Spans
 from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
 from elastrain.elastic.comm.header import Kind
+from elastrain.elastic.commit.control import Summed
 from elastrain.elastic.encoding import decode, encode
-from elastrain.elastic.group.control import Summed
 from elastrain.elastic.group.heartbeat import Heartbeat
 from elastrain.elastic.group.world import World
 from elastrain.elastic.state.buffers import Buffers

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 
 from elastrain.data.order import Slice
 from elastrain.data.share import Place, Share
+from elastrain.elastic.commit import control
+from elastrain.elastic.commit.control import Summed
 from elastrain.elastic.contract import Phase
-from elastrain.elastic.group import control
-from elastrain.elastic.group.control import Summed
 
 
 @dataclass(slots=True)

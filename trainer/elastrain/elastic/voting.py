@@ -5,7 +5,7 @@ from __future__ import annotations
 import structlog
 
 from elastrain.elastic.comm.communicator import GenerationBroken
-from elastrain.elastic.group.control import Summed
+from elastrain.elastic.commit.control import Summed
 from elastrain.elastic.group.heartbeat import Heartbeat
 from elastrain.elastic.group.session import ExitRequested, Withdrawn
 from elastrain.elastic.group.world import World

@@ -7,7 +7,7 @@ The runtime relies on three rules. Each transport keeps them in its own way:
 - The cause of an abort is recorded (:attr:`Communicator.broken`) before anything ends by that abort. A caller that
   reads a sum after an abort therefore also sees that the sum is invalid.
 - After :meth:`Communicator.await_sums` no sum of this rank is under way. Only then may the rank vote for the step
-  (:mod:`elastrain.elastic.comm.control_vector`): its own sums may be wrong if a *peer* has aborted, and then that peer
+  (:mod:`elastrain.elastic.commit.vote`): its own sums may be wrong if a *peer* has aborted, and then that peer
   does not vote.
 """
 

@@ -13,9 +13,9 @@ from collections.abc import Collection
 
 from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
 from elastrain.elastic.comm.header import Kind
+from elastrain.elastic.commit import control
+from elastrain.elastic.commit.control import Summed
 from elastrain.elastic.encoding import decode, encode
-from elastrain.elastic.group import control
-from elastrain.elastic.group.control import Summed
 from elastrain.elastic.group.entry import Entry
 
 MAX_BYTES = 16 * 2**20

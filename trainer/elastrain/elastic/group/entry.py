@@ -62,7 +62,7 @@ class EntryRow:
     changes: int = -1
     """As of :attr:`elastrain.data.changes.Changes.seen`."""
     voted: int = 0
-    """As of :class:`elastrain.elastic.group.verdict.Row`."""
+    """As of :class:`elastrain.elastic.commit.verdict.Row`."""
     counted: int = 0
     """The same."""
     back: int = -1

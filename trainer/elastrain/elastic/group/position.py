@@ -20,12 +20,12 @@ from elastrain.data.order import Order
 from elastrain.elastic.comm import backend
 from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.comm.header import Kind
-from elastrain.elastic.group.ballot import Ballot
+from elastrain.elastic.commit.ballot import Ballot
+from elastrain.elastic.commit.control import Summed
+from elastrain.elastic.encoding.integers import from_integers, to_integers
 from elastrain.elastic.group.connecting import close_in_background
-from elastrain.elastic.group.control import Summed
 from elastrain.elastic.group.entry import Entry, EntryRow
 from elastrain.elastic.group.hold import start_anew
-from elastrain.elastic.group.integers import from_integers, to_integers
 from elastrain.elastic.group.session import Session, Withdrawn
 from elastrain.elastic.state.data_order import DataOrder
 from elastrain.elastic.strategies.strategy import ElasticModule

@@ -6,7 +6,7 @@ import time
 
 from elastrain.api.records import Generation
 from elastrain.elastic.comm.communicator import Communicator
-from elastrain.elastic.group import control
+from elastrain.elastic.commit import control
 
 
 class Proposals:

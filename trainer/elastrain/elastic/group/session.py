@@ -35,9 +35,9 @@ from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.comm.header import RanksDiverged
 from elastrain.elastic.comm.meeting import MeetingPoint
 from elastrain.elastic.comm.transport import described, first_line
+from elastrain.elastic.commit.vouched import AgentVouch
 from elastrain.elastic.group.connecting import Connector, close_in_background
 from elastrain.elastic.group.proposals import Proposals
-from elastrain.elastic.group.vouched import AgentVouch
 from elastrain.elastic.state import transfer
 from elastrain.link import AgentLink, AgentLost, MessageFailed
 

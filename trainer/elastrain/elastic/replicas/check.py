@@ -10,8 +10,8 @@ import structlog
 
 from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
 from elastrain.elastic.comm.header import Kind, RanksDiverged
+from elastrain.elastic.commit.control import Summed
 from elastrain.elastic.encoding import decode, encode
-from elastrain.elastic.group.control import Summed
 from elastrain.elastic.group.world import World
 from elastrain.elastic.replicas.compare import WAY_OUT, Judgement, Outcome, Row, differ, judge
 

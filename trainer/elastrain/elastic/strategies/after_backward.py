@@ -15,9 +15,9 @@ from torch import nn
 
 from elastrain.data.order import Slice
 from elastrain.elastic.comm.communicator import Communicator
-from elastrain.elastic.comm.control_vector import ControlInputs, ControlVector
 from elastrain.elastic.comm.header import Kind
-from elastrain.elastic.group.control import Summed
+from elastrain.elastic.commit.control import Summed
+from elastrain.elastic.commit.vote import ControlInputs, ControlVector
 from elastrain.elastic.strategies.strategy import ElasticModule
 
 BUCKET_BYTES = 25 << 20

@@ -27,10 +27,10 @@ from elastrain.api.settings import Transport
 from elastrain.data.order import Order, Slice, run_of
 from elastrain.elastic.comm.backend import Offer
 from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
-from elastrain.elastic.comm.control_vector import ControlInputs
 from elastrain.elastic.comm.mesh import Mesh
-from elastrain.elastic.group import control
-from elastrain.elastic.group.control import Summed
+from elastrain.elastic.commit import control
+from elastrain.elastic.commit.control import Summed
+from elastrain.elastic.commit.vote import ControlInputs
 from elastrain.elastic.state.slices import Holders
 from elastrain.elastic.strategies.gradient_buffers import GradientBuffer, GradientBuffers
 from elastrain.elastic.strategies.strategy import ElasticModule

@@ -11,8 +11,8 @@ from torch import nn
 from torch.utils import _pytree
 
 from elastrain.elastic.comm.communicator import Communicator
-from elastrain.elastic.comm.control_vector import ControlInputs
-from elastrain.elastic.group.control import Summed
+from elastrain.elastic.commit.control import Summed
+from elastrain.elastic.commit.vote import ControlInputs
 
 
 class Bucket(Protocol):

@@ -32,10 +32,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from elastrain.data.order import Order, Slice
 from elastrain.elastic.comm.communicator import Communicator
-from elastrain.elastic.comm.control_vector import ControlInputs, ControlVector
 from elastrain.elastic.comm.group import DdpGroup, sum_sparse
 from elastrain.elastic.comm.transport import completed
-from elastrain.elastic.group.control import Summed
+from elastrain.elastic.commit.control import Summed
+from elastrain.elastic.commit.vote import ControlInputs, ControlVector
 from elastrain.elastic.small_gradient import SmallGradient
 from elastrain.elastic.state import digest
 from elastrain.elastic.state.slices import Holders

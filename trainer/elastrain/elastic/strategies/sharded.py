@@ -8,7 +8,7 @@ the first of them contributes their loss and counts.
 *The commit rule.* A rank publishes its control vector only when it holds all its gradients, and the vector is summed in
 two hops: a rank that has the sum knows that every rank holds every complete gradient. A rank that has published it and
 lacks the sum keeps its gradients until it hears from its peers whether the step counts
-(:mod:`elastrain.elastic.group.ballot`). The vote also carries the squared norm, so that clipping needs no
+(:mod:`elastrain.elastic.commit.ballot`). The vote also carries the squared norm, so that clipping needs no
 collective after it.
 """
 
@@ -27,9 +27,9 @@ from elastrain.api.settings import Transport
 from elastrain.data.order import Order, Slice
 from elastrain.elastic.comm.backend import Offer
 from elastrain.elastic.comm.communicator import Communicator
-from elastrain.elastic.comm.control_vector import ControlInputs, ControlVector
 from elastrain.elastic.comm.header import Kind, RanksDiverged
-from elastrain.elastic.group.control import Summed
+from elastrain.elastic.commit.control import Summed
+from elastrain.elastic.commit.vote import ControlInputs, ControlVector
 from elastrain.elastic.reduction import sum_of_products, sum_of_squares
 from elastrain.elastic.reshard.first import OFFER
 from elastrain.elastic.state.parts import dims

@@ -18,8 +18,8 @@ from elastrain.api.settings import Transport
 from elastrain.data.order import Order, Slice
 from elastrain.elastic.comm.backend import Offer, look, propose
 from elastrain.elastic.comm.communicator import Communicator
-from elastrain.elastic.comm.control_vector import ControlInputs
-from elastrain.elastic.group.control import Summed
+from elastrain.elastic.commit.control import Summed
+from elastrain.elastic.commit.vote import ControlInputs
 from elastrain.elastic.state.slices import Holders
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from dataclasses import replace
 
 from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.comm.header import Kind
+from elastrain.elastic.commit.control import Summed
+from elastrain.elastic.commit.verdict import Row, Verdict
 from elastrain.elastic.encoding import decode, encode
-from elastrain.elastic.group.control import Summed
-from elastrain.elastic.group.verdict import Row, Verdict
 
 
 class Ballot:

@@ -1,4 +1,4 @@
-"""The control vector (:mod:`elastrain.elastic.group.control`) as this rank's vote for a step.
+"""The control vector (:mod:`elastrain.elastic.commit.control`) as this rank's vote for a step.
 
 The commit rule (docs/architecture.md): a step counts on a rank only if it has the sum of the votes of all ranks of the
 generation. A rank votes once nothing that it may do afterwards can damage a gradient of the step on any rank:
@@ -20,8 +20,8 @@ import torch
 
 from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.comm.header import Kind
-from elastrain.elastic.group import control
-from elastrain.elastic.group.control import Summed
+from elastrain.elastic.commit import control
+from elastrain.elastic.commit.control import Summed
 from elastrain.elastic.small_gradient import SmallGradient
 
 

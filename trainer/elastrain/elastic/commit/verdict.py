@@ -1,6 +1,6 @@
 """Which ranks commit a step whose vote they have missed, from the rows that ranks exchange when they meet. Pure.
 
-:mod:`elastrain.elastic.group.ballot` holds the votes of a rank.
+:mod:`elastrain.elastic.commit.ballot` holds the votes of a rank.
 """
 
 from __future__ import annotations
