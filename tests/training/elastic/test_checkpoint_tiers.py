@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
 
 from elastrain.api.job import CheckpointSpec
-from elastrain.elastic.checkpoint import CheckpointKeeper, Pace, StaleLineage, Tier, decide, levels_of, tier_at
+from elastrain.elastic.checkpoint import CheckpointKeeper, Pace, StaleLineage, Tier, levels_of, rules, tier_at
 from elastrain.elastic.checkpoint.digests import PIECE_BYTES
 
 NOTHING_KNOWN: dict[str, Any] = {"saved_step": 0, "reached": 0, "torn": False}
@@ -305,7 +305,7 @@ def test_a_checkpoint_stays_in_memory_while_it_is_copied(job) -> None:
 
 # ---- the decisions ---------------------------------------------------------------------------------------------------
 CHECKPOINTS = st.builds(
-    lambda step, lineage: decide.Checkpoint(step, 1, f"{lineage}-0123456789ab", f"/c/{step}.{lineage}"),
+    lambda step, lineage: rules.Checkpoint(step, 1, f"{lineage}-0123456789ab", f"/c/{step}.{lineage}"),
     st.integers(0, 9),
     st.integers(1, 3),
 )
@@ -313,7 +313,7 @@ CHECKPOINTS = st.builds(
 
 @given(st.lists(st.lists(CHECKPOINTS, max_size=4), min_size=1, max_size=3))
 def test_every_checkpoint_is_tried_from_the_newest_of_the_fastest_tier(found) -> None:
-    tried = decide.newest_first(found)
+    tried = rules.newest_first(found)
     assert len(tried) == sum(map(len, found))
     keys = [(-c.order[0], -c.order[1], tier) for tier, c in tried]
     assert keys == sorted(keys)
@@ -322,7 +322,7 @@ def test_every_checkpoint_is_tried_from_the_newest_of_the_fastest_tier(found) ->
 @given(st.lists(CHECKPOINTS, min_size=1, unique=True), st.integers(1, 3))
 def test_the_newest_and_the_one_just_written_are_never_deleted(complete, keep) -> None:
     saved = complete[0]
-    deleted = decide.surplus(complete, keep, saved)
+    deleted = rules.surplus(complete, keep, saved)
     assert saved not in deleted
     assert max(complete, key=lambda c: c.order) not in deleted
     assert len(complete) - len(deleted) <= keep + 1
@@ -339,7 +339,7 @@ def test_the_newest_and_the_one_just_written_are_never_deleted(complete, keep) -
 )
 def test_ranks_take_the_shards_of_the_newest_step_that_is_whole_in_their_nodes_memories(by_rank, shards) -> None:
     memories = [
-        [decide.Checkpoint(step, 1, "1-0123456789ab", f"/{step}", shard, 2) for step, shard in held.items()]
+        [rules.Checkpoint(step, 1, "1-0123456789ab", f"/{step}", shard, 2) for step, shard in held.items()]
         for held in by_rank
     ]
-    assert decide.shards_in_memory(memories) == shards
+    assert rules.shards_in_memory(memories) == shards

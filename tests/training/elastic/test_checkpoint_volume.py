@@ -1,10 +1,12 @@
 """Durable checkpoints: complete or absent, never overwritten by a replaced job."""
 
 import os
+import pickle
 import shutil
 import subprocess
 import threading
 from collections.abc import Iterator
+from io import BytesIO
 from pathlib import Path
 
 import pytest
@@ -12,8 +14,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastrain.elastic.checkpoint import Pace, StaleLineage, Tier, pace, tier_at
-from elastrain.elastic.checkpoint.decide import due
+from elastrain.elastic.checkpoint import Pace, StaleLineage, Tier, dcp, folder, tier_at
+from elastrain.elastic.checkpoint.division import Entry, Sharded
+from elastrain.elastic.checkpoint.rules import due
+from elastrain.elastic.state.parts import Sparse
 
 
 def tree(value: float) -> dict:
@@ -239,13 +243,13 @@ def test_no_save_is_due_if_only_drains_are_saved_or_nothing_is_new(step, now, at
 # ---- beside training ------------------------------------------------------------------------------------------------
 def test_a_save_rests_for_the_processor_time_that_it_took_and_not_for_the_disk(monkeypatch) -> None:
     took = iter([10.0, 10.5, 10.6, 10.6, 10.6, 70.0, 71.0])  # processor seconds of the thread, at each call
-    monkeypatch.setattr(pace.time, "thread_time", lambda: next(took))
+    monkeypatch.setattr(folder.time, "thread_time", lambda: next(took))
     of_a_save, rests = Pace(share=0.25), []
     monkeypatch.setattr(of_a_save._hurry, "wait", rests.append)
     of_a_save.begin()
     for _ in range(3):
         of_a_save.rest()
-    assert rests == pytest.approx([3 * 0.5, 0.0, pace.REST_SECONDS - 3 * 0.5]), "the rests of a long save are bounded"
+    assert rests == pytest.approx([3 * 0.5, 0.0, folder.REST_SECONDS - 3 * 0.5]), "the rests of a long save are bounded"
 
 
 def test_a_paced_save_is_complete(volume) -> None:
@@ -267,3 +271,20 @@ def test_a_save_stops_resting_if_training_waits_for_it(volume) -> None:
     of_a_save.hurry()
     saving.join(30)
     assert [c.step for c in volume.complete()] == [7]
+
+
+@pytest.mark.parametrize(
+    ("written", "now"),
+    [
+        ("elastrain.elastic.checkpoint.dcp._Entry", Entry),
+        ("elastrain.elastic.checkpoint.structure.Sharded", Sharded),
+        ("elastrain.elastic.state.sparse.Sparse", Sparse),
+    ],
+)
+def test_classes_in_checkpoints_of_earlier_versions_are_found_where_they_are_now(written, now) -> None:
+    module, _, name = written.rpartition(".")
+    pickled = pickle.dumps(now, protocol=0).replace(
+        f"{now.__module__}\n{now.__name__}".encode(), f"{module}\n{name}".encode()
+    )
+    assert module.encode() in pickled
+    assert dcp._Structure(BytesIO(pickled)).load() is now

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from elastrain.api.job import CheckpointSpec
 from elastrain.elastic.checkpoint import CheckpointKeeper, Level, levels_of, tier_at
-from elastrain.elastic.checkpoint.cold_start import Evidence, why_stop
+from elastrain.elastic.checkpoint.rules import Evidence, why_stop
 
 NOTHING_KNOWN = {"saved_step": 0, "reached": 0, "torn": ""}
 LOST = "the last workers that held it were lost while this one was receiving it"

@@ -12,9 +12,9 @@ from torch import nn
 from elastrain.api.settings import CheckpointSpec
 from elastrain.elastic.checkpoint import CheckpointKeeper, levels_of
 from elastrain.elastic.state import capture, transfer
-from elastrain.elastic.state.loading import NotTheSame, fingerprints
+from elastrain.elastic.state.capture import NotTheSame, fingerprints
+from elastrain.elastic.state.rollback import Snapshot
 from elastrain.elastic.state.slices import Transfer
-from elastrain.elastic.state.snapshot import Snapshot
 from elastrain.elastic.state.trained import TrainedSet
 
 Tracked = dict[str, Any]

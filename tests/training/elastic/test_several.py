@@ -10,7 +10,7 @@ from elastrain.elastic.commit import control
 from elastrain.elastic.commit.control import Summed
 from elastrain.elastic.contract import Contract
 from elastrain.elastic.several import SeveralBackwards
-from elastrain.elastic.state.snapshot import Snapshot
+from elastrain.elastic.state.rollback import Snapshot
 from elastrain.elastic.state.tracked import Tracker
 from elastrain.elastic.state.trained import TrainedSet
 from elastrain.elastic.step import Step

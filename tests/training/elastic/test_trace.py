@@ -13,8 +13,8 @@ from torch.utils.data import TensorDataset
 
 from elastrain.elastic.job import Job
 from elastrain.elastic.state import capture
-from elastrain.elastic.state.loading import fingerprints
-from elastrain.elastic.state.trace import Touched, Trace
+from elastrain.elastic.state.capture import fingerprints
+from elastrain.elastic.state.rollback import Touched, Trace
 from elastrain.elastic.state.trained import TrainedSet
 from rank_threads import World
 

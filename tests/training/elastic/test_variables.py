@@ -6,7 +6,7 @@ import pytest
 
 from elastrain.elastic.arguments import CHECKS
 from elastrain.elastic.contract import Call, Contract, Phase
-from elastrain.elastic.state.variables import Variables
+from elastrain.elastic.state.tracked import Variables
 
 
 def variables(phase: Phase = Phase.BETWEEN, **values: object) -> Variables:

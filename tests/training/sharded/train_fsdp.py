@@ -33,8 +33,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import elastrain
 from elastrain.elastic.checkpoint.digests import DigestingWriter
-from elastrain.elastic.checkpoint.folder import NewFolder
-from elastrain.elastic.checkpoint.pace import Pace
+from elastrain.elastic.checkpoint.folder import NewFolder, Pace
 from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.commit.control import Summed
 from elastrain.elastic.commit.vote import ControlInputs

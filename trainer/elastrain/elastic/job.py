@@ -27,8 +27,7 @@ from elastrain.elastic.group.heartbeat import Heartbeat
 from elastrain.elastic.group.session import Session
 from elastrain.elastic.loop import Drained, Loop
 from elastrain.elastic.state.capture import Stateful
-from elastrain.elastic.state.tracked import Tracker
-from elastrain.elastic.state.variables import Variables
+from elastrain.elastic.state.tracked import Tracker, Variables
 from elastrain.elastic.strategies.choice import world_for
 from elastrain.elastic.strategies.strategy import ElasticModule, Strategy
 from elastrain.elastic.untracked import Untracked

@@ -39,8 +39,7 @@ from elastrain.elastic.several import SeveralBackwards
 from elastrain.elastic.state import transfer
 from elastrain.elastic.state.buffers import Buffers
 from elastrain.elastic.state.capture import Stateful
-from elastrain.elastic.state.snapshot import Snapshot
-from elastrain.elastic.state.trace import Touched, Trace
+from elastrain.elastic.state.rollback import Snapshot, Touched, Trace
 from elastrain.elastic.state.tracked import Closure
 from elastrain.elastic.step import Step
 from elastrain.elastic.strategies.strategy import Strategy

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from elastrain.elastic.contract import Call, Contract, Phase
-from elastrain.elastic.state.snapshot import Snapshot
+from elastrain.elastic.state.rollback import Snapshot
 from elastrain.elastic.state.tracked import Closure
 from elastrain.elastic.step import Step
 

@@ -40,10 +40,9 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.utils import _pytree
 
 from elastrain.elastic.checkpoint.digests import DigestingWriter
-from elastrain.elastic.checkpoint.pace import Pace
-from elastrain.elastic.checkpoint.structure import Entry, Path, Sharded, is_part, placeholder
-from elastrain.elastic.checkpoint.writers import ALONE, WHOLE, Cut, Writers
-from elastrain.elastic.state.parts import Part
+from elastrain.elastic.checkpoint.division import ALONE, WHOLE, Cut, Entry, Path, Sharded, Writers, is_part, placeholder
+from elastrain.elastic.checkpoint.folder import Pace
+from elastrain.elastic.state.parts import Part, Sparse
 
 Create = Callable[[str], AbstractContextManager[DigestingWriter]]
 """Creates a file by its name."""
@@ -93,7 +92,7 @@ def load(opened: Callable[[str], BinaryIO], where: str = "", cut: Cut = WHOLE) -
     reader.fs = _Files(opened=opened)
     with _os_errors(where):
         reading = _Reading(reader)
-        tree = pickle.loads(reading.bytes_of(_STRUCTURE))  # noqa: S301 - written by this job's own ranks
+        tree = _Structure(BytesIO(reading.bytes_of(_STRUCTURE))).load()
         placed = _pytree.tree_map_with_path(lambda path, leaf: _placed(path, leaf, reading, cut), tree)
         reading.read()
     return placed
@@ -284,8 +283,23 @@ class _Reading(DefaultLoadPlanner):
 
 
 _STRUCTURE = "structure"
-_Entry = Entry
-"""By this name earlier versions have saved it."""
+_MOVED = {
+    f"elastrain.elastic.{module}.{name}": kind
+    for module, name, kind in (
+        ("checkpoint.dcp", "_Entry", Entry),
+        ("checkpoint.structure", "Entry", Entry),
+        ("checkpoint.structure", "Sharded", Sharded),
+        ("state.sparse", "Sparse", Sparse),
+    )
+}
+"""By these names earlier versions have saved classes."""
+
+
+class _Structure(pickle.Unpickler):
+    """Reads the structure of a checkpoint of this job's own ranks."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        return _MOVED.get(f"{module}.{name}") or super().find_class(module, name)
 
 
 def _placed(path: Path, leaf: Any, reading: _Reading, cut: Cut) -> Any:

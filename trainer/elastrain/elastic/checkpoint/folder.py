@@ -3,6 +3,8 @@
 Ranks that write parts of one checkpoint meet in its folder and nowhere else, so that training never waits for them.
 Each hands in a note when its part is there: the entries of the metadata and the digests, or why there is none. The rank
 that commits waits for all notes, with a bound.
+
+A writer takes little processor time from the training that runs beside it (:class:`Pace`).
 """
 
 from __future__ import annotations
@@ -14,18 +16,15 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 import structlog
 
 from elastrain.elastic.checkpoint import digests
-from elastrain.elastic.checkpoint.decide import Checkpoint
 from elastrain.elastic.checkpoint.digests import DigestingWriter, FileDigest
+from elastrain.elastic.checkpoint.division import ALONE, Writers
+from elastrain.elastic.checkpoint.rules import Checkpoint
 from elastrain.elastic.checkpoint.store import Store
-from elastrain.elastic.checkpoint.writers import ALONE, Writers
-
-if TYPE_CHECKING:
-    from elastrain.elastic.checkpoint.dcp import Written
 
 log = structlog.get_logger(__name__)
 
@@ -58,7 +57,8 @@ class Patience:
 class _Note:
     """Of a part that is written."""
 
-    written: Written
+    written: Any
+    """As of :class:`~elastrain.elastic.checkpoint.dcp.Written`."""
     digests: dict[str, FileDigest]
 
 
@@ -79,7 +79,7 @@ class NewFolder:
                 yield stream
             self._digests[file] = stream.digest
 
-    def parts(self, mine: Written, patience: Patience) -> list[Written]:
+    def parts(self, mine: Any, patience: Patience) -> list[Any]:
         """All parts of the checkpoint, by the number of their writer, on the rank that commits; empty on any other.
 
         ``mine``: written. Raises ``OSError`` if a part is missing.
@@ -140,3 +140,36 @@ class NewFolder:
 
 def _note_of(number: int) -> str:
     return f"part-{number:05d}"
+
+
+SHARE = 0.25
+"""Part of its time that the writing thread works while nothing waits for the save. Several steps then take a little
+longer, instead of one that takes twice as long."""
+REST_SECONDS = 30.0
+"""Bound of all rests of one save: a save of many gigabytes takes minutes by itself, and should end before the next."""
+
+
+class Pace:
+    """The pace of one save. Its thread calls :meth:`rest` between two pieces of work, any thread :meth:`hurry`."""
+
+    def __init__(self, share: float = SHARE) -> None:
+        """``share``: part of its time that the thread works, in (0, 1]."""
+        self._rest = 1 / share - 1
+        self._left = REST_SECONDS
+        self._hurry = threading.Event()
+        self._worked = 0.0
+
+    def begin(self) -> None:
+        """The thread's work begins now."""
+        self._worked = time.thread_time()
+
+    def rest(self) -> None:
+        """Sleep in proportion to the processor time used since the last rest; time spent waiting for a disk is free."""
+        seconds = min((time.thread_time() - self._worked) * self._rest, self._left)
+        self._left -= seconds
+        self._hurry.wait(seconds)
+        self._worked = time.thread_time()
+
+    def hurry(self) -> None:
+        """End the present rest and allow no further one: training waits for the save. Any thread."""
+        self._hurry.set()

@@ -12,11 +12,10 @@ from typing import Any
 import structlog
 
 from elastrain.api.records import CheckpointState
-from elastrain.elastic.checkpoint.decide import BUSY, Checkpoint, newest_first, shards_in_memory, wanted
+from elastrain.elastic.checkpoint.division import ALONE, WHOLE, Cut, Writers, divided
 from elastrain.elastic.checkpoint.levels import Level, memory_level
 from elastrain.elastic.checkpoint.resume import ColdStart, Ranks, in_memories, survey
-from elastrain.elastic.checkpoint.structure import divided
-from elastrain.elastic.checkpoint.writers import ALONE, WHOLE, Cut, Writers
+from elastrain.elastic.checkpoint.rules import BUSY, Checkpoint, newest_first, shards_in_memory, wanted
 from elastrain.elastic.state import capture
 
 FINISH_SECONDS = 300.0
@@ -87,7 +86,7 @@ class CheckpointKeeper:
         return sources
 
     def shards_in_memory(self, gather: Callable[[bytes], list[bytes]]) -> list[int] | None:
-        """As of :func:`~elastrain.elastic.checkpoint.decide.shards_in_memory`. All ranks call it. ``gather``: as of
+        """As of :func:`~elastrain.elastic.checkpoint.rules.shards_in_memory`. All ranks call it. ``gather``: as of
         :class:`~elastrain.elastic.checkpoint.resume.Ranks`."""
         return shards_in_memory(in_memories(self._levels, gather))
 
@@ -139,7 +138,7 @@ class CheckpointKeeper:
     # -- by all ranks together -----------------------------------------------------------------------------------------
     def vote(self, step: int, *, leads: bool) -> int:
         """This rank's part of the sum by which all ranks decide whether to save together after ``step`` committed
-        steps (:func:`~elastrain.elastic.checkpoint.decide.wanted`). ``leads``: this is rank 0."""
+        steps (:func:`~elastrain.elastic.checkpoint.rules.wanted`). ``leads``: this is rank 0."""
         if any(level.busy for level in self._levels):
             return BUSY
         now, votes, before = time.monotonic(), 0, False

@@ -9,10 +9,9 @@ from pathlib import Path
 
 from elastrain.api import names
 from elastrain.api.settings import CheckpointSpec, Interval, Shards
-from elastrain.elastic.checkpoint.decide import due
-from elastrain.elastic.checkpoint.directory import DirectoryStore
-from elastrain.elastic.checkpoint.folder import Patience
-from elastrain.elastic.checkpoint.pace import Pace
+from elastrain.elastic.checkpoint.folder import Pace, Patience
+from elastrain.elastic.checkpoint.rules import due
+from elastrain.elastic.checkpoint.store import DirectoryStore
 from elastrain.elastic.checkpoint.tier import MEMORY, Tier, tier_at
 
 

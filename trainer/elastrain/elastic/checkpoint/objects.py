@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 import fsspec
 import structlog
 
-from elastrain.elastic.checkpoint.decide import STEP, Checkpoint
+from elastrain.elastic.checkpoint.rules import STEP, Checkpoint
 from elastrain.elastic.checkpoint.store import DESCRIPTION, LINEAGE, RANDOM, Listing, describe, partial_of
 
 if TYPE_CHECKING:

@@ -14,11 +14,10 @@ from typing import Any
 import structlog
 
 from elastrain.api.records import CheckpointState, Resumed
-from elastrain.elastic.checkpoint.cold_start import Evidence, why_stop
-from elastrain.elastic.checkpoint.decide import Candidate, Checkpoint, candidates
+from elastrain.elastic.checkpoint.division import WHOLE, Cut
 from elastrain.elastic.checkpoint.levels import Level
+from elastrain.elastic.checkpoint.rules import Candidate, Checkpoint, Evidence, candidates, why_stop
 from elastrain.elastic.checkpoint.tier import Tier, Unreadable
-from elastrain.elastic.checkpoint.writers import WHOLE, Cut
 from elastrain.elastic.encoding import decode, encode
 
 log = structlog.get_logger(__name__)
@@ -43,7 +42,7 @@ class Ranks:
 class ColdStart:
     """One cold start, on one rank.
 
-    Raises ``RuntimeError`` if training must not begin at step 0 (:mod:`elastrain.elastic.checkpoint.cold_start`), and
+    Raises ``RuntimeError`` if training must not begin at step 0 (:mod:`elastrain.elastic.checkpoint.rules`), and
     ``OSError`` if ``spec.checkpoint.path`` cannot be read or written, both on rank 0; and the errors of ``gather``.
     """
 
@@ -62,7 +61,7 @@ class ColdStart:
 
     def choose(self, *, saved_step: int, reached: int, torn: str) -> tuple[Any, list[int]]:
         """Returns the tree that this rank has loaded, None if it has loaded nothing; and the ranks that hold the state
-        then, by shard. The arguments are those of :class:`~elastrain.elastic.checkpoint.cold_start.Evidence`."""
+        then, by shard. The arguments are those of :class:`~elastrain.elastic.checkpoint.rules.Evidence`."""
         durable = self._durable
         if self._leads:
             self._before = durable[0].tier.lineage if durable else None

@@ -2,17 +2,34 @@
 
 A checkpoint is a folder of files. It is complete if it has :data:`DESCRIPTION`: a reader sees none of it or all of it,
 whenever its writer is killed.
+
+A directory of a file system is a volume that all workers mount, or a node's memory. Layout::
+
+    <path>/step-000000120/                        one complete checkpoint: torch's distributed checkpoint (DCP),
+                                                  digests.json and elastrain.json
+    <path>/LINEAGE                                the lineage that may write here
+    <path>/unreadable-step-000000120.<random>/    set aside: it could not be read when a job had to resume
+    <path>/.step-000000120.<lineage>.<random>/    being written, or left by a writer that was killed
+
+A checkpoint becomes visible by one rename, so a half-written one is never loaded. A directory is renamed before its
+files are deleted, so a half-deleted checkpoint is never loaded either, and of a writer and the deletion of its partial
+directory one wins.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
-from contextlib import AbstractContextManager
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import BinaryIO, Protocol
 
-from elastrain.elastic.checkpoint.decide import STEP, Checkpoint, Partial
+from elastrain.elastic.checkpoint.rules import STEP, Checkpoint, Partial
 
 DESCRIPTION = "elastrain.json"
 LINEAGE = r"(?P<lineage>\d+-[0-9a-f]{12})"
@@ -98,3 +115,110 @@ def step_of(name: str) -> str:
 def partial_of(name: str, match: re.Match[str]) -> Partial:
     """``match``: of a name with a step and perhaps a lineage."""
     return Partial(name, int(step_of(name)[len("step-") :]), match["lineage"] or "")
+
+
+_COMPLETE = re.compile(rf"{STEP.pattern}(\.[0-9a-f.-]+)?")
+_PARTIAL = re.compile(rf"\.{STEP.pattern}\.((?P<lineage>.*)\.)?{RANDOM}")
+_ASIDE = re.compile(rf"unreadable-{STEP.pattern}\.{RANDOM}")
+
+
+class DirectoryStore:
+    """The checkpoints in one directory. As of :class:`~elastrain.elastic.checkpoint.store.Store`."""
+
+    syncs = True
+
+    def __init__(self, path: Path) -> None:
+        """The directory is made by the first write."""
+        self.path, self.where = path, str(path)
+
+    def listing(self) -> Listing:
+        """As of ``Store``."""
+        names = self._names()
+        return Listing(
+            complete=[n for n in names if _COMPLETE.fullmatch(n) and not (self.path / n).is_file()],
+            partial=[partial_of(n, found) for n in names if (found := _PARTIAL.fullmatch(n))],
+            aside=sorted((n for n in names if _ASIDE.fullmatch(n)), key=self._changed, reverse=True),
+        )
+
+    def read(self, path: str, start: int = 0, end: int | None = None) -> bytes:
+        """As of ``Store``."""
+        with (self.path / path).open("rb") as file:
+            file.seek(start)
+            return file.read(-1 if end is None else end - start)
+
+    def files(self, folder: str) -> set[str]:
+        """As of ``Store``."""
+        try:
+            return {path.name for path in (self.path / folder).iterdir()}
+        except FileNotFoundError:
+            return set()
+
+    def replace(self, path: str, content: bytes) -> None:
+        """As of ``Store``."""
+        final = self.path / path
+        if final.parent == self.path:  # a partial folder that is gone was swept by a later writer
+            self.path.mkdir(parents=True, exist_ok=True)
+        partial = final.with_name(f".{final.name}.{_random()}")
+        with partial.open("wb") as f:
+            f.write(content)
+            f.flush()
+            os.fsync(f.fileno())
+        partial.replace(final)
+
+    def begin(self, checkpoint: Checkpoint, attempt: str = "") -> str:
+        """As of ``Store``."""
+        name = f".{_final(checkpoint)}.{checkpoint.lineage}.{attempt or _random()}"
+        (self.path / name).mkdir(parents=True, exist_ok=bool(attempt))
+        return name
+
+    @contextmanager
+    def create(self, path: str) -> Iterator[BinaryIO]:
+        """As of ``Store``."""
+        with (self.path / path).open("wb") as file:
+            yield file
+
+    def publish(self, partial: str, checkpoint: Checkpoint) -> str:
+        """As of ``Store``. Another checkpoint of the step stays, under another name, until it is one too many."""
+        directory, name = self.path / partial, _final(checkpoint)
+        description = directory / DESCRIPTION
+        with description.open("wb") as file:  # in place: a partial directory is not read
+            file.write(describe(checkpoint, name))
+            file.flush()
+            os.fsync(file.fileno())
+        if (self.path / name).exists():
+            (self.path / name).rename(self.path / f"{name}.{_random()}")
+        directory.rename(self.path / name)
+        return name
+
+    def discard(self, partial: str) -> None:
+        """As of ``Store``."""
+        shutil.rmtree(self.path / partial, ignore_errors=True)
+
+    def set_aside(self, name: str) -> str:
+        """As of ``Store``."""
+        aside = f"unreadable-{step_of(name)}.{_random()}"
+        (self.path / name).rename(self.path / aside)
+        return aside
+
+    def delete(self, name: str) -> None:
+        """As of ``Store``."""
+        trash = self.path / f".{step_of(name)}.deleted.{_random()}"
+        (self.path / name).rename(trash)
+        shutil.rmtree(trash, ignore_errors=True)
+
+    def _names(self) -> list[str]:
+        try:
+            return sorted(path.name for path in self.path.iterdir())
+        except FileNotFoundError:
+            return []
+
+    def _changed(self, name: str) -> float:
+        return (self.path / name).stat().st_ctime
+
+
+def _final(checkpoint: Checkpoint) -> str:
+    return f"step-{checkpoint.step:09d}"
+
+
+def _random() -> str:
+    return uuid.uuid4().hex[:8]

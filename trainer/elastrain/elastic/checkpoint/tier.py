@@ -1,9 +1,9 @@
 """One tier of a job's checkpoints: a place in which they are complete or absent, and never those of a replaced job.
 
 One rank writes where replicas are equal. The ranks of a sharded model write together
-(:mod:`elastrain.elastic.checkpoint.writers`). The format does not contain the world size, so any world loads it.
+(:mod:`elastrain.elastic.checkpoint.division`). The format does not contain the world size, so any world loads it.
 
-**Lineages** (:mod:`elastrain.elastic.checkpoint.decide`). The name of the lineage travels with the training state; the
+**Lineages** (:mod:`elastrain.elastic.checkpoint.rules`). The name of the lineage travels with the training state; the
 file ``LINEAGE`` of each tier holds it too. A save by an earlier lineage is refused: ranks that were cut off while the
 job was restarted elsewhere cannot overwrite the checkpoints of the restarted job.
 """
@@ -21,14 +21,12 @@ from typing import Any, BinaryIO
 
 import structlog
 
-from elastrain.elastic.checkpoint import decide, digests
-from elastrain.elastic.checkpoint.decide import Checkpoint, Partial
+from elastrain.elastic.checkpoint import digests, rules
 from elastrain.elastic.checkpoint.digests import FileDigest
-from elastrain.elastic.checkpoint.directory import DirectoryStore
-from elastrain.elastic.checkpoint.folder import NewFolder, Patience
-from elastrain.elastic.checkpoint.pace import Pace
-from elastrain.elastic.checkpoint.store import DESCRIPTION, Store
-from elastrain.elastic.checkpoint.writers import ALONE, WHOLE, Cut, Writers
+from elastrain.elastic.checkpoint.division import ALONE, WHOLE, Cut, Writers
+from elastrain.elastic.checkpoint.folder import NewFolder, Pace, Patience
+from elastrain.elastic.checkpoint.rules import Checkpoint, Partial
+from elastrain.elastic.checkpoint.store import DESCRIPTION, DirectoryStore, Store
 
 log = structlog.get_logger(__name__)
 
@@ -135,7 +133,7 @@ class Tier:
         if self.lineage not in (None, after):
             raise self._stale(after)
         earlier = [after or "", *others, *(c.lineage for c in self.complete())]
-        lineage = f"{1 + max(map(decide.number, earlier))}-{uuid.uuid4().hex[:12]}"
+        lineage = f"{1 + max(map(rules.number, earlier))}-{uuid.uuid4().hex[:12]}"
         self.adopt(lineage)
         return lineage
 
@@ -229,7 +227,7 @@ class Tier:
 
     def _refuse_stale(self, lineage: str) -> None:
         owner = self.lineage
-        if decide.is_stale(lineage, owner):
+        if rules.is_stale(lineage, owner):
             raise self._stale(lineage)
         if owner != lineage and lineage:
             self.adopt(lineage)
@@ -255,13 +253,13 @@ class Tier:
     def _tidy(self, saved: Checkpoint) -> None:
         """After a save: delete surplus checkpoints and leftovers. Raises nothing: the checkpoint is there."""
         try:
-            for old in decide.surplus(self.complete(), self._keep, saved):
+            for old in rules.surplus(self.complete(), self._keep, saved):
                 if old not in self._held:
                     self._delete(old.name)
             found = self._store.listing()
             for name in found.aside[self._keep :]:
                 self._delete(name, "a newer one is set aside")
-            for partial in decide.leftovers(found.partial, saved)[: decide.SWEPT_PER_SAVE]:
+            for partial in rules.leftovers(found.partial, saved)[: rules.SWEPT_PER_SAVE]:
                 self._delete(partial.name, "left by a writer that was killed or replaced")
         except OSError as e:
             log.warning("checkpoints cannot be tidied up", path=self.where, error=str(e))
@@ -269,7 +267,7 @@ class Tier:
     def _make_room(self, checkpoint: Checkpoint) -> bool:
         """Delete what no job resumes from. Returns whether there was anything."""
         found = self._store.listing()
-        partial: list[Partial] = decide.leftovers(found.partial, checkpoint)
+        partial: list[Partial] = rules.leftovers(found.partial, checkpoint)
         names = [*found.aside, *(p.name for p in partial)]
         return sum(self._delete(name, "the disk is full") for name in names) > 0
 

@@ -25,7 +25,7 @@ COUNTED = SLOTS + 4
 COUNT_LOW, COUNT_HIGH = SLOTS + 5, SLOTS + 6
 """Indices of the sum of the counts, in two digits: float32 adds those of 4,096 ranks exactly, up to 2**36 in all."""
 SAVE = SLOTS + 7
-"""Index of the votes on a checkpoint that all ranks write together (:mod:`elastrain.elastic.checkpoint.decide`)."""
+"""Index of the votes on a checkpoint that all ranks write together (:mod:`elastrain.elastic.checkpoint.rules`)."""
 KEPT = SLOTS + 8
 """Index of the ranks that add their gradients to those of a step before (:mod:`elastrain.elastic.state.kept`)."""
 SIZE = KEPT + 1

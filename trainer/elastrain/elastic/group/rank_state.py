@@ -20,8 +20,7 @@ from elastrain.elastic.state import capture
 from elastrain.elastic.state.capture import Stateful
 from elastrain.elastic.state.data_order import DataOrder
 from elastrain.elastic.state.kept import KeptGradients
-from elastrain.elastic.state.known import KnownParameters
-from elastrain.elastic.state.trained import TrainedSet
+from elastrain.elastic.state.trained import KnownParameters, TrainedSet
 
 
 class RankState:

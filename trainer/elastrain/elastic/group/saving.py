@@ -75,7 +75,7 @@ class Saving:
         """No rank holds state: continue from the newest checkpoint, or begin with the state of the first rank.
 
         Returns the entry by which the others receive the state. Raises ``GenerationBroken``, and ``RuntimeError`` if
-        the job must do neither (:mod:`elastrain.elastic.checkpoint.cold_start`).
+        the job must do neither (:mod:`elastrain.elastic.checkpoint.rules`).
         """
         shards, rank = entry.shards, communicator.rank
         sources = self._keeper.resume(

@@ -14,9 +14,10 @@ import torch
 
 from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.comm.header import Kind
-from elastrain.elastic.reshard.plan import Move, bounds, buckets, moves
+from elastrain.elastic.reshard.plan import Move, buckets, moves
 from elastrain.elastic.reshard.remesh import ShardedTensor
 from elastrain.elastic.state import digest
+from elastrain.elastic.state.parts import bounds
 
 BUCKET_BYTES = 32 * 2**20
 """Small tensors travel together, up to so many bytes of a rank's new shards."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from elastrain.elastic.state.parts import bounds
+
 
 @dataclass(frozen=True, slots=True)
 class Move:
@@ -20,12 +22,6 @@ class Move:
     shard: int
     start: int
     stop: int
-
-
-def bounds(rows: int, shards: int, shard: int) -> tuple[int, int]:
-    """The first row that ``shard`` of ``shards`` holds, and the one after its last, of a tensor of ``rows`` rows."""
-    height = -(-rows // shards)
-    return min(shard * height, rows), min((shard + 1) * height, rows)
 
 
 def assign(old: Sequence[int | None], shards: int) -> list[int]:

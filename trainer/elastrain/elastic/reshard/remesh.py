@@ -19,8 +19,8 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
-from elastrain.elastic.reshard.plan import bounds
 from elastrain.elastic.state.capture import Stateful
+from elastrain.elastic.state.parts import bounds
 
 _PARAM_NAMES = (
     "mesh_info", "post_forward_mesh_info", "_shard_mesh", "_spmd_mesh", "_sharding_spec", "sharded_size",

@@ -22,9 +22,9 @@ from elastrain.elastic.comm import channel
 from elastrain.elastic.comm.channel import Purpose
 from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.reshard.origin import Copy, Held
-from elastrain.elastic.reshard.plan import bounds
 from elastrain.elastic.reshard.remesh import ShardedTensor
 from elastrain.elastic.state import capture, digest
+from elastrain.elastic.state.parts import bounds
 
 PIECE_BYTES = 4 * 2**20
 """Bytes that are sent at a time."""

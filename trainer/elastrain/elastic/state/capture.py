@@ -1,11 +1,14 @@
-"""The training state as one tree: captured from the tracked objects, described, restored.
+"""The training state as one tree: captured from the tracked objects, described, restored to the bit.
 
-Every object with ``state_dict`` and ``load_state_dict`` can be tracked.
+Every object with ``state_dict`` and ``load_state_dict`` can be tracked. ``Optimizer.load_state_dict`` of torch casts
+moments and master weights to the type of their parameter, and other classes may drop or round what they load. Here an
+optimizer gets the tensors that were sent. Then the object's state is compared with what was sent, entry by entry,
+before this rank counts as one that holds it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -14,7 +17,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree
 
-from elastrain.elastic.state import buffers, digest, loading, parts, sparse
+from elastrain.elastic.state import buffers, digest, parts
 
 HIDDEN = "/buffers"
 """Appended to the name of a model."""
@@ -51,10 +54,10 @@ def capture(tracked: Mapping[str, Stateful], *, emptied: bool = False) -> dict[s
 
 
 def restore(tracked: Mapping[str, Stateful], state: dict[str, Any]) -> None:
-    """Load ``state`` into the tracked objects, to the bit (:mod:`elastrain.elastic.state.loading`).
+    """Load ``state`` into the tracked objects, to the bit.
 
     Raises ``ValueError`` naming the entries that only one side has: a skipped optimizer would train on with its own
-    state; and :class:`~elastrain.elastic.state.loading.NotTheSame`.
+    state; and :class:`NotTheSame`.
     """
     hidden = {name.removesuffix(HIDDEN): tree for name, tree in state.items() if name.endswith(HIDDEN)}
     state = {name: tree for name, tree in state.items() if not name.endswith(HIDDEN)}
@@ -65,9 +68,9 @@ def restore(tracked: Mapping[str, Stateful], state: dict[str, Any]) -> None:
     optimizers = [obj for obj in tracked.values() if isinstance(obj, torch.optim.Optimizer)]
     shared = [(a, b) for a in optimizers for b in optimizers if a is not b and a.param_groups is b.param_groups]
     for name, obj in tracked.items():
-        loading.load(name, obj, state[name], tracked.values())
+        _load(name, obj, state[name], tracked.values())
         if isinstance(obj, nn.Module) and name in hidden:
-            buffers.put(obj, sparse.put(hidden[name]))
+            buffers.put(obj, parts.put_sparse(hidden[name]))
     for inner, outer in shared:  # an optimizer within another one comes first
         inner.param_groups = outer.param_groups
 
@@ -131,3 +134,92 @@ def raw_bytes(tensor: torch.Tensor) -> torch.Tensor:
     if not is_dense(tensor):
         tensor = tensor.contiguous()
     return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+
+
+# -- load one object -------------------------------------------------------------------------------------------------
+_COMPARED = (bool, int, float, complex, str, bytes, type(None))
+"""Types of values that are compared; objects of others have no equality that all of them keep."""
+_SHOWN = 3
+"""Entries in a message."""
+
+
+class NotTheSame(RuntimeError):
+    """An object's state differs from the one that it has loaded."""
+
+
+def _load(name: str, obj: Any, state: Any, objects: Iterable[object]) -> None:
+    """``obj.load_state_dict(state)``, with the values, types and shapes that ``state`` has.
+
+    ``name``: of the object. ``state``: as of :func:`elastrain.elastic.state.parts.taken`. ``objects``: all that are
+    tracked. Raises :class:`NotTheSame` naming the entries that differ, and the errors of ``load_state_dict``.
+    """
+    sent = fingerprints(state)  # first: the object may keep the tensors, and change them
+    tree = parts.put(state, obj, objects)
+    own = _states(obj)
+    obj.load_state_dict(tree)
+    if (differing := _differing(sent, obj)) and isinstance(obj, torch.optim.Optimizer):
+        _put_back(obj, tree, own)
+        differing = _differing(sent, obj)
+    if differing:
+        raise NotTheSame(
+            f"job.track({name}=…): after {type(obj).__name__}.load_state_dict() the state is not the one that was "
+            f"loaded: {differing}. A joining worker would train another model: state_dict() must return all that "
+            "load_state_dict() takes, unchanged"
+        )
+
+
+def fingerprints(tree: Any) -> dict[str, str]:
+    """Of each entry of a tree, by its path: type, shape and digest of a tensor, or the value. Objects have none."""
+    leaves, _ = _pytree.tree_flatten_with_path(tree)
+    return {_pytree.keystr(path): _fingerprint(leaf) for path, leaf in leaves if _is_compared(leaf)}
+
+
+def _fingerprint(leaf: Any) -> str:
+    if isinstance(leaf, torch.Tensor):
+        return f"{leaf.dtype} {tuple(leaf.shape)} {digest.of_tensor(leaf):x}"
+    return repr(leaf)
+
+
+def _is_compared(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) or type(leaf) in _COMPARED
+
+
+def _differing(sent: Mapping[str, str], obj: Any) -> str:
+    """The entries of the object's state that are not as they were ``sent``; empty if all are."""
+    loaded = fingerprints(parts.taken(obj.state_dict()))
+    paths = [path for path, value in sent.items() if loaded.get(path) != value]
+    if not paths:
+        return ""
+    again = fingerprints(parts.taken(obj.state_dict()))  # an entry that changes between two looks, a clock, is no state
+    paths = [path for path in paths if path not in loaded or loaded[path] == again.get(path)]
+    texts = [f"{path} is {_short(loaded.get(path))} instead of {_short(sent[path])}" for path in paths[:_SHOWN]]
+    return "; ".join(texts) + (f"; and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else "")
+
+
+def _short(value: str | None) -> str:
+    return "missing" if value is None else value if len(value) < 100 else f"{value[:100]}…"
+
+
+# -- optimizers --------------------------------------------------------------------------------------------------------
+def _states(obj: Any) -> dict[Any, dict[Any, Any]]:
+    """The optimizer's state of each parameter, as it is now."""
+    if not isinstance(obj, torch.optim.Optimizer):
+        return {}
+    return {key: dict(state) for key, state in obj.state.items() if isinstance(state, dict)}
+
+
+def _put_back(optimizer: torch.optim.Optimizer, tree: Any, before: Mapping[Any, Mapping[Any, Any]]) -> None:
+    """Put the values of ``tree``, which the optimizer has loaded, in place of those that it has cast.
+
+    They lie on the device on which the optimizer had them ``before``, or where it has placed them now.
+    """
+    numbers = [number for group in tree.get("param_groups", ()) for number in group["params"]]
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for number, parameter in zip(numbers, parameters, strict=False):
+        sent, loaded = tree["state"].get(number), optimizer.state.get(parameter)
+        if not isinstance(sent, dict) or not isinstance(loaded, dict):
+            continue
+        for key, value in sent.items():
+            home = before.get(parameter, {}).get(key, loaded.get(key))
+            device = next((x.device for x in _pytree.tree_leaves(home) if isinstance(x, torch.Tensor)), None)
+            loaded[key] = _pytree.tree_map_only(torch.Tensor, lambda x, at=device: x.detach().to(at or x.device), value)

@@ -1,7 +1,8 @@
-"""This rank's part of a tensor that is sharded over the ranks of its group (a ``DTensor``), in a tree of state.
+"""Sharded tensors (``DTensor``) and sparse ones in a tree of state: as nodes that contain plain tensors.
 
-The state moves between ranks that hold the same part, so only the local tensor travels, with what is needed to make a
-``DTensor`` of it again: parameters and their optimizer state arrive as the optimizer of the receiver expects them.
+The state moves between ranks that hold the same part of a sharded tensor, so only the local tensor travels, with what
+is needed to make a ``DTensor`` of it again: parameters and their optimizer state arrive as the optimizer of the
+receiver expects them.
 
 The mesh of a group has one dimension, over which ``fully_shard`` spreads tensors, or a second one, over which
 ``parallelize_module`` has cut some of them before.
@@ -17,9 +18,6 @@ from typing import Any, cast
 import torch
 from torch import nn
 from torch.utils import _pytree
-
-from elastrain.elastic.reshard.plan import bounds
-from elastrain.elastic.state import sparse
 
 Dims = tuple[int | None, ...]
 
@@ -69,7 +67,7 @@ def put(tree: Any, home: Any, objects: Iterable[object]) -> Any:
     An emptied part becomes the sharded tensor that ``home``, the object that the tree is for, has in its place; or a
     new one.
     """
-    tree = sparse.put(tree)
+    tree = put_sparse(tree)
     if not any(isinstance(leaf, Part) for leaf in _pytree.tree_leaves(tree, is_leaf=_is_part)):
         return tree
     from torch.distributed.tensor import DTensor
@@ -132,6 +130,12 @@ def dims_of(objects: Mapping[str, object], path: tuple[Any, ...], shape: Sequenc
     return dims(parameter.data)
 
 
+def bounds(rows: int, shards: int, shard: int) -> tuple[int, int]:
+    """The first row that ``shard`` of ``shards`` holds, and the one after its last, of a tensor of ``rows`` rows."""
+    height = -(-rows // shards)
+    return min(shard * height, rows), min((shard + 1) * height, rows)
+
+
 def dims(tensor: Any) -> Dims:
     """Of a ``DTensor``: as of :attr:`Part.dims`."""
     return tuple(getattr(placement, "dim", None) for placement in tensor.placements)
@@ -148,7 +152,7 @@ def _is_part(leaf: Any) -> bool:
 
 def _take(tensor: Any) -> Any:
     if not is_sharded(tensor):
-        return tensor.resolve_conj().resolve_neg() if tensor.layout == torch.strided else sparse.take(tensor)
+        return tensor.resolve_conj().resolve_neg() if tensor.layout == torch.strided else _take_sparse(tensor)
     return Part(tensor.to_local(), dims(tensor), tuple(tensor.shape), tuple(tensor.stride()))
 
 
@@ -163,3 +167,56 @@ def _placements(dims: Dims, sizes: Sequence[int]) -> list[Any]:
         whole = dim is None
         placements.append(Replicate() if whole else Shard(dim) if cut == 1 else _StridedShard(dim, split_factor=cut))
     return placements
+
+
+# -- sparse ones -------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Sparse:
+    """A node of the tree, in the place of a sparse tensor."""
+
+    tensors: tuple[Any, ...]
+    """Indices and values (COO), or compressed indices, plain indices and values."""
+    layout: torch.layout
+    shape: tuple[int, ...]
+    coalesced: bool = False
+    """Of COO: whether no index occurs twice."""
+
+
+_pytree.register_pytree_node(
+    Sparse,
+    lambda node: ([*node.tensors], (node.layout, node.shape, node.coalesced)),
+    lambda children, context: Sparse(tuple(children), *context),
+    serialized_type_name="elastrain.elastic.state.parts.Sparse",
+    flatten_with_keys_fn=lambda node: (
+        [(_pytree.SequenceKey(number), tensor) for number, tensor in enumerate(node.tensors)],
+        (node.layout, node.shape, node.coalesced),
+    ),
+)
+
+
+def _take_sparse(tensor: torch.Tensor) -> Sparse:
+    """The node for a sparse tensor, with the live tensors."""
+    shape = tuple(tensor.shape)
+    if tensor.layout == torch.sparse_coo:
+        return Sparse((tensor._indices(), tensor._values()), tensor.layout, shape, tensor.is_coalesced())
+    by_rows = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
+    indices = (
+        (tensor.crow_indices(), tensor.col_indices()) if by_rows else (tensor.ccol_indices(), tensor.row_indices())
+    )
+    return Sparse((*indices, tensor.values()), tensor.layout, shape)
+
+
+def put_sparse(tree: Any) -> Any:
+    """``tree`` with a sparse tensor for each node."""
+    return _pytree.tree_map_only(Sparse, _assemble_sparse, tree, is_leaf=_is_sparse)
+
+
+def _assemble_sparse(node: Sparse) -> torch.Tensor:
+    if node.layout == torch.sparse_coo:
+        indices, values = node.tensors
+        return torch.sparse_coo_tensor(indices, values, node.shape, is_coalesced=node.coalesced, check_invariants=True)
+    return torch.sparse_compressed_tensor(*node.tensors, size=node.shape, layout=node.layout, check_invariants=True)
+
+
+def _is_sparse(leaf: Any) -> bool:
+    return isinstance(leaf, Sparse)

@@ -4,6 +4,10 @@ Gates by the name of a method cannot be complete: SAM perturbs the weights by ``
 average may be kept by ``lerp_``, a script may set learning rates itself. The warm-up leaves no trace of any of them:
 the state is copied before it, compared after it, and put back. Entries that the warm-up has changed are copied again at
 the beginning of each step, for the case that its body is discarded. Other scripts pay for the warm-up only.
+
+A body that updates the state before its last backward is one transaction, with a :class:`Snapshot` of all of the state.
+If it is discarded, the whole body runs again: its forwards then compute with the same parameters, statistics and
+schedules as the first time.
 """
 
 from __future__ import annotations
@@ -18,7 +22,6 @@ from torch.utils import _pytree
 
 from elastrain.elastic.state import capture
 from elastrain.elastic.state.capture import Stateful
-from elastrain.elastic.state.loading import fingerprints
 from elastrain.elastic.state.tracked import forget_stages, is_scaler
 from elastrain.elastic.state.trained import TrainedSet
 
@@ -62,7 +65,7 @@ class Trace:
 
     def _changed(self) -> list[Path]:
         now = capture.capture(self._tracked)
-        before, after = fingerprints(self._before), fingerprints(now)
+        before, after = capture.fingerprints(self._before), capture.fingerprints(now)
         paths = {_pytree.keystr(path): path for tree in (self._before, now) for path, _ in _leaves(tree)}
         return [path for name, path in paths.items() if before.get(name) != after.get(name)]
 
@@ -136,3 +139,27 @@ def _modules(tracked: Mapping[str, Stateful]) -> Iterator[nn.Module]:
 def _names(paths: list[Path]) -> str:
     shown = ", ".join(f"{path[0].key}{_pytree.keystr(path[1:])}" for path in paths[:_SHOWN])
     return shown + (f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else "")
+
+
+class Snapshot:
+    """A copy of the state of all tracked objects, on their devices."""
+
+    def __init__(self, tracked: Mapping[str, Stateful], trained: TrainedSet) -> None:
+        """``trained``: the parameters that train, which the body may change."""
+        self._tracked, self._trained = tracked, trained
+        self._copy: Any = None
+        self._set = ""
+
+    def save(self) -> None:
+        """Copy the state: a loop body begins."""
+        self._set = self._trained.describe()
+        self._copy = capture.copied(capture.capture(self._tracked), self._copy)
+
+    def restore(self) -> None:
+        """Put the copy back: the body was discarded. Objects may keep its tensors."""
+        copy, self._copy = self._copy, None
+        self._trained.adopt(self._set)
+        capture.restore(self._tracked, copy)
+        for obj in self._tracked.values():
+            if is_scaler(obj):
+                forget_stages(obj)
