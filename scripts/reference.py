@@ -25,6 +25,7 @@ import typer
 from elastrain import client
 from elastrain.api.crd import crd
 from elastrain.cli import main as cli
+from elastrain.cli.shell import guests
 from elastrain.cli.shell.manual import usage
 from elastrain.client import errors
 from elastrain.elastic.contract import RULES, Effect, Phase
@@ -143,7 +144,7 @@ def commands_page() -> str:
         "",
     ]
     for name in sorted(top.commands):  # type: ignore[attr-defined]
-        lines += _command(f"elastrain {name}", top.commands[name])  # type: ignore[attr-defined]
+        lines += _command(f"elastrain {name}", guests.actual(top.commands[name]))  # type: ignore[attr-defined]
     lines += _command("python -m elastrain_operator", typer.main.get_command(operator_command.cli))
     return "\n".join(lines).rstrip() + "\n"
 

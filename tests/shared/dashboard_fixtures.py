@@ -15,9 +15,9 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from elastrain.api import names
 from elastrain.client import ClusterError
-from elastrain.dashboard.access import Guard
-from elastrain.dashboard.board import Board
-from elastrain.dashboard.server import application
+from elastrain_dashboard.access import Guard
+from elastrain_dashboard.board import Board
+from elastrain_dashboard.server import application
 from namespaced import cluster, manifest
 from raw_objects import RUNNING, Raw, event_body, job_body, node_body, pod_body
 

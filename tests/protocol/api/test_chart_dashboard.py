@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import typer
 
-from elastrain.cli.cluster import app as commands
+from elastrain_dashboard import app as command
 
 Manifests = list[dict[str, Any]]
 Render = Callable[..., Manifests]
@@ -45,7 +45,7 @@ def test_users_log_in_unless_the_values_say_otherwise(rendered: Render) -> None:
 
 
 def test_the_command_knows_its_options(rendered: Render) -> None:
-    known = {option for p in typer.main.get_command(commands.app).commands["dashboard"].params for option in p.opts + p.secondary_opts}  # type: ignore[attr-defined]  # fmt: skip  # noqa: E501
+    known = {option for p in typer.main.get_command(command.app).params for option in p.opts + p.secondary_opts}
     for settings in ((), ("watchNamespaces={a}",)):
         given = {word.partition("=")[0] for word in container(rendered(ON, *settings))["command"][2:]}
         assert given <= known

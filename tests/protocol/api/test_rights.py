@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from charts import operator
-from elastrain.dashboard.access import REVIEW_PERMISSIONS
-from elastrain.dashboard.board import NODE_PERMISSIONS as DASHBOARD_NODE_PERMISSIONS
-from elastrain.dashboard.board import PERMISSIONS as DASHBOARD_PERMISSIONS
+from elastrain_dashboard.access import REVIEW_PERMISSIONS
+from elastrain_dashboard.board import NODE_PERMISSIONS as DASHBOARD_NODE_PERMISSIONS
+from elastrain_dashboard.board import PERMISSIONS as DASHBOARD_PERMISSIONS
 from elastrain_operator.kube.client import CAPACITY_PERMISSIONS, CLUSTER_PERMISSIONS, LEASE_PERMISSIONS, PERMISSIONS
 from elastrain_operator.pod.group import SCHEDULERS
 

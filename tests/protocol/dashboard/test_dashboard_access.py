@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from elastrain.client import ClusterError
-from elastrain.dashboard import accelerators, access, server
-from elastrain.dashboard.access import EVERYTHING, Guard, View
+from elastrain_dashboard import accelerators, access, server
+from elastrain_dashboard.access import EVERYTHING, Guard, View
 
 
 def run(scenario) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from elastrain.dashboard import server, stream
-from elastrain.dashboard.access import EVERYTHING
+from elastrain_dashboard import server, stream
+from elastrain_dashboard.access import EVERYTHING
 
 
 def run(scenario) -> None:

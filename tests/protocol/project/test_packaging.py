@@ -16,7 +16,8 @@ import pytest
 ROOT = Path(__file__).parents[3]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
-PACKAGES = {"elastrain": ROOT / "trainer/elastrain", "elastrain_operator": ROOT / "operator/elastrain_operator"}
+PACKAGES = {path.name: path for path in [*ROOT.glob("trainer/elastrain*"), ROOT / "operator/elastrain_operator"]}
+"""The operator, the core, and its guests."""
 
 
 # ---- the wheel -------------------------------------------------------------------------------------------------------
@@ -34,7 +35,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     return zipfile.ZipFile(home / result.stdout.split()[-1])
 
 
-def test_wheel_has_both_packages_whole_and_nothing_else(wheel: zipfile.ZipFile) -> None:
+def test_wheel_has_all_packages_whole_and_nothing_else(wheel: zipfile.ZipFile) -> None:
     shipped = {name for name in wheel.namelist() if ".dist-info/" not in name}
     sources = {
         f"{package}/{path.relative_to(folder)}"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from elastrain.convert import Options, convert
+from elastrain_convert.conversion import Options, convert
 
 ZOO = Path(__file__).parents[3] / "examples" / "zoo"
 PROCESSES = 2

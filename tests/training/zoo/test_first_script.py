@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from elastrain.convert import convert
+from elastrain_convert.conversion import convert
 
 PAGE = (Path(__file__).parents[3] / "docs" / "first-script.md").read_text()
 

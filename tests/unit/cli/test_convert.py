@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from elastrain.cli.convert.command import convert_script
+from elastrain_convert.app import convert_script
 
 ZOO = Path(__file__).parents[3] / "examples" / "zoo"
 

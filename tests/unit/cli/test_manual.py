@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 
 import pytest
 import typer
@@ -10,6 +11,7 @@ from typer.testing import CliRunner
 
 from elastrain.cli.cluster import app as plugin
 from elastrain.cli.main import PANELS, app
+from elastrain.cli.shell.guests import GuestCommand, actual
 from elastrain.cli.shell.manual import first_sentence, flowing
 
 WIDE = {"COLUMNS": "120", "TERMINAL_WIDTH": "120", "NO_COLOR": "1"}
@@ -38,9 +40,23 @@ def test_each_command_has_a_panel_and_one_sentence_that_fits_two_lines(command: 
 
 @pytest.mark.parametrize("command", ["", *(name for name in COMMANDS if name != "completion")])  # it names paths
 def test_no_example_wraps_in_a_terminal_of_80_columns(command: str) -> None:
-    text = COMMANDS[command].help if command else app.info.help
+    text = actual(COMMANDS[command]).help if command else app.info.help
     examples = [line for line in flowing(text).splitlines() if line.startswith("    ")]
     assert [line for line in examples if len(line) > 78] == []
+
+
+@pytest.mark.parametrize("command", [name for name, found in COMMANDS.items() if isinstance(found, GuestCommand)])
+def test_a_guest_is_listed_with_the_first_sentence_of_its_own_help(command: str) -> None:
+    assert COMMANDS[command].short_help == actual(COMMANDS[command]).short_help
+
+
+def test_a_guest_s_extra_is_named_if_a_package_of_it_is_missing(monkeypatch, capsys) -> None:
+    monkeypatch.setitem(sys.modules, "elastrain_convert.app", None)
+    monkeypatch.setattr(sys, "argv", ["elastrain", "convert", "train.py"])
+    with pytest.raises(SystemExit) as leaving:
+        plugin.start(app, "elastrain")
+    assert leaving.value.code == 2
+    assert f"{sys.executable} -m pip install 'elastrain[convert]'" in capsys.readouterr().err
 
 
 def test_commands_for_this_machine_come_first_and_those_of_the_operator_last() -> None:

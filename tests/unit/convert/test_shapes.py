@@ -6,7 +6,7 @@ import textwrap
 
 import pytest
 
-from elastrain.convert import Conversion, Options, convert
+from elastrain_convert.conversion import Conversion, Options, convert
 
 HEAD = """\
 import os

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from elastrain.convert import Conversion, Options, convert
+from elastrain_convert.conversion import Conversion, Options, convert
 
 ZOO = Path(__file__).parents[3] / "examples" / "zoo"
 SCRIPTS = sorted(path.parent.name for path in ZOO.glob("*/ddp.py"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elastrain.dashboard import facts
+from elastrain_dashboard import facts
 
 
 def test_a_job_is_kept_without_its_template(body) -> None:

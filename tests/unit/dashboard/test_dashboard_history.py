@@ -7,7 +7,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastrain.dashboard.history import OTHERS, Figures, Shares, largest
+from elastrain_dashboard.history import OTHERS, Figures, Shares, largest
 
 GAPS = st.lists(st.floats(0.1, 400), min_size=1, max_size=300)
 

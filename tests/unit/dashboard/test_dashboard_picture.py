@@ -8,7 +8,7 @@ import pytest
 
 from elastrain.api.job import AcceleratorSeconds
 from elastrain.client.records import job_of
-from elastrain.dashboard import accelerators, facts, picture, timeline
+from elastrain_dashboard import accelerators, facts, picture, timeline
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from elastrain.api import rescaled
 from elastrain.api.job import LastRescale
 from elastrain.client import Event
-from elastrain.dashboard.timeline import KEPT, Moment, merged
+from elastrain_dashboard.timeline import KEPT, Moment, merged
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 

@@ -12,7 +12,7 @@ import typer
 
 from elastrain import __version__
 from elastrain.cli.cluster import app as cluster
-from elastrain.cli.convert.app import convert
+from elastrain.cli.shell import guests
 from elastrain.cli.shell.answers import EXIT_NO_CLUSTER, Output
 from elastrain.cli.shell.completion import Shell, script
 from elastrain.cli.shell.completion import jobs as jobs_of_cluster
@@ -180,7 +180,13 @@ def run(
     )
 
 
-app.command(rich_help_panel=HERE)(convert)
+guests.add(
+    app,
+    "convert",
+    "elastrain_convert.app",
+    "Propose the change of a training script to an elastic one, as a diff.",
+    HERE,
+)
 app.command(rich_help_panel=HERE)(verify)
 
 

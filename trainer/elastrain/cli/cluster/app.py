@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from elastrain.cli.shell import completion
+from elastrain.cli.shell import completion, guests
 from elastrain.cli.shell.answers import EXIT_REFUSED, Output
 from elastrain.cli.shell.manual import Program
 from elastrain.cli.shell.spelling import Commands, job_name
 from elastrain.cli.shell.terminal import courteous
+from elastrain.guests import way_out
 
 Job = Annotated[
     str,
@@ -241,55 +241,12 @@ def doctor(namespace: Namespace = None, context: Context = None) -> None:
     raise typer.Exit(commands.doctor(Place(namespace, context)))
 
 
-@app.command()
-def dashboard(
-    *,
-    namespaces: Annotated[
-        list[str] | None,
-        typer.Option("--namespace", "-n", help="May be repeated. Default: the namespace of the kubeconfig's context."),
-    ] = None,
-    all_namespaces: Annotated[
-        bool, typer.Option("--all-namespaces", "-A", help="Show the jobs of all namespaces.")
-    ] = False,
-    port: Annotated[int, typer.Option(help="TCP port. 0: any free port.", min=0, max=65535)] = 8090,
-    address: Annotated[str, typer.Option(help="Address to listen at. Default: this machine only.")] = "127.0.0.1",
-    key: Annotated[bool, typer.Option("--key/--no-key", help="Put an access key into the printed address.")] = True,
-    authenticate: Annotated[
-        bool,
-        typer.Option(
-            "--authenticate",
-            help="Instead of the key: users log in with a token of the cluster, and each sees the namespaces that its "
-            "own rights allow. Needs the right to create tokenreviews and subjectaccessreviews.",
-        ),
-    ] = False,
-    hosts: Annotated[
-        list[str] | None,
-        typer.Option("--host", help="A name by which browsers reach the page, beside localhost and addresses."),
-    ] = None,
-    context: Context = None,
-) -> None:
-    """Serve a live page about the jobs until Ctrl-C: state, accelerators, every rescale, losses. The dashboard only
-    reads, with your own permissions, and installs nothing on the cluster.
-
-    Examples: elastrain dashboard, elastrain dashboard -A, elastrain dashboard -n research --port 0
-    """
-    from elastrain.cli.cluster import commands
-    from elastrain.cli.cluster.output import Place
-
-    place = Place(None, context)
-    shown = () if all_namespaces else tuple(namespaces or ())
-    raise typer.Exit(
-        commands.dashboard(
-            place,
-            shown,
-            all_namespaces=all_namespaces,
-            address=address,
-            port=port,
-            keyed=key and not authenticate,
-            authenticate=authenticate,
-            hosts=tuple(hosts or ()),
-        )
-    )
+guests.add(
+    app,
+    "dashboard",
+    "elastrain_dashboard.app",
+    "Serve a live page about the jobs until Ctrl-C: state, accelerators, every rescale, losses.",
+)
 
 
 @contextlib.contextmanager
@@ -298,10 +255,9 @@ def explained() -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        if error.name not in {"kubernetes", "aiohttp"}:
+        if (command := way_out(error.name)) is None:
             raise
-        way_out = f"{sys.executable} -m pip install 'elastrain[client]'"  # of this Python, where elastrain is installed
-        typer.echo(f"this needs the package {error.name}: {way_out}", err=True)
+        typer.echo(f"this needs the package {error.name}: {command}", err=True)
         raise SystemExit(EXIT_REFUSED) from None
 
 

@@ -17,12 +17,10 @@ from elastrain.api.job import ElasticTrainingJob
 from elastrain.api.names import headcount
 from elastrain.cli.cluster import doctor as doctors
 from elastrain.cli.cluster.output import (
-    Misused,
     Place,
     answers,
     document,
     print_data,
-    print_now,
     print_text,
     table_console,
 )
@@ -161,42 +159,6 @@ def doctor(place: Place) -> int:
         if finding.fix:
             console.print(Text(f"  → {finding.fix}", style="dim"))
     return EXIT_NO_CLUSTER if any(f.state == "broken" for f in findings) else 0
-
-
-@answers
-def dashboard(
-    place: Place,
-    namespaces: tuple[str, ...],
-    *,
-    all_namespaces: bool,
-    address: str,
-    port: int,
-    keyed: bool,
-    authenticate: bool,
-    hosts: tuple[str, ...],
-) -> int:
-    """``elastrain dashboard``; returns the exit code."""
-    from elastrain.dashboard.command import CannotListen, serve
-
-    async def run() -> None:
-        connection = await Connection.open(context=place.context)
-        shown = () if all_namespaces else namespaces or (connection.namespace,)
-        await serve(
-            connection,
-            namespaces=shown,
-            address=address,
-            port=port,
-            keyed=keyed,
-            authenticate=authenticate,
-            hosts=hosts,
-            say=print_now,
-        )
-
-    try:
-        asyncio.run(run())
-    except CannotListen as error:
-        raise Misused(str(error)) from error
-    return 0
 
 
 # ---- inside ----------------------------------------------------------------------------------------------------------

@@ -15,12 +15,12 @@ from elastrain.api import names
 from elastrain.api.job import ElasticTrainingJob, JobStatus
 from elastrain.client import Event, Refused, Worker
 from elastrain.client.records import job_of
-from elastrain.dashboard import accelerators, facts, picture, timeline
-from elastrain.dashboard.access import EVERYTHING, View
-from elastrain.dashboard.facts import EventFacts, JobFacts, NodeFacts, PodFacts
-from elastrain.dashboard.history import Figures, Shares
-from elastrain.dashboard.stream import Hub
 from elastrain.reflector import RETRY_DELAYS, Reflector, Source
+from elastrain_dashboard import accelerators, facts, picture, timeline
+from elastrain_dashboard.access import EVERYTHING, View
+from elastrain_dashboard.facts import EventFacts, JobFacts, NodeFacts, PodFacts
+from elastrain_dashboard.history import Figures, Shares
+from elastrain_dashboard.stream import Hub
 
 PERMISSIONS: Mapping[tuple[str, str], tuple[str, ...]] = MappingProxyType(
     {

@@ -8,8 +8,8 @@ from typing import Any
 
 import libcst as cst
 
-from elastrain.convert.result import Change, Note
-from elastrain.convert.script import Script, code
+from elastrain_convert.result import Change, Note
+from elastrain_convert.script import Script, code
 
 Edit = Callable[[Any], Any]
 

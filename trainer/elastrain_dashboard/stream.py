@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from elastrain.dashboard.access import EVERYTHING, View
+from elastrain_dashboard.access import EVERYTHING, View
 
 MOST_BROWSERS = 100
 """Largest number of concurrent streams; the server refuses more."""

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from elastrain.convert.loops import LOADER, Loops
-from elastrain.convert.plan import Plan, expression
-from elastrain.convert.process import Process
-from elastrain.convert.script import Script, argument, code, matcher, walk
+from elastrain_convert.loops import LOADER, Loops
+from elastrain_convert.plan import Plan, expression
+from elastrain_convert.process import Process
+from elastrain_convert.script import Script, argument, code, matcher, walk
 
 SAMPLER = "torch.utils.data.distributed.DistributedSampler"
 is_sampler = matcher(r"torch\.utils\.data\.(distributed\.)?DistributedSampler")

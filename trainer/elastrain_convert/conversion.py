@@ -12,18 +12,18 @@ from dataclasses import dataclass
 
 import libcst as cst
 
-from elastrain.convert.body import Body
-from elastrain.convert.data import Data
-from elastrain.convert.entry import Entry, with_imports
-from elastrain.convert.frameworks import Frameworks
-from elastrain.convert.leftovers import Leftovers
-from elastrain.convert.loops import Loops
-from elastrain.convert.plan import Apply, Plan
-from elastrain.convert.process import Process
-from elastrain.convert.reduction import Reduction
-from elastrain.convert.result import Change, Conversion, Note
-from elastrain.convert.script import Script
-from elastrain.convert.state import State
+from elastrain_convert.body import Body
+from elastrain_convert.data import Data
+from elastrain_convert.entry import Entry, with_imports
+from elastrain_convert.frameworks import Frameworks
+from elastrain_convert.leftovers import Leftovers
+from elastrain_convert.loops import Loops
+from elastrain_convert.plan import Apply, Plan
+from elastrain_convert.process import Process
+from elastrain_convert.reduction import Reduction
+from elastrain_convert.result import Change, Conversion, Note
+from elastrain_convert.script import Script
+from elastrain_convert.state import State
 
 __all__ = ["Change", "Conversion", "Note", "Options", "convert"]
 

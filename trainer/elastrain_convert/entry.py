@@ -7,8 +7,8 @@ from typing import Any
 
 import libcst as cst
 
-from elastrain.convert.plan import Plan, expression
-from elastrain.convert.script import Script, argument, code
+from elastrain_convert.plan import Plan, expression
+from elastrain_convert.script import Script, argument, code
 
 GUARD = ("__name__ == '__main__'", '__name__ == "__main__"', "'__main__' == __name__", '"__main__" == __name__')
 

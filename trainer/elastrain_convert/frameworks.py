@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import libcst as cst
 
-from elastrain.convert.plan import Plan, expression, keyword
-from elastrain.convert.script import Script, argument, code, matcher
+from elastrain_convert.plan import Plan, expression, keyword
+from elastrain_convert.script import Script, argument, code, matcher
 
 TRAINERS = {"transformers.Trainer": "ElasticTrainer", "transformers.trainer.Trainer": "ElasticTrainer"}
 ARGUMENTS = {"transformers.TrainingArguments": "ElasticTrainingArguments"}

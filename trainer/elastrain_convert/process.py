@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 import libcst as cst
 
-from elastrain.convert.plan import Plan
-from elastrain.convert.script import Script, code, matcher, walk
+from elastrain_convert.plan import Plan
+from elastrain_convert.script import Script, code, matcher, walk
 
 DIST = "torch.distributed."
 SET_UP = {f"{DIST}{n}" for n in ("init_process_group", "destroy_process_group", "barrier", "monitored_barrier")}

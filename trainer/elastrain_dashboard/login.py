@@ -13,7 +13,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from elastrain.client import ClusterError
-from elastrain.dashboard.access import EVERYTHING, Guard, View
+from elastrain_dashboard.access import EVERYTHING, Guard, View
 
 VIEW = web.RequestKey("view", View)
 """What the user of a request sees."""

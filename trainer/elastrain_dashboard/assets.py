@@ -45,7 +45,7 @@ class Asset:
 
 def load() -> dict[str, Asset]:
     """All files of ``static/`` by name."""
-    folder = resources.files("elastrain.dashboard") / "static"
+    folder = resources.files("elastrain_dashboard") / "static"
     found = {}
     for file in folder.iterdir():
         kind = TYPES.get("." + file.name.rpartition(".")[2])

@@ -14,11 +14,11 @@ import structlog
 from aiohttp import web
 
 from elastrain.client import ClusterError
-from elastrain.dashboard import assets, login
-from elastrain.dashboard.access import REVIEW_SECONDS, Guard, View
-from elastrain.dashboard.board import OVERVIEW, Board
-from elastrain.dashboard.login import VIEW
-from elastrain.dashboard.stream import TooMany, encoded
+from elastrain_dashboard import assets, login
+from elastrain_dashboard.access import REVIEW_SECONDS, Guard, View
+from elastrain_dashboard.board import OVERVIEW, Board
+from elastrain_dashboard.login import VIEW
+from elastrain_dashboard.stream import TooMany, encoded
 
 TICK_SECONDS = 1.0
 HEARTBEAT_SECONDS = 10.0

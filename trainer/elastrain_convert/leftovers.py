@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import libcst as cst
 
-from elastrain.convert.loops import Loops, is_backward
-from elastrain.convert.plan import Plan
-from elastrain.convert.process import DIST, Process
-from elastrain.convert.script import Script, code, matcher, walk
+from elastrain_convert.loops import Loops, is_backward
+from elastrain_convert.plan import Plan
+from elastrain_convert.process import DIST, Process
+from elastrain_convert.script import Script, code, matcher, walk
 
 WAYS = {
     "all_gather_object": "all_gather_object() between loops",

@@ -9,7 +9,7 @@ from elastrain.api.job import AcceleratorSeconds, ConditionType, ElasticTraining
 from elastrain.api.records import PHASES
 from elastrain.client import Event, Worker, queued, view
 from elastrain.client import explain as explanations
-from elastrain.dashboard.timeline import Moment
+from elastrain_dashboard.timeline import Moment
 
 EVENTS = 50
 """Shown events of a job, newest first."""

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 import libcst as cst
 
-from elastrain.convert.plan import Plan, expression, keyword
-from elastrain.convert.process import Process
-from elastrain.convert.script import Script, argument, code, walk
+from elastrain_convert.plan import Plan, expression, keyword
+from elastrain_convert.process import Process
+from elastrain_convert.script import Script, argument, code, walk
 
 LOADER = "torch.utils.data.DataLoader"
 BARS = ("tqdm", "trange", "track", "auto", "notebook")

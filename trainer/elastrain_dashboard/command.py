@@ -15,16 +15,52 @@ import structlog
 from aiohttp import web
 
 from elastrain.api import names
+from elastrain.cli.cluster.output import Misused, Place, answers, print_now
 from elastrain.client.connection import Connection
-from elastrain.dashboard.access import Guard
-from elastrain.dashboard.board import Board
-from elastrain.dashboard.server import application
+from elastrain_dashboard.access import Guard
+from elastrain_dashboard.board import Board
+from elastrain_dashboard.server import application
 
 _SHUTDOWN_SECONDS = 3.0
 
 
 class CannotListen(Exception):
     """The address cannot be listened at; the message names the option and the remedy."""
+
+
+@answers
+def dashboard(
+    place: Place,
+    namespaces: tuple[str, ...],
+    *,
+    all_namespaces: bool,
+    address: str,
+    port: int,
+    keyed: bool,
+    authenticate: bool,
+    hosts: tuple[str, ...],
+) -> int:
+    """``elastrain dashboard``; returns the exit code."""
+
+    async def run() -> None:
+        connection = await Connection.open(context=place.context)
+        shown = () if all_namespaces else namespaces or (connection.namespace,)
+        await serve(
+            connection,
+            namespaces=shown,
+            address=address,
+            port=port,
+            keyed=keyed,
+            authenticate=authenticate,
+            hosts=hosts,
+            say=print_now,
+        )
+
+    try:
+        asyncio.run(run())
+    except CannotListen as error:
+        raise Misused(str(error)) from error
+    return 0
 
 
 async def serve(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import libcst as cst
 
-from elastrain.convert.data import Data
-from elastrain.convert.loops import Loops
-from elastrain.convert.plan import Plan, expression
-from elastrain.convert.process import DIST
-from elastrain.convert.script import Script, argument, code
+from elastrain_convert.data import Data
+from elastrain_convert.loops import Loops
+from elastrain_convert.plan import Plan, expression
+from elastrain_convert.process import DIST
+from elastrain_convert.script import Script, argument, code
 
 OPERATIONS = {"SUM": "sum", "AVG": "mean", "MIN": "min", "MAX": "max"}
 

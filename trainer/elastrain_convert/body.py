@@ -8,10 +8,10 @@ from typing import Any
 
 import libcst as cst
 
-from elastrain.convert.loops import Loop, Loops, is_backward
-from elastrain.convert.plan import Plan, expression
-from elastrain.convert.process import DIST, Process
-from elastrain.convert.script import Script, code, walk
+from elastrain_convert.loops import Loop, Loops, is_backward
+from elastrain_convert.plan import Plan, expression
+from elastrain_convert.process import DIST, Process
+from elastrain_convert.script import Script, code, walk
 
 REPORTS = re.compile(
     r"(.*\.)?(print|info|debug|warning|log|write|append|extend|add|add_scalar|add_scalars|update|set_postfix|set_postfix_str|"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import libcst as cst
 
-from elastrain.convert.data import Data
-from elastrain.convert.loops import Loop, Loops
-from elastrain.convert.plan import Plan, expression
-from elastrain.convert.script import Script, argument, code, matcher, walk
+from elastrain_convert.data import Data
+from elastrain_convert.loops import Loop, Loops
+from elastrain_convert.plan import Plan, expression
+from elastrain_convert.script import Script, argument, code, matcher, walk
 
 is_tracked = matcher(
     r"torch\.optim\..*|torch(\.cuda)?\.amp\.(grad_scaler\.)?GradScaler|.*\.AveragedModel|timm\.utils\.ModelEma(V2|V3)?"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from elastrain.dashboard.access import View
-from elastrain.dashboard.facts import CPU_WORKERS, NodeFacts, PodFacts, is_accelerator
-from elastrain.dashboard.history import OTHERS
+from elastrain_dashboard.access import View
+from elastrain_dashboard.facts import CPU_WORKERS, NodeFacts, PodFacts, is_accelerator
+from elastrain_dashboard.history import OTHERS
 
 NODES = 200
 """Nodes of a resource that are listed individually: nodes in use first."""

@@ -1,0 +1,30 @@
+"""Packages beside the core, in the same distribution. The core imports none of them: it finds one by name at its use.
+
+A guest that cannot be imported is an error that names the extra which installs what is missing.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+GUESTS = {
+    "elastrain_convert": "convert",
+    "elastrain_dashboard": "dashboard",
+}
+"""Package of a guest -> extra of pyproject.toml that installs what it needs."""
+
+_EXTRAS = {"aiohttp": "client", "kubernetes": "client", "libcst": "convert", "numpy": "trainer", "torch": "trainer"}
+"""Package of others -> extra that installs it."""
+
+
+def load(module: str) -> Any:
+    """The module of a guest, such as ``elastrain_dashboard.app``. Raises ``ModuleNotFoundError``."""
+    return importlib.import_module(module)
+
+
+def way_out(missing: str | None) -> str | None:
+    """The command that installs the package ``missing`` (a ``ModuleNotFoundError``'s name); None: of no extra."""
+    extra = ({**_EXTRAS, **GUESTS}).get((missing or "").partition(".")[0])
+    return f"{sys.executable} -m pip install 'elastrain[{extra}]'" if extra else None
