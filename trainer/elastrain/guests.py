@@ -12,6 +12,7 @@ from typing import Any
 GUESTS = {
     "elastrain_convert": "convert",
     "elastrain_dashboard": "dashboard",
+    "elastrain_launchers": "launchers",
 }
 """Package of a guest -> extra of pyproject.toml that installs what it needs."""
 

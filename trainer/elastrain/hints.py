@@ -14,7 +14,7 @@ _HINTS: tuple[tuple[str, str], ...] = (
     (
         r"Error initializing torch\.distributed using env://",
         "a job forms its groups of ranks by itself: leave init_process_group() out and call elastrain.join() "
-        "(`elastrain convert` proposes the change), or start the script by `python -m elastrain.contrib.restart`",
+        "(`elastrain convert` proposes the change), or start the script by `python -m elastrain_launchers.restart`",
     ),
     (
         r"Default process group has not been initialized",

@@ -23,8 +23,8 @@ ROOT = Path(__file__).parents[3]
         ("elastrain.agent.process.start", {"torch", "grpc", "pydantic", "structlog", "typer"}),
         ("elastrain.agent.process.zygote", {"torch", "grpc", "pydantic", "structlog", "subprocess"}),
         # Beside a program of another framework, in each worker.
-        ("elastrain.contrib.restart", {"torch", "numpy", "kopf", "kubernetes"}),
-        ("elastrain.integrations.horovod.node", {"torch", "numpy", "kopf", "kubernetes"}),
+        ("elastrain_launchers.restart", {"torch", "numpy", "kopf", "kubernetes"}),
+        ("elastrain_launchers.horovod.node", {"torch", "numpy", "kopf", "kubernetes"}),
         ("elastrain_operator", {"torch", "numpy"}),
         ("elastrain_operator.__main__", {"torch", "numpy"}),
         ("elastrain_operator.plan", {"torch", "numpy", "kopf", "kubernetes"}),

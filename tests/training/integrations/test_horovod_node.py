@@ -18,10 +18,10 @@ import pytest
 from elastrain.api import messages as m
 from elastrain.api import names
 from elastrain.etcd import EtcdClient
-from elastrain.integrations.horovod.channel import token_key
-from elastrain.integrations.horovod.members import Members
-from elastrain.integrations.horovod.nodes import Nodes
-from elastrain.integrations.horovod.programs import Programs
+from elastrain_launchers.horovod.channel import token_key
+from elastrain_launchers.horovod.members import Members
+from elastrain_launchers.horovod.nodes import Nodes
+from elastrain_launchers.horovod.programs import Programs
 from scripted_agent import ScriptedAgent, formed
 
 ADDRESS = "127.0.0.1"
@@ -193,7 +193,7 @@ for line in sys.stdin:
 
 NODE = """
 import os, sys
-from elastrain.integrations.horovod.node import Node
+from elastrain_launchers.horovod.node import Node
 program, launcher = [sys.executable, sys.argv[2] + "/train.py", sys.argv[2]], [sys.executable, "-c", *sys.argv[1:]]
 sys.exit(Node(program, 1, launcher).keep(os.environ))
 """
@@ -331,7 +331,7 @@ def test_the_launcher_starts_again_if_a_signal_ended_it(agent):
 
 
 def test_the_remedy_is_named_if_a_worker_has_several_ranks(monkeypatch):
-    from elastrain.integrations.horovod.node import Node
+    from elastrain_launchers.horovod.node import Node
 
     with pytest.raises(RuntimeError, match=r"nprocPerNode: 4.*ELASTRAIN_HOROVOD_SLOTS=4"):
         Node(["true"], 1).keep({"LOCAL_WORLD_SIZE": "4"})

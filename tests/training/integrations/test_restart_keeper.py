@@ -16,7 +16,7 @@ import pytest
 
 from elastrain.api import messages as m
 from elastrain.api.records import Generation
-from elastrain.contrib import mpi, restart, tensorflow
+from elastrain_launchers import mpi, restart, tensorflow
 from scripted_agent import ScriptedAgent, formed
 
 PROGRAM = """
@@ -34,7 +34,7 @@ class Agent(ScriptedAgent):
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        super().__init__(folder, ["-m", "elastrain.contrib.restart", sys.executable, "-c", PROGRAM, str(folder)])
+        super().__init__(folder, ["-m", "elastrain_launchers.restart", sys.executable, "-c", PROGRAM, str(folder)])
 
     def runs(self, count: int) -> list[str]:
         """The programs' arguments, once ``count`` programs have started."""
@@ -136,7 +136,7 @@ NODE = "127.0.0.2"  # this machine, but for Open MPI another one than 127.0.0.1
 def node(tmp_path):
     """A node in a separate process; yields its port."""
     port = restart.free_port(NODE)
-    code = f"import sys; from elastrain.contrib.mpi import serve; sys.exit(serve('{NODE}:{port}', 'secret'))"
+    code = f"import sys; from elastrain_launchers.mpi import serve; sys.exit(serve('{NODE}:{port}', 'secret'))"
     process = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path)
     yield port, process
     process.kill()

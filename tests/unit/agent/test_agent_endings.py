@@ -87,4 +87,4 @@ def test_the_message_names_the_ways_out_if_a_script_waits_for_torchruns_environm
     error = "ValueError: Error initializing torch.distributed using env:// rendezvous: RANK expected, but not set"
     line = endings.error_line(TRACEBACK.replace("FileNotFoundError: no such file: 'x'", error))
     assert "elastrain convert" in line
-    assert "elastrain.contrib.restart" in line
+    assert "elastrain_launchers.restart" in line

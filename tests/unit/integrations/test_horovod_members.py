@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from elastrain.integrations.horovod.members import ANNOUNCE_SECONDS, Members
+from elastrain_launchers.horovod.members import ANNOUNCE_SECONDS, Members
 
 A, B, C = ("10.0.0.1", 1), ("10.0.0.2", 1), ("10.0.0.3", 1)
 

@@ -6,13 +6,13 @@ import os
 import sys
 
 from elastrain.api import names
-from elastrain.contrib.restart import command_of
-from elastrain.integrations.horovod.node import Node
+from elastrain_launchers.horovod.node import Node
+from elastrain_launchers.restart import command_of
 
 
 def main() -> int:
     """Run a node for the command; returns the exit code."""
-    command = command_of(sys.argv[1:], "integrations.horovod")
+    command = command_of(sys.argv[1:], "horovod")
     slots = os.environ.get("ELASTRAIN_HOROVOD_SLOTS") or "1"
     if not slots.isdecimal() or int(slots) < 1:
         sys.stderr.write(

@@ -217,14 +217,14 @@ def command_of(arguments: Sequence[str], module: str) -> list[str]:
     """The command in the arguments of one of these modules. Ends the process if there is none."""
     command = [*arguments[1:]] if arguments[:1] == ["--"] else [*arguments]
     if not command:
-        sys.stderr.write(f"usage: python -m elastrain.{module} [--] CMD...\n")
+        sys.stderr.write(f"usage: python -m elastrain_launchers.{module} [--] CMD...\n")
         sys.exit(names.EXIT_USAGE)
     return command
 
 
 def main() -> int:
     """Run a program of one process per member that reads torch's environment."""
-    command = command_of(sys.argv[1:], "contrib.restart")
+    command = command_of(sys.argv[1:], "restart")
     return Keeper(lambda world: (command, of_torch(world))).keep(os.environ)
 
 

@@ -24,9 +24,9 @@ from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixe
 
 from elastrain.etcd import EtcdClient
 from elastrain.etcd.errors import EtcdUnavailable
-from elastrain.integrations.horovod.channel import token_key
-from elastrain.integrations.horovod.members import Members
-from elastrain.integrations.horovod.nodes import Nodes
+from elastrain_launchers.horovod.channel import token_key
+from elastrain_launchers.horovod.members import Members
+from elastrain_launchers.horovod.nodes import Nodes
 
 log = structlog.get_logger(__name__)
 

@@ -1,6 +1,6 @@
 """TensorFlow's ``MultiWorkerMirroredStrategy`` with restart semantics::
 
-    python -m elastrain.contrib.tensorflow CMD...
+    python -m elastrain_launchers.tensorflow CMD...
 
 Each worker runs CMD with the cluster of its generation in ``TF_CONFIG``. The next generation ends and restarts CMD, and
 ``keras.callbacks.BackupAndRestore`` resumes the last epoch. This module imports no TensorFlow.
@@ -12,7 +12,7 @@ import json
 import os
 import sys
 
-from elastrain.contrib.restart import Keeper, World, command_of
+from elastrain_launchers.restart import Keeper, World, command_of
 
 
 def of_tensorflow(world: World) -> dict[str, str]:
@@ -26,7 +26,7 @@ def of_tensorflow(world: World) -> dict[str, str]:
 
 def main() -> int:
     """Run CMD with ``TF_CONFIG`` for each generation; returns the exit code."""
-    command = command_of(sys.argv[1:], "contrib.tensorflow")
+    command = command_of(sys.argv[1:], "tensorflow")
     return Keeper(lambda world: (command, of_tensorflow(world))).keep(os.environ)
 
 

@@ -25,16 +25,16 @@ from elastrain.agent.core.restart import may_restart
 from elastrain.agent.process.supervisor import split_exit_code
 from elastrain.api.messages import Abort, Adopted, AgentMessage, Exit, Finished, Proposed, Ready
 from elastrain.api.records import Generation
-from elastrain.contrib.restart import BLAME_SECONDS, end, leave, link_to_agent
 from elastrain.etcd import EtcdClient
-from elastrain.integrations.horovod.channel import token_key
-from elastrain.integrations.horovod.programs import Programs
 from elastrain.link import AgentLink
 from elastrain.tether import tethered
+from elastrain_launchers.horovod.channel import token_key
+from elastrain_launchers.horovod.programs import Programs
+from elastrain_launchers.restart import BLAME_SECONDS, end, leave, link_to_agent
 
 log = structlog.get_logger(__name__)
 
-LAUNCHER = (sys.executable, "-m", "elastrain.integrations.horovod.launcher")
+LAUNCHER = (sys.executable, "-m", "elastrain_launchers.horovod.launcher")
 """Without its arguments: the member's id, and the number of slots."""
 
 

@@ -15,10 +15,10 @@ import psutil  # which Horovod depends on
 import structlog
 
 from elastrain import listening
-from elastrain.contrib.restart import end
 from elastrain.etcd.errors import EtcdError
-from elastrain.integrations.horovod.channel import Channel, Request, Signed
 from elastrain.tether import tethered
+from elastrain_launchers.horovod.channel import Channel, Request, Signed
+from elastrain_launchers.restart import end
 
 log = structlog.get_logger(__name__)
 

@@ -1,4 +1,4 @@
-"""``mpirun`` in an elastic job, with restart semantics: ``python -m elastrain.contrib.mpi mpirun CMD...``.
+"""``mpirun`` in an elastic job, with restart semantics: ``python -m elastrain_launchers.mpi mpirun CMD...``.
 
 The worker with rank 0 runs mpirun. The others run a *node*, which starts mpirun's processes in place of ssh: images
 need neither sshd nor keys. The next generation ends and restarts all of them.
@@ -30,9 +30,9 @@ from elastrain import listening
 from elastrain.api import names
 from elastrain.api.keys import JobKeys
 from elastrain.api.records import Generation
-from elastrain.contrib.restart import Keeper, World, command_of
 from elastrain.etcd import EtcdClient, EtcdConfig
 from elastrain.tether import tethered
+from elastrain_launchers.restart import Keeper, World, command_of
 
 ENV_DIRECTORY = "ELASTRAIN_MPI_DIR"
 _ENV_NODES = "ELASTRAIN_MPI_NODES"
@@ -78,7 +78,7 @@ def start_of(
 
     def start(world: World) -> tuple[list[str], dict[str, str]]:
         write_hosts(directory, world.generation, slots)
-        me = [sys.executable, "-m", "elastrain.contrib.mpi"]
+        me = [sys.executable, "-m", "elastrain_launchers.mpi"]
         common = {ENV_DIRECTORY: str(directory), "ELASTRAIN_MPI_GENERATION": str(world.generation.number)}
         if world.rank != 0:
             return [*me, "--node", f"{world.place.address}:{world.place.store_port}"], common
@@ -203,7 +203,7 @@ def main() -> int:
             return run_first(command, os.environ)
         case ["--shell", host, *command]:
             return shell(host, command, os.environ)
-    command = command_of(arguments, "contrib.mpi")
+    command = command_of(arguments, "mpi")
     slots = int(os.environ.get("ELASTRAIN_MPI_SLOTS") or "1")
     with tempfile.TemporaryDirectory(prefix="elastrain-mpi-") as directory:
         return Keeper(start_of(command, Path(directory), slots)).keep(os.environ)

@@ -16,8 +16,8 @@ from typing import Literal
 
 import structlog
 
-from elastrain.integrations.horovod.channel import ANSWER_SECONDS, Channel, Request, ask
-from elastrain.integrations.horovod.members import Members
+from elastrain_launchers.horovod.channel import ANSWER_SECONDS, Channel, Request, ask
+from elastrain_launchers.horovod.members import Members
 
 log = structlog.get_logger(__name__)
 
