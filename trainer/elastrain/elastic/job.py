@@ -16,7 +16,7 @@ from elastrain.data.audit import AuditLog
 from elastrain.data.draws import begin
 from elastrain.data.loader import ElasticLoader
 from elastrain.data.options import order_of
-from elastrain.elastic import reduction
+from elastrain.elastic import reduction, torch_probes
 from elastrain.elastic.arguments import checked
 from elastrain.elastic.batching import ScriptsBatch
 from elastrain.elastic.checkpoint import CheckpointKeeper, kept_memory, levels_of, node_memory
@@ -89,6 +89,7 @@ class Job(JobValues):
         """
         self._loop.contract.acts(Call.SET_UP, "job.wrap()")
         key, of_optimizer = self._tracker.names_of_model(module, name)
+        torch_probes.check(self._strategy.needs)
         model = self._strategy.wrap(module, ddp_options)
         self._world.model = self._strategy.whole()
         model.in_body = lambda: self._loop.phase in BODY

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
+from elastrain.elastic.torch_private import foreach_norm
+
 
 class SmallGradient:
     """The squared length of one small batch's gradient on this rank, in the steps that measure it.
@@ -49,4 +51,4 @@ def squared(gradients: Iterable[torch.Tensor]) -> torch.Tensor:
     """The sum of the squares of all elements, on their device."""
     tensors = list(gradients)
     wide = None if any(t.dtype is torch.float64 for t in tensors) else torch.float32  # sums of float16 overflow
-    return torch.stack([n.double() for n in torch._foreach_norm(tensors, 2, dtype=wide)]).square().sum()
+    return torch.stack([n.double() for n in foreach_norm(tensors, 2, dtype=wide)]).square().sum()

@@ -7,13 +7,18 @@ import os
 import weakref
 from typing import Literal
 
+import structlog
+
 from elastrain.api import names
+from elastrain.elastic import torch_probes
 from elastrain.elastic.batching import batch_of
 from elastrain.elastic.comm.backend import device_of_rank
 from elastrain.elastic.group.heartbeat import Heartbeat
 from elastrain.elastic.group.session import Session
 from elastrain.elastic.job import Job
 from elastrain.elastic.strategies.choice import strategy_for
+
+log = structlog.get_logger(__name__)
 
 _joined: weakref.ref[Session] | None = None
 """Of the job that this process has joined."""
@@ -60,6 +65,8 @@ def join(*, numerics: Literal["exact", "bitwise"] = "exact") -> Job:
     local_rank = int(os.environ.get(names.ENV_LOCAL_RANK, "0"))
     device = device_of_rank(local_rank)  # before the script can use another one
     session = Session(path, local_rank)
+    if local_rank == 0 and (warning := torch_probes.untested()):
+        log.warning(warning)
     batch = batch_of(session.welcome.settings.batch)
     job = Job(session, strategy_for(numerics, session, batch.small), heartbeat, device, batch)
     _joined = weakref.ref(session)

@@ -30,6 +30,8 @@ def measure(host: str, port: int, rank: int, address: str, backend: str) -> dict
     import torch
     import torch.distributed as dist
 
+    from elastrain.elastic.torch_private import gloo_options
+
     store = dist.TCPStore(host, port, 2, rank == 0, CONNECT, wait_for_workers=False)
     device = torch.device("cuda", 0) if backend == "nccl" else torch.device("cpu")
     group: Any
@@ -37,9 +39,7 @@ def measure(host: str, port: int, rank: int, address: str, backend: str) -> dict
         dist.init_process_group("nccl", store=store, rank=rank, world_size=2, timeout=CONNECT, device_id=device)
         group = dist.group.WORLD
     else:
-        options = dist.ProcessGroupGloo._Options()
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
-        options._timeout = CONNECT
+        options = gloo_options([dist.ProcessGroupGloo.create_device(hostname=address)], CONNECT)
         group = dist.ProcessGroupGloo(store, rank, 2, options)
 
     def fastest(values: int) -> float:

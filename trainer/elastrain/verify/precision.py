@@ -9,7 +9,8 @@ import torch
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn.modules.module import register_module_forward_pre_hook
-from torch.utils import _pytree
+
+from elastrain.elastic.torch_private import pytree
 
 _FLOAT = torch.Tensor.float
 
@@ -45,7 +46,7 @@ def _cast_inputs(module: nn.Module, inputs: Any) -> Any:
 
 def cast(tree: Any) -> Any:
     """``tree`` with its floating tensors in float64."""
-    return _pytree.tree_map_only(torch.Tensor, _double, tree)
+    return pytree.tree_map_only(torch.Tensor, _double, tree)
 
 
 def cast_module(module: nn.Module) -> None:

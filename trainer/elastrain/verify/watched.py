@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from elastrain.api import names
 from elastrain.data.loader import ElasticLoader
@@ -20,6 +19,7 @@ from elastrain.elastic.job import Job
 from elastrain.elastic.start import join as join_job
 from elastrain.elastic.state.handover import Handover
 from elastrain.elastic.step import Step
+from elastrain.elastic.torch_private import BatchNorm
 from elastrain.verify import precision, record, seeds
 from elastrain.verify.history import OWN_LOOP
 from elastrain.verify.reference import Reference
@@ -237,7 +237,7 @@ class WatchedJob(Watched, Job):
 
 def _norms(model: nn.Module) -> Iterator[nn.Module]:
     """The layers that normalise over the batch."""
-    return (m for m in model.modules() if isinstance(m, _BatchNorm) and m.training)
+    return (m for m in model.modules() if isinstance(m, BatchNorm) and m.training)
 
 
 def _hold_receivers(held: Path, recorder: record.Recorder) -> None:

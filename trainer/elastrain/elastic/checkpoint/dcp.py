@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.default_planner import (
     DefaultSavePlanner,
     create_default_global_save_plan,
 )
-from torch.distributed.checkpoint.filesystem import FileSystemBase, _StoragePrefix
+from torch.distributed.checkpoint.filesystem import FileSystemBase
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     MetadataIndex,
@@ -37,12 +37,13 @@ from torch.distributed.checkpoint.planner import (
 )
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from torch.distributed.checkpoint.storage import WriteResult
-from torch.utils import _pytree
 
+from elastrain.elastic import torch_private
 from elastrain.elastic.checkpoint.digests import DigestingWriter
 from elastrain.elastic.checkpoint.division import ALONE, WHOLE, Cut, Entry, Path, Sharded, Writers, is_part, placeholder
 from elastrain.elastic.checkpoint.folder import Pace
 from elastrain.elastic.state.parts import Part, Sparse
+from elastrain.elastic.torch_private import pytree
 
 Create = Callable[[str], AbstractContextManager[DigestingWriter]]
 """Creates a file by its name."""
@@ -68,7 +69,7 @@ def write(
     ``OSError`` with the system's own reason.
     """
     source = _Source(state, writers, pace or Pace(share=1.0))
-    plan = SavePlan(source.items, storage_data=_StoragePrefix(f"__{writers.number}_"))
+    plan = SavePlan(source.items, storage_data=torch_private.storage_prefix(f"__{writers.number}_"))
     with _os_errors(where):
         return Written(source.items, _writer(create, syncs=syncs).write_data(plan, source).wait())
 
@@ -93,7 +94,7 @@ def load(opened: Callable[[str], BinaryIO], where: str = "", cut: Cut = WHOLE) -
     with _os_errors(where):
         reading = _Reading(reader)
         tree = _Structure(BytesIO(reading.bytes_of(_STRUCTURE))).load()
-        placed = _pytree.tree_map_with_path(lambda path, leaf: _placed(path, leaf, reading, cut), tree)
+        placed = pytree.tree_map_with_path(lambda path, leaf: _placed(path, leaf, reading, cut), tree)
         reading.read()
     return placed
 
@@ -182,7 +183,7 @@ class _Source(DefaultSavePlanner):
         super().__init__()
         self._pace, self._data = pace, dict[str, Any]()
         self.items: list[WriteItem] = []
-        structure = _pytree.tree_map_with_path(lambda p, x: self._add(p, x, writers), state, is_leaf=is_part)
+        structure = pytree.tree_map_with_path(lambda p, x: self._add(p, x, writers), state, is_leaf=is_part)
         if writers.commits:
             self._data[_STRUCTURE] = pickle.dumps(structure)  # bytes: its integer keys would become strings
             self.items.append(WriteItem(MetadataIndex(_STRUCTURE), WriteItemType.BYTE_IO))

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 import xxhash
-from torch.utils import _pytree
 
 from elastrain.elastic.state.capture import is_dense
 from elastrain.elastic.state.parts import Part, bounds
+from elastrain.elastic.torch_private import pytree
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,10 +216,10 @@ def divided(tree: Any, writers: Writers) -> Any:
             sizes[name_of(path)] = (leaf.local if isinstance(leaf, Part) else leaf).nbytes
         return leaf
 
-    _pytree.tree_map_with_path(measure, tree, is_leaf=is_part)
+    pytree.tree_map_with_path(measure, tree, is_leaf=is_part)
     mine = writers.takes(sizes)
 
     def keep(path: Path, leaf: Any) -> Any:
         return leaf if name_of(path) in mine else placeholder(path, leaf)
 
-    return _pytree.tree_map_with_path(keep, tree, is_leaf=is_part)
+    return pytree.tree_map_with_path(keep, tree, is_leaf=is_part)

@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[attr-defined]
 
 from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
 from elastrain.elastic.comm.header import Kind
 from elastrain.elastic.comm.transport import completed
+from elastrain.elastic.torch_private import work_of
 
 
 class RankGroup(dist.ProcessGroup):
@@ -72,7 +72,7 @@ def sum_sparse(communicator: Communicator, gradient: torch.Tensor) -> torch.Tens
     """
     mine = gradient.coalesce()
     try:
-        counts = [count for (count,) in communicator.all_gather_ints([mine._nnz()], Kind.GRADIENTS)]
+        counts = [count for (count,) in communicator.all_gather_ints([len(mine.values())], Kind.GRADIENTS)]
     except GenerationBroken:
         return gradient
     most = max(counts)
@@ -80,8 +80,8 @@ def sum_sparse(communicator: Communicator, gradient: torch.Tensor) -> torch.Tens
         return mine
     indices = mine.indices().new_zeros(communicator.world_size, mine.sparse_dim(), most)
     values = mine.values().new_zeros(communicator.world_size, most, *mine.values().shape[1:])
-    indices[communicator.rank, :, : mine._nnz()] = mine.indices()
-    values[communicator.rank, : mine._nnz()] = mine.values()
+    indices[communicator.rank, :, : len(mine.values())] = mine.indices()
+    values[communicator.rank, : len(mine.values())] = mine.values()
     torch.futures.wait_all([communicator.sum_bucket(indices), communicator.sum_bucket(values)])
     if communicator.broken is not None:
         return gradient
@@ -98,4 +98,4 @@ def _work(tensors: list[torch.Tensor], sums: list[torch.futures.Future[torch.Ten
     for each in sums:
         each.wait()  # on a device this orders the current stream, and the host continues
     done.set_result(tensors)
-    return _create_work_from_future(done)
+    return work_of(done)

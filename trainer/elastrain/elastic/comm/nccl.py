@@ -29,6 +29,7 @@ import structlog
 import torch
 import torch.distributed as dist
 
+from elastrain.elastic import torch_private
 from elastrain.elastic.comm.header import Label
 from elastrain.elastic.comm.mates import Mates
 from elastrain.elastic.comm.peer import PeerLost
@@ -192,7 +193,7 @@ def revoke(backend: Any, device: torch.device) -> bool:
     Not before NCCL 2.30, and not if torch does not give the communicator: an abort then frees while it ends. Bounded:
     what has not returned after ``REVOKE_SECONDS`` is left to the abort.
     """
-    if (get := getattr(backend, "_comm_ptr", None)) is None or torch.cuda.nccl.version() < LEAST_REVOKE:
+    if (get := torch_private.nccl_pointer(backend)) is None or torch.cuda.nccl.version() < LEAST_REVOKE:
         return False
     try:
         function = ctypes.CDLL("libnccl.so.2").ncclCommRevoke  # already loaded, by torch
@@ -275,8 +276,7 @@ def open_backend(store: dist.Store, rank: int, world_size: int, device: torch.de
     if overruled := settings(os.environ):
         log.warning("elastrain handles NCCL's errors itself and overrides these variables", variables=overruled)
     kind: Any = dist.distributed_c10d.ProcessGroupNCCL
-    options = kind.Options()
-    options._timeout = timedelta(seconds=COLLECTIVE_SECONDS)
+    options = torch_private.with_timeout(kind.Options(), timedelta(seconds=COLLECTIVE_SECONDS))
     options.config.blocking = 1
     with torch.cuda.device(device):
         backend = kind(store, rank, world_size, options)

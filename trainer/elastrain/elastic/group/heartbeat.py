@@ -18,6 +18,7 @@ import torch
 
 from elastrain.api import heartbeat, names
 from elastrain.api.heartbeat import Where
+from elastrain.elastic import torch_private
 
 _SMOOTHING = 0.1
 """Weight of the newest step."""
@@ -92,7 +93,7 @@ class Heartbeat:
 
     # -- inside --------------------------------------------------------------------------------------------------------
     def _backward_began(self, _gradient: torch.Tensor) -> None:
-        torch.autograd.Variable._execution_engine.queue_callback(self._gradients_done)
+        torch_private.after_backward(self._gradients_done)
 
     def _gradients_done(self) -> None:
         self._to(Where.COLLECTIVE)

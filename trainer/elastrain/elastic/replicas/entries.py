@@ -17,11 +17,10 @@ from typing import Any
 import torch
 import xxhash
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
-from torch.utils import _pytree
 
 from elastrain.elastic.state import digest, parts
 from elastrain.elastic.state.capture import Stateful
+from elastrain.elastic.torch_private import Norm, pytree
 
 LEFT_OUT = 0
 """The digest of an entry that may differ between replicas."""
@@ -89,7 +88,7 @@ class Entries:
     def _statistics(self) -> Iterator[torch.Tensor]:
         for obj in self._tracked.values():
             for module in obj.modules() if isinstance(obj, nn.Module) else ():
-                if isinstance(module, _NormBase):
+                if isinstance(module, Norm):
                     yield from module.buffers(recurse=False)
 
 
@@ -156,9 +155,9 @@ def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, bool | int | float):
         yield name, float(value)
     elif isinstance(value, dict | list | tuple):
-        for path, leaf in _pytree.tree_flatten_with_path(value)[0]:
+        for path, leaf in pytree.tree_flatten_with_path(value)[0]:
             if isinstance(leaf, torch.Tensor | int | float):
-                yield from _leaves(name + _pytree.keystr(path), leaf)
+                yield from _leaves(name + pytree.keystr(path), leaf)
 
 
 def _version(buffer: torch.Tensor) -> tuple[int, int]:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from elastrain.elastic import torch_private
+
 SMALL_BYTES = 256 * 2**10
 """Below this size every buffer has a copy and is sent: a forward that is not the first may change it."""
 
@@ -143,7 +145,7 @@ def hidden(module: nn.Module) -> dict[str, torch.Tensor]:
     return {
         f"{path}.{name}" if path else name: buffer
         for path, owner in module.named_modules()
-        for name in sorted(owner._non_persistent_buffers_set)
+        for name in sorted(torch_private.hidden_buffers(owner))
         if (buffer := owner._buffers.get(name)) is not None
     }
 

@@ -15,9 +15,9 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
-from torch.utils import _pytree
 
 from elastrain.elastic.state import buffers, digest, parts
+from elastrain.elastic.torch_private import pytree
 
 HIDDEN = "/buffers"
 """Appended to the name of a model."""
@@ -80,8 +80,8 @@ def structure(tree: Any) -> int:
 
     Ranks with equal numbers can each send a part of their state to the same receiver.
     """
-    leaves, _ = _pytree.tree_flatten_with_path(tree)
-    described = [(_pytree.keystr(path), slot(leaf)) for path, leaf in leaves if isinstance(leaf, torch.Tensor)]
+    leaves, _ = pytree.tree_flatten_with_path(tree)
+    described = [(pytree.keystr(path), slot(leaf)) for path, leaf in leaves if isinstance(leaf, torch.Tensor)]
     return digest.of_value(described)
 
 
@@ -91,7 +91,7 @@ def copied(tree: Any, into: Any = None, *, device: str | None = None) -> Any:
     The copy reuses the tensors of ``into``, an earlier copy that is no longer needed, where they fit. The first write
     to each page of new memory would take longer than the copy itself.
     """
-    homes = dict(_pytree.tree_flatten_with_path(into)[0])
+    homes = dict(pytree.tree_flatten_with_path(into)[0])
 
     def copy(path: tuple[Any, ...], leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
@@ -101,7 +101,7 @@ def copied(tree: Any, into: Any = None, *, device: str | None = None) -> Any:
             return home.copy_(leaf.detach())
         return leaf.detach().to(device or leaf.device, copy=True)
 
-    return _pytree.tree_map_with_path(copy, tree)
+    return pytree.tree_map_with_path(copy, tree)
 
 
 def _alike(home: object, leaf: torch.Tensor) -> bool:
@@ -170,8 +170,8 @@ def _load(name: str, obj: Any, state: Any, objects: Iterable[object]) -> None:
 
 def fingerprints(tree: Any) -> dict[str, str]:
     """Of each entry of a tree, by its path: type, shape and digest of a tensor, or the value. Objects have none."""
-    leaves, _ = _pytree.tree_flatten_with_path(tree)
-    return {_pytree.keystr(path): _fingerprint(leaf) for path, leaf in leaves if _is_compared(leaf)}
+    leaves, _ = pytree.tree_flatten_with_path(tree)
+    return {pytree.keystr(path): _fingerprint(leaf) for path, leaf in leaves if _is_compared(leaf)}
 
 
 def _fingerprint(leaf: Any) -> str:
@@ -221,5 +221,5 @@ def _put_back(optimizer: torch.optim.Optimizer, tree: Any, before: Mapping[Any, 
             continue
         for key, value in sent.items():
             home = before.get(parameter, {}).get(key, loaded.get(key))
-            device = next((x.device for x in _pytree.tree_leaves(home) if isinstance(x, torch.Tensor)), None)
-            loaded[key] = _pytree.tree_map_only(torch.Tensor, lambda x, at=device: x.detach().to(at or x.device), value)
+            device = next((x.device for x in pytree.tree_leaves(home) if isinstance(x, torch.Tensor)), None)
+            loaded[key] = pytree.tree_map_only(torch.Tensor, lambda x, at=device: x.detach().to(at or x.device), value)

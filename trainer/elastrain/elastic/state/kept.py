@@ -20,6 +20,7 @@ from torch import nn
 from elastrain.elastic.state import parts
 from elastrain.elastic.state.capture import Stateful
 from elastrain.elastic.state.tracked import is_average
+from elastrain.elastic.torch_private import foreach_norm
 
 Gradients = dict[nn.Parameter, torch.Tensor]
 
@@ -168,8 +169,8 @@ class KeptGradients:
 def _are_zero(gradients: Iterable[torch.Tensor]) -> bool:
     """Whether all are zero, or so small that their squares are. On a device the host waits for it."""
     values = [_local(g) for g in gradients]
-    dense = [g._values() if g.is_sparse else g for g in values]
-    norms = torch._foreach_norm([g for g in dense if g.numel()])
+    dense = [g.coalesce().values() if g.is_sparse else g for g in values]
+    norms = foreach_norm([g for g in dense if g.numel()])
     return not any(bool(norm) for norm in norms) if len(norms) < 2 or norms[0].is_cpu else not _any(norms)
 
 

@@ -17,7 +17,8 @@ from typing import Any, cast
 
 import torch
 from torch import nn
-from torch.utils import _pytree
+
+from elastrain.elastic.torch_private import pytree, strided_shard
 
 Dims = tuple[int | None, ...]
 
@@ -39,12 +40,12 @@ def _flatten(part: Part) -> tuple[list[Any], Any]:
     return [part.local], (part.dims, part.shape, part.stride)
 
 
-_pytree.register_pytree_node(
+pytree.register_pytree_node(
     Part,
     _flatten,
     lambda children, context: Part(*children, *context),
     serialized_type_name="elastrain.elastic.state.parts.Part",
-    flatten_with_keys_fn=lambda part: ([(_pytree.GetAttrKey("local"), part.local)], _flatten(part)[1]),
+    flatten_with_keys_fn=lambda part: ([(pytree.GetAttrKey("local"), part.local)], _flatten(part)[1]),
 )
 
 
@@ -53,12 +54,12 @@ def taken(tree: Any) -> Any:
 
     Negated and conjugated views, which have no memory of their own, are copied.
     """
-    return _pytree.tree_map_only(torch.Tensor, _take, tree)
+    return pytree.tree_map_only(torch.Tensor, _take, tree)
 
 
 def emptied(tree: Any) -> Any:
     """As :func:`taken`, with the type of each local tensor in its place: what the tensors hold travels otherwise."""
-    return _pytree.tree_map_only(Part, lambda p: replace(p, local=p.local.dtype), taken(tree), is_leaf=_is_part)
+    return pytree.tree_map_only(Part, lambda p: replace(p, local=p.local.dtype), taken(tree), is_leaf=_is_part)
 
 
 def put(tree: Any, home: Any, objects: Iterable[object]) -> Any:
@@ -68,7 +69,7 @@ def put(tree: Any, home: Any, objects: Iterable[object]) -> Any:
     new one.
     """
     tree = put_sparse(tree)
-    if not any(isinstance(leaf, Part) for leaf in _pytree.tree_leaves(tree, is_leaf=_is_part)):
+    if not any(isinstance(leaf, Part) for leaf in pytree.tree_leaves(tree, is_leaf=_is_part)):
         return tree
     from torch.distributed.tensor import DTensor
 
@@ -79,7 +80,7 @@ def put(tree: Any, home: Any, objects: Iterable[object]) -> Any:
         for p in obj.parameters()
         if isinstance(p, DTensor)
     }
-    own = dict(_pytree.tree_flatten_with_path(home.state_dict())[0])
+    own = dict(pytree.tree_flatten_with_path(home.state_dict())[0])
 
     def assemble(path: tuple[Any, ...], leaf: Any) -> Any:
         if not isinstance(leaf, Part):
@@ -104,7 +105,7 @@ def put(tree: Any, home: Any, objects: Iterable[object]) -> Any:
             stride=leaf.stride,
         )
 
-    return _pytree.tree_map_with_path(assemble, tree, is_leaf=_is_part)
+    return pytree.tree_map_with_path(assemble, tree, is_leaf=_is_part)
 
 
 def dims_of(objects: Mapping[str, object], path: tuple[Any, ...], shape: Sequence[int]) -> Dims | None:
@@ -159,13 +160,12 @@ def _take(tensor: Any) -> Any:
 def _placements(dims: Dims, sizes: Sequence[int]) -> list[Any]:
     """``sizes``: of the mesh. The tensor is cut over the last dimension of the mesh first."""
     from torch.distributed.tensor import Replicate, Shard
-    from torch.distributed.tensor.placement_types import _StridedShard
 
     placements: list[Any] = []
     for number, dim in enumerate(dims):
         cut = prod(size for size, other in zip(sizes[number + 1 :], dims[number + 1 :], strict=True) if other == dim)
         whole = dim is None
-        placements.append(Replicate() if whole else Shard(dim) if cut == 1 else _StridedShard(dim, split_factor=cut))
+        placements.append(Replicate() if whole else Shard(dim) if cut == 1 else strided_shard(dim, split_factor=cut))
     return placements
 
 
@@ -182,13 +182,13 @@ class Sparse:
     """Of COO: whether no index occurs twice."""
 
 
-_pytree.register_pytree_node(
+pytree.register_pytree_node(
     Sparse,
     lambda node: ([*node.tensors], (node.layout, node.shape, node.coalesced)),
     lambda children, context: Sparse(tuple(children), *context),
     serialized_type_name="elastrain.elastic.state.parts.Sparse",
     flatten_with_keys_fn=lambda node: (
-        [(_pytree.SequenceKey(number), tensor) for number, tensor in enumerate(node.tensors)],
+        [(pytree.SequenceKey(number), tensor) for number, tensor in enumerate(node.tensors)],
         (node.layout, node.shape, node.coalesced),
     ),
 )
@@ -208,7 +208,7 @@ def _take_sparse(tensor: torch.Tensor) -> Sparse:
 
 def put_sparse(tree: Any) -> Any:
     """``tree`` with a sparse tensor for each node."""
-    return _pytree.tree_map_only(Sparse, _assemble_sparse, tree, is_leaf=_is_sparse)
+    return pytree.tree_map_only(Sparse, _assemble_sparse, tree, is_leaf=_is_sparse)
 
 
 def _assemble_sparse(node: Sparse) -> torch.Tensor:

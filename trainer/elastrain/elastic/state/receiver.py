@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils import _pytree
 
 from elastrain.elastic.comm import channel
 from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
@@ -32,6 +31,7 @@ from elastrain.elastic.state.portions import (
 from elastrain.elastic.state.slices import Transfer
 from elastrain.elastic.state.staging import Stage, apart
 from elastrain.elastic.state.transfer import as_bytes, compare, receive_small
+from elastrain.elastic.torch_private import pytree
 
 
 class NotKept(RuntimeError):
@@ -162,7 +162,7 @@ class StateReceiver:
 
     def _receive_closing(self, source: int, connection: socket.socket) -> Any:
         # Small tensors get memory of their own until they are loaded: a loop body may use this rank's.
-        mine = {"state": _pytree.tree_map(lambda x: x if _is_large(x) else None, self._capture()), "samples": []}
+        mine = {"state": pytree.tree_map(lambda x: x if _is_large(x) else None, self._capture()), "samples": []}
         return receive_small(mine, self._communicator, source, connection)
 
 

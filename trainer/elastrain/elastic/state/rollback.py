@@ -18,12 +18,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree
 
 from elastrain.elastic.state import capture
 from elastrain.elastic.state.capture import Stateful
-from elastrain.elastic.state.tracked import forget_stages, is_scaler
+from elastrain.elastic.state.tracked import is_scaler
 from elastrain.elastic.state.trained import TrainedSet
+from elastrain.elastic.torch_private import forget_stages, pytree
 
 _SHOWN = 3
 """Entries in a message."""
@@ -66,7 +66,7 @@ class Trace:
     def _changed(self) -> list[Path]:
         now = capture.capture(self._tracked)
         before, after = capture.fingerprints(self._before), capture.fingerprints(now)
-        paths = {_pytree.keystr(path): path for tree in (self._before, now) for path, _ in _leaves(tree)}
+        paths = {pytree.keystr(path): path for tree in (self._before, now) for path, _ in _leaves(tree)}
         return [path for name, path in paths.items() if before.get(name) != after.get(name)]
 
 
@@ -102,9 +102,9 @@ class Touched:
         for group, key, value in self._values:
             group[key] = value
         if self._others:
-            leaves, spec = _pytree.tree_flatten_with_path(self._present())
+            leaves, spec = pytree.tree_flatten_with_path(self._present())
             put_back = [self._copies.get(path, leaf) for path, leaf in leaves]
-            _load(self._tracked, _pytree.tree_unflatten(put_back, spec))
+            _load(self._tracked, pytree.tree_unflatten(put_back, spec))
 
     def _present(self) -> dict[str, Any]:
         return {name: tree for name, tree in capture.capture(self._tracked).items() if name in self._names}
@@ -122,7 +122,7 @@ def _with_buffers(names: set[str]) -> set[str]:
 
 
 def _leaves(tree: Any) -> Iterator[tuple[Path, Any]]:
-    yield from _pytree.tree_flatten_with_path(tree)[0]
+    yield from pytree.tree_flatten_with_path(tree)[0]
 
 
 def _is_option(tracked: Mapping[str, Stateful], path: Path) -> bool:
@@ -137,7 +137,7 @@ def _modules(tracked: Mapping[str, Stateful]) -> Iterator[nn.Module]:
 
 
 def _names(paths: list[Path]) -> str:
-    shown = ", ".join(f"{path[0].key}{_pytree.keystr(path[1:])}" for path in paths[:_SHOWN])
+    shown = ", ".join(f"{path[0].key}{pytree.keystr(path[1:])}" for path in paths[:_SHOWN])
     return shown + (f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else "")
 
 

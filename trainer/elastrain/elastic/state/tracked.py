@@ -17,6 +17,7 @@ from torch import nn
 
 from elastrain.elastic.contract import Call, Contract
 from elastrain.elastic.state.capture import Stateful
+from elastrain.elastic.torch_private import uncompiled
 from elastrain.elastic.updates import Update, Updates
 
 UPDATES_OF_SCALER = ("unscale_", "step", "update")
@@ -76,7 +77,7 @@ class Tracker:
 
         Raises ``ValueError`` for a name that is taken, and for a model that is tracked.
         """
-        inner = _own(module)
+        inner = uncompiled(module)
         if any(obj is inner for obj in self._tracked.values()):
             raise ValueError("job.wrap(net): this model is wrapped already: call it once, and use what it returned")
         number = "" if not self._models else str(self._models + 1)
@@ -88,7 +89,7 @@ class Tracker:
     def add_model(self, name: str, module: nn.Module) -> None:
         """Add a model that was wrapped."""
         self._models += 1
-        self._tracked[name] = _own(module)
+        self._tracked[name] = uncompiled(module)
 
     def track(self, objects: Mapping[str, Any]) -> None:
         """Add ``objects``, by name. Raises ``TypeError`` or ``ValueError`` naming the object."""
@@ -195,22 +196,9 @@ class Tracker:
         _subclass(scaler, {"scale": scale})
 
 
-def _own(module: nn.Module) -> nn.Module:
-    """A compiled model is in the state by its own names."""
-    own: nn.Module = getattr(module, "_orig_mod", module)
-    return own
-
-
 def is_scaler(obj: Any) -> bool:
     """Whether it is a scaler of losses, as ``torch.amp.GradScaler``."""
     return all(callable(getattr(obj, name, None)) for name in (*UPDATES_OF_SCALER, "scale"))
-
-
-def forget_stages(scaler: Any) -> None:
-    """Forget the optimizers that ``scaler`` has seen since its last ``update()``, which its state does not contain."""
-    stages = getattr(scaler, "_per_optimizer_states", None)
-    if stages is not None:
-        stages.clear()
 
 
 def is_average(obj: Any) -> bool:

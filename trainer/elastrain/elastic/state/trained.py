@@ -34,6 +34,7 @@ from elastrain.elastic.state import digest
 from elastrain.elastic.state.capture import Stateful
 from elastrain.elastic.state.data_order import DataOrder
 from elastrain.elastic.state.tracked import is_average
+from elastrain.elastic.torch_private import steps_in_backward
 
 log = structlog.get_logger(__name__)
 
@@ -234,7 +235,7 @@ class KnownParameters:
                 continue
             self._known.setdefault(name, dict(model.named_parameters()))
             for path, p in self._known[name].items():
-                if hasattr(p, "_in_backward_optimizers"):
+                if steps_in_backward(p):
                     raise RuntimeError(
                         f"job.steps(): parameter {name}.{path} has an optimizer that steps within the backward, before "
                         "gradients are summed over the ranks: leave torch's _apply_optimizer_in_backward out, and call "

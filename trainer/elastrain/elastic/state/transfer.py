@@ -22,7 +22,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.utils import _pytree
 
 from elastrain.elastic.comm import channel
 from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
@@ -32,6 +31,7 @@ from elastrain.elastic.state import digest, staging
 from elastrain.elastic.state.capture import Slot, is_dense, raw_bytes, slot
 from elastrain.elastic.state.slices import StateSlice, Transfer
 from elastrain.elastic.state.staging import Stage, apart, settle
+from elastrain.elastic.torch_private import pytree
 
 PIECE_BYTES = 8 * 2**20
 """Bytes of one piece, and so the host memory that a connection needs beside the state itself (for packed tensors and
@@ -77,7 +77,7 @@ def header_of(tree: Any) -> bytes:
     is too large.
     """
     try:
-        header = encode(_pytree.tree_map(slot, tree), "the state")
+        header = encode(pytree.tree_map(slot, tree), "the state")
     except NotEncodable as e:
         raise NotEncodable(
             f"job.track: {e}: let state_dict() return tensors, plain values and containers of them"
@@ -130,7 +130,7 @@ def receive_small(mine: Any, communicator: Communicator, source: int, connection
 
 def tensors_of(tree: Any) -> list[torch.Tensor]:
     """The tensors of a tree, in an order that is the same for every rank's tree."""
-    return [leaf.detach() for leaf in _pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+    return [leaf.detach() for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
 def _receive_header(connection: socket.socket) -> bytearray:
@@ -285,10 +285,10 @@ def _allocate(header: Any, mine: Any) -> Any:
     New ones lie on the same type of device as the sender's, if this rank has one. They lie on the host if ``mine`` is
     None: two states need not fit on a device.
     """
-    leaves, spec = _pytree.tree_flatten_with_path(header)
-    own = dict(_pytree.tree_flatten_with_path(mine)[0])
+    leaves, spec = pytree.tree_flatten_with_path(header)
+    own = dict(pytree.tree_flatten_with_path(mine)[0])
     kept = mine is None
-    return _pytree.tree_unflatten([_tensor_for(leaf, own.get(path), kept) for path, leaf in leaves], spec)
+    return pytree.tree_unflatten([_tensor_for(leaf, own.get(path), kept) for path, leaf in leaves], spec)
 
 
 def _tensor_for(leaf: Any, own: Any, kept: bool) -> Any:

@@ -21,6 +21,7 @@ from torch import nn
 
 from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.comm.header import Kind
+from elastrain.elastic.torch_private import BatchNorm
 
 _scope = threading.local()
 
@@ -43,7 +44,7 @@ def over(communicator: Communicator | None, *, counts: bool) -> Iterator[None]:
         _scope.communicator = None
 
 
-class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
+class SyncBatchNorm(BatchNorm):
     """Local outside of the training loop, in the warm-up, and in ``eval()`` mode.
 
     Not a subclass of torch's: DDP refuses those on a CPU, and assigns its own process group to them.

@@ -25,6 +25,7 @@ from torch import nn
 
 from elastrain.api.settings import Transport
 from elastrain.data.order import Order, Slice, run_of
+from elastrain.elastic import torch_probes
 from elastrain.elastic.comm.backend import Offer
 from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
 from elastrain.elastic.comm.mesh import Mesh
@@ -64,6 +65,7 @@ class Bitwise:
     tensor = 1
     votes = False
     keeps_gradients = True
+    needs: tuple[torch_probes.Need, ...] = torch_probes.EVERY_JOB
 
     def __init__(self) -> None:
         self._models: list[ElasticModule] = []

@@ -7,7 +7,7 @@ connects the ranks of a column, and DTensor (:mod:`elastrain.elastic.strategies.
 None of them raises because of a peer: an exception would leave FSDP in the middle of a forward. After a loss they
 fill with stand-ins, the rest of the loop body computes on those, and the step is discarded. A layer that is computed
 again in the backward (activation checkpoints) may then branch in another way than in the forward, and raise: such an
-error ends the backward of a step that is discarded anyway (:func:`recover`).
+error ends the backward of a step that is discarded anyway (:func:`elastrain.elastic.torch_private.end_backward`).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 
+from elastrain.elastic import torch_private
 from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
 from elastrain.elastic.comm.subgroup import Subgroup
 
@@ -125,7 +125,12 @@ class ShardedComm:
             out.view(-1, mine.numel()).copy_(mine.flatten().clone())
 
 
-class _Gather(AllGather):
+_AllGather: Any
+_ReduceScatter: Any
+_AllGather, _ReduceScatter = torch_private.communication()
+
+
+class _Gather(_AllGather):
     def __init__(self, comm: ShardedComm) -> None:
         self._comm = comm
 
@@ -138,7 +143,7 @@ class _Gather(AllGather):
         self._comm.all_gather(output_tensor, input_tensor)
 
 
-class _Scatter(ReduceScatter):
+class _Scatter(_ReduceScatter):
     def __init__(self, comm: ShardedComm) -> None:
         self._comm = comm
 
@@ -167,17 +172,3 @@ def communicate_by(comm: ShardedComm, model: nn.Module) -> None:
             raise ValueError(f"job.wrap(): {name or 'the model'}: {e}") from e
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
-
-
-def recover(model: nn.Module) -> None:
-    """An exception has ended a backward of ``model``: make FSDP ready for the next forward.
-
-    By the callback that FSDP queues for the end of each backward, which has no public name. Collectives give stand-ins
-    meanwhile, since the generation has broken.
-    """
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            state = module._get_fsdp_state()
-            if state._is_root:
-                state._root_post_backward_final_callback()
-            module.reshard()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from elastrain.elastic import torch_private, torch_probes
 from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.state.capture import Stateful
 from elastrain.elastic.strategies.sharded import Sharded
@@ -28,6 +29,7 @@ class FullySharded(Sharded):
     """One group of all ranks."""
 
     keeps_gradients = False
+    needs: tuple[torch_probes.Need, ...] = (*Sharded.needs, *torch_probes.ONE_COPY)
 
     def __init__(self, first: Callable[[torch.device], tuple[int, int]]) -> None:
         """``first(device)``: number of shards, and this rank's shard, with which the script builds its model."""
@@ -81,28 +83,26 @@ class FullySharded(Sharded):
         ``source``: of the rows to give; default: the live tensors. Raises ``GenerationBroken``; then this rank has lost
         its state.
         """
-        from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
-
         from elastrain.elastic.reshard import move, remesh
-        from elastrain.elastic.strategies.group_mesh import forget, group_mesh
+        from elastrain.elastic.strategies.group_mesh import group_mesh
 
         assert self._model is not None and self._mesh is not None
         old, place = self._mesh, change.places[communicator.rank]
-        for module in remesh.fsdp_modules(self._model.module):
+        for module in torch_private.fsdp_modules(self._model.module):
             module.reshard()
         tensors = remesh.sharded_tensors(tracked)
         mesh = group_mesh(old.device_type, change.size, place) if place is not None else old
-        info = FSDPMeshInfo(mesh, shard_mesh_dim=0)
+        info = torch_private.mesh_info(mesh)
         self.lose()
         sent = move.carry_out(
             change,
             communicator,
             tensors,
             source or (lambda number, tensor, shard: tensor.local),
-            lambda tensor, memory: tensor.install(memory, mesh, info),
+            lambda tensor, memory: tensor.install(memory, info),
         )
         if place is not None:
-            remesh.finish(self._model.module, info)
-            forget(old)
+            torch_private.replace_mesh(self._model.module, info)
+            torch_private.forget_mesh(old)
             self._mesh, self._shards, self._shard = mesh, change.size, place
         return sent

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.device_mesh as torch_meshes
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import _collective_utils
+
+from elastrain.elastic import torch_private
 
 SHARDS, TENSOR = "dp_shard", "tp"
 """Names of the dimensions, as torchtitan has them."""
@@ -38,24 +38,11 @@ def group_mesh(device_type: str, shards: int, shard: int, tensor: dist.ProcessGr
     first = _FIRST + number * _MOST
     ranks = torch.arange(first, first + shards)
     size = 1 if tensor is None else tensor.size()
-    groups = [dist.ProcessGroup(dist.HashStore(), shard // size, shards // size)]
+    groups = {SHARDS: dist.ProcessGroup(dist.HashStore(), shard // size, shards // size)}
     if tensor is not None:
         _tell_meshes_their_rank(first + shard, tensor)
-        groups, ranks = [*groups, tensor], ranks.view(-1, size)
-    dimensions = (SHARDS, TENSOR)[: len(groups)]
-    mesh = DeviceMesh(device_type, ranks, mesh_dim_names=dimensions, _init_backend=False, _rank=first + shard)
-    mesh._dim_group_names = [f"elastrain:group:{number}:{dimension}" for dimension in dimensions]
-    for name, group in zip(mesh._dim_group_names, groups, strict=True):
-        group._set_group_name(name)
-        torch._C._distributed_c10d._register_process_group(name, group)
-        mesh._pg_registry[name] = group
-    return mesh
-
-
-def forget(mesh: DeviceMesh) -> None:
-    """Release the process groups of a mesh that nothing uses any more."""
-    for name in mesh._dim_group_names:
-        torch._C._distributed_c10d._unregister_process_group(name)
+        groups[TENSOR], ranks = tensor, ranks.view(-1, size)
+    return torch_private.make_mesh(device_type, ranks, first + shard, groups, number)
 
 
 def _tell_meshes_their_rank(rank: int, tensor: dist.ProcessGroup) -> None:
@@ -79,5 +66,4 @@ def _tell_meshes_their_rank(rank: int, tensor: dist.ProcessGroup) -> None:
             )
         return int(dist.get_rank(group))
 
-    torch_meshes.get_rank = get_rank
-    _collective_utils.get_rank = scatters
+    torch_private.number_ranks_by(get_rank, scatters)

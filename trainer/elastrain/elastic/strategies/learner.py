@@ -8,11 +8,11 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
-from torch.utils import _pytree
 
 from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.commit.control import Summed
 from elastrain.elastic.commit.vote import ControlInputs
+from elastrain.elastic.torch_private import pytree
 
 
 class Bucket(Protocol):
@@ -51,7 +51,7 @@ class Outputs:
 
     def record(self, output: Any) -> Any:
         """Note the output of a forward of the warm-up, and return it."""
-        self._recorded.append(_pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, output))
+        self._recorded.append(pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, output))
         return output
 
     def forget(self) -> None:
@@ -76,7 +76,7 @@ class Outputs:
         """The next recorded output; its floating-point tensors require gradients, as after a forward."""
         assert self._next is not None
         output, self._next = self._recorded[self._next], self._next + 1
-        return _pytree.tree_map_only(torch.Tensor, _as_computed, output)
+        return pytree.tree_map_only(torch.Tensor, _as_computed, output)
 
 
 def _as_computed(recorded: torch.Tensor) -> torch.Tensor:

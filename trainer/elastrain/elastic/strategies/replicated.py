@@ -27,10 +27,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch.nn.parallel import DistributedDataParallel
 
 from elastrain.data.order import Order, Slice
+from elastrain.elastic import torch_private, torch_probes
 from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.comm.group import DdpGroup, sum_sparse
 from elastrain.elastic.comm.transport import completed
@@ -72,6 +72,7 @@ class Replicated:
     tensor = 1
     votes = False
     keeps_gradients = True
+    needs: tuple[torch_probes.Need, ...] = (*torch_probes.EVERY_JOB, *torch_probes.REPLICATED)
 
     def __init__(self, small: SmallGradient | None = None) -> None:
         """``small``: with ``spec.batch``: what the steps measure of the gradients' noise."""
@@ -225,7 +226,7 @@ class ReplicatedModule(ElasticModule):
 
     def recover(self) -> None:
         if self._ddp is not None:  # it waits for the rest of the gradients: all ranks wrap anew
-            self._ddp._remove_autograd_hooks()
+            torch_private.remove_hooks(self._ddp)
         self.__dict__["_ddp"], self._layout, self._called = None, 0, False
 
     def drop_gradients(self) -> None:
@@ -270,7 +271,7 @@ class ReplicatedModule(ElasticModule):
                 "job.backward() in each loop body"
             )
         if self._ddp is not None:
-            self._ddp._remove_autograd_hooks()
+            torch_private.remove_hooks(self._ddp)
         self.__dict__["_ddp"], self._communicator = None, None
         self.bare, self.learner = True, None
 
@@ -279,7 +280,7 @@ class ReplicatedModule(ElasticModule):
         """The model's output. Raises ``RuntimeError`` if this wrapper, and not the model, is compiled."""
         if not torch.is_grad_enabled() or not (self.training or self.in_body()):
             return self.module(*args, **kwargs)
-        if get_eval_frame_callback():
+        if torch_private.compiles():
             raise RuntimeError(
                 "torch.compile(job.wrap(net)): the compiler cannot trace a change of generation; compile the model "
                 "itself, at any time: job.wrap(torch.compile(net)), or model.compile()"
@@ -314,8 +315,7 @@ class ReplicatedModule(ElasticModule):
     # -- buckets -----------------------------------------------------------------------------------------------------
     def empty_buckets(self) -> list[Any]:
         """DDP's buckets (``GradBucket``), filled with zeros."""
-        buckets: list[Any] = self._ddp.reducer._get_zeros_like_grad_buckets()
-        return buckets
+        return torch_private.empty_buckets(self._ddp)
 
     def begin_sum(
         self, communicator: Communicator, buffer: torch.Tensor, *, last: bool
@@ -325,7 +325,7 @@ class ReplicatedModule(ElasticModule):
         dense = buffer.layout is torch.strided
         if not dense:
             buffer = sum_sparse(communicator, buffer)
-        if not (last and self._vector.travels_with(communicator, buffer if dense else buffer._values())):
+        if not (last and self._vector.travels_with(communicator, buffer if dense else buffer.coalesce().values())):
             return communicator.sum_bucket(buffer) if dense else completed(buffer)
         gradients = self._vector.vote(communicator, *([buffer] if dense else []))
         return gradients[0] if dense else completed(buffer)
@@ -347,12 +347,12 @@ class ReplicatedModule(ElasticModule):
         self._wrapped = [p.requires_grad for p in self._known]
         self._layout = 0
         if communicator is not None and self._keeps:  # DDP's own rebuilding of its buckets is a collective in a forward
-            self._ddp.reducer = _FixedReducer(self._ddp.reducer)
+            torch_private.fix_buckets(self._ddp)
             self._layout = digest.of_value(("in the order of the parameters", self._wrapped))
 
     def _wrap(self, group: DdpGroup) -> DistributedDataParallel:
         if self._ddp is not None:  # it lives until the next collection of garbage, and would sum gradients again
-            self._ddp._remove_autograd_hooks()
+            torch_private.remove_hooks(self._ddp)
         self._device = device = next(p for p in self.module.parameters() if p.requires_grad).device
         devices = {p.device for p in self.module.parameters()}
         ddp = DistributedDataParallel(
@@ -375,9 +375,8 @@ class ReplicatedModule(ElasticModule):
 
     def _rebuild(self) -> None:
         """Have DDP rebuild its buckets now, as it does once after its first backward, and note their layout."""
-        reducer = self._ddp.reducer
         try:
-            rebuilt = reducer._rebuild_buckets()
+            rebuilt = torch_private.rebuild_buckets(self._ddp)
         except RuntimeError as e:
             if (unused := re.search(r"did not receive grad for rank \d+: ([\d ]+)", str(e))) is None:
                 raise
@@ -387,19 +386,6 @@ class ReplicatedModule(ElasticModule):
             numbers = {id(p): i for i, p in enumerate(self.module.parameters())}
             buckets = [[numbers[id(p)] for p in b.parameters()] for b in self.empty_buckets()]
             self._layout = digest.of_value(buckets)
-
-
-class _FixedReducer:
-    """DDP's reducer without the rebuilding of its buckets."""
-
-    def __init__(self, reducer: Any) -> None:
-        self._reducer = reducer
-
-    def _rebuild_buckets(self) -> bool:
-        return False
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._reducer, name)
 
 
 def _has_sparse_gradients(module: nn.Module) -> bool:

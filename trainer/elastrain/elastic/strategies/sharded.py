@@ -25,6 +25,7 @@ from torch import nn
 
 from elastrain.api.settings import Transport
 from elastrain.data.order import Order, Slice
+from elastrain.elastic import torch_private, torch_probes
 from elastrain.elastic.comm.backend import Offer
 from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.comm.header import Kind, RanksDiverged
@@ -51,6 +52,7 @@ class Sharded:
 
     votes = True
     keeps_gradients = True
+    needs: tuple[torch_probes.Need, ...] = (*torch_probes.EVERY_JOB, *torch_probes.SHARDED)
 
     def __init__(self, shards: int, shard: int, tensor: int = 1) -> None:
         """``shard``: the part of the model that this rank holds, of ``shards``."""
@@ -63,6 +65,7 @@ class Sharded:
     def mesh(self, device: torch.device) -> DeviceMesh:
         """The ranks of this rank's group, for ``fully_shard``; always the same one. Raises ``RuntimeError``."""
         if self._mesh is None:
+            torch_probes.check(self.needs)
             from elastrain.elastic.strategies.group_mesh import group_mesh
             from elastrain.elastic.strategies.tensor_group import TensorGroup
 
@@ -248,16 +251,13 @@ class ShardedModule(ElasticModule):
     @contextmanager
     def evaluates(self) -> Iterator[None]:
         """Forwards run outside of a loop body; afterwards no parameter is gathered."""
-        from torch.distributed.fsdp import FSDPModule
-
         self._evaluates, self._comm.voted = True, False
         try:
             yield
         finally:
             self._evaluates = False
-            for module in self.module.modules():
-                if isinstance(module, FSDPModule):
-                    module.reshard()
+            for module in torch_private.fsdp_modules(self.module):
+                module.reshard()
 
     def vote(self, communicator: Communicator, inputs: ControlInputs, loss: torch.Tensor) -> Summed:
         """All gradients are complete on this rank: publish the control vector. Void if the communicator has broken.
@@ -278,9 +278,8 @@ class ShardedModule(ElasticModule):
         return summed.with_votes(*sums[:3], copying=sums[3])
 
     def recover(self) -> None:
-        from elastrain.elastic.strategies.fsdp import recover
-
-        recover(self.module)
+        """Collectives give stand-ins meanwhile, since the generation has broken."""
+        torch_private.end_backward(self.module)
 
     def scale_gradients(self, factor: float) -> None:
         if self.products is not None:
@@ -320,7 +319,7 @@ class ShardedModule(ElasticModule):
     def _multiply(self, factor: float) -> None:
         if gradients := self._gradients():
             with torch.no_grad():
-                torch._foreach_mul_(gradients, factor)
+                torch_private.foreach_mul_(gradients, factor)
 
 
 def _check(module: nn.Module, mesh: DeviceMesh | None) -> None:
@@ -340,7 +339,7 @@ def _check(module: nn.Module, mesh: DeviceMesh | None) -> None:
                 f"fully_shard(layer, mesh={ours}) for the layers, and at last fully_shard(net, mesh={ours})"
             )
         names = p.device_mesh.mesh_dim_names or ()
-        if p.device_mesh._get_root_mesh() is not mesh or SHARDS not in names:
+        if torch_private.root_of(p.device_mesh) is not mesh or SHARDS not in names:
             raise ValueError(
                 f"job.wrap(): parameter {name} is sharded over another mesh, {p.device_mesh}: give fully_shard "
                 f"mesh={ours}, and parallelize_module job.mesh['tp'] with spec.parallelism.tensor (docs/sharded.md)"

@@ -21,6 +21,8 @@ from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.commit.control import Summed
 from elastrain.elastic.commit.vote import ControlInputs
 from elastrain.elastic.state.slices import Holders
+from elastrain.elastic.torch_private import foreach_mul_
+from elastrain.elastic.torch_probes import Need
 
 if TYPE_CHECKING:
     from elastrain.elastic.strategies.learner import Learner
@@ -111,7 +113,7 @@ class ElasticModule(nn.Module):
             return
         gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
         with torch.no_grad():
-            torch._foreach_mul_(gradients, factor)
+            foreach_mul_(gradients, factor)
 
     def clip_gradients(self, max_norm: float, norm_type: float) -> torch.Tensor:
         """Scale the gradients of the step so that their norm is at most ``max_norm``; returns the norm before."""
@@ -146,6 +148,9 @@ class Strategy(Protocol):
     """Whether a rank can hold all its gradients of a step while a peer lacks some: then peers tell a rank that lost
     the result of its last sum whether the step counts. A forward then needs all ranks of a group, which therefore run
     equally many."""
+
+    needs: tuple[Need, ...]
+    """Private names of torch that the strategy uses."""
 
     def check(self, order: Order) -> None:
         """Raises ``ValueError`` naming the argument if the strategy cannot train on data in this order.

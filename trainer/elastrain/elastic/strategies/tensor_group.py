@@ -10,10 +10,10 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[attr-defined]
 
 from elastrain.elastic.comm.group import RankGroup
 from elastrain.elastic.comm.transport import completed
+from elastrain.elastic.torch_private import work_of
 
 _SETUP = "a collective over job.mesh['tp'] before job.wrap(): ranks are not connected before the first step"
 
@@ -73,4 +73,4 @@ def _only_sums(options: Any) -> None:
 
 
 def _done(tensors: list[torch.Tensor]) -> Any:
-    return _create_work_from_future(completed(tensors[0]))
+    return work_of(completed(tensors[0]))

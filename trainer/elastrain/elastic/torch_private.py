@@ -1,0 +1,268 @@
+"""Every private name of torch that elastrain uses.
+
+Private names change between versions without notice. This is the only module that uses them (a project test reads all
+others), and :mod:`elastrain.elastic.torch_probes` proves that the installed torch has them.
+
+Modules of torch that would delay the start of every job are imported where they are used.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
+from torch.nn.modules.batchnorm import _NormBase as Norm
+from torch.utils import _pytree as pytree
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.nn.parallel import DistributedDataParallel
+
+__all__ = ["BatchNorm", "Norm", "pytree"]
+
+foreach_norm, foreach_mul_ = torch._foreach_norm, torch._foreach_mul_
+
+
+# -- models, optimizers, autograd --------------------------------------------------------------------------------------
+def after_backward(callback: Callable[[], None]) -> None:
+    """Call ``callback()`` at the end of the backward that runs on this thread."""
+    torch.autograd.Variable._execution_engine.queue_callback(callback)
+
+
+def hidden_buffers(module: nn.Module) -> set[str]:
+    """Names of the buffers of ``module`` itself that are not in its ``state_dict``."""
+    return set(module._non_persistent_buffers_set)
+
+
+def uncompiled(module: nn.Module) -> nn.Module:
+    """The model that ``torch.compile`` was given, if ``module`` is its result; otherwise ``module``."""
+    own: nn.Module = getattr(module, "_orig_mod", module)
+    return own
+
+
+def compiles() -> bool:
+    """Whether the compiler traces the code that runs."""
+    from torch._C._dynamo.eval_frame import get_eval_frame_callback
+
+    return bool(get_eval_frame_callback())
+
+
+def steps_in_backward(parameter: nn.Parameter) -> bool:
+    """Whether an optimizer of ``parameter`` steps within the backward."""
+    return hasattr(parameter, "_in_backward_optimizers")
+
+
+def forget_stages(scaler: Any) -> None:
+    """Forget the optimizers that a scaler of losses has seen since its last ``update()``; its state has none of it."""
+    stages = getattr(scaler, "_per_optimizer_states", None)
+    if stages is not None:
+        stages.clear()
+
+
+# -- DDP ---------------------------------------------------------------------------------------------------------------
+def work_of(future: torch.futures.Future[Any]) -> Any:
+    """torch's ``Work`` of a collective whose result is in ``future``."""
+    from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[attr-defined]
+
+    return _create_work_from_future(future)
+
+
+def remove_hooks(ddp: DistributedDataParallel) -> None:
+    """``ddp`` sums no gradient any more, though it lives until the next collection of garbage."""
+    ddp._remove_autograd_hooks()
+
+
+def empty_buckets(ddp: DistributedDataParallel) -> list[Any]:
+    """The buckets of ``ddp`` (``GradBucket``), filled with zeros."""
+    buckets: list[Any] = ddp.reducer._get_zeros_like_grad_buckets()
+    return buckets
+
+
+def rebuild_buckets(ddp: DistributedDataParallel) -> bool:
+    """Rebuild the buckets of ``ddp`` in the order in which gradients come, as it does once after its first backward.
+
+    Returns whether they were rebuilt. Raises ``RuntimeError`` naming parameters that had no gradient, by number.
+    """
+    return bool(ddp.reducer._rebuild_buckets())
+
+
+def fix_buckets(ddp: DistributedDataParallel) -> None:
+    """Keep ``ddp`` from rebuilding its buckets, which is a collective in a forward."""
+    ddp.reducer = _FixedReducer(ddp.reducer)
+
+
+class _FixedReducer:
+    """DDP's reducer without the rebuilding of its buckets."""
+
+    def __init__(self, reducer: Any) -> None:
+        self._reducer = reducer
+
+    def _rebuild_buckets(self) -> bool:
+        return False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reducer, name)
+
+
+# -- meshes and their groups -------------------------------------------------------------------------------------------
+def make_mesh(
+    device_type: str, ranks: torch.Tensor, rank: int, groups: dict[str, dist.ProcessGroup], number: int
+) -> DeviceMesh:
+    """A mesh of ``ranks`` with ``groups`` by the names of its dimensions; it needs no default process group.
+
+    ``rank``: this one. ``number``: of the mesh in this process, for the names of its groups.
+    """
+    from torch.distributed.device_mesh import DeviceMesh
+
+    mesh = DeviceMesh(device_type, ranks, mesh_dim_names=tuple(groups), _init_backend=False, _rank=rank)
+    mesh._dim_group_names = [f"elastrain:group:{number}:{dimension}" for dimension in groups]
+    for name, group in zip(mesh._dim_group_names, groups.values(), strict=True):
+        group._set_group_name(name)
+        torch._C._distributed_c10d._register_process_group(name, group)
+        mesh._pg_registry[name] = group
+    return mesh
+
+
+def forget_mesh(mesh: DeviceMesh) -> None:
+    """Release the process groups of a mesh that nothing uses any more."""
+    for name in mesh._dim_group_names:
+        torch._C._distributed_c10d._unregister_process_group(name)
+
+
+def root_of(mesh: DeviceMesh) -> DeviceMesh:
+    """The mesh that ``mesh`` is a part of; itself if it is whole."""
+    return mesh._get_root_mesh()
+
+
+def number_ranks_by(get_rank: Callable[..., int], scatters: Callable[..., int]) -> None:
+    """Meshes that torch makes of parts of a mesh take this rank's number from ``get_rank(group)``, and a layer that
+    ``parallelize_module`` would scatter from ``scatters(group)``; torch takes both from its default process group."""
+    import torch.distributed.device_mesh
+    from torch.distributed.tensor import _collective_utils
+
+    torch.distributed.device_mesh.get_rank = get_rank
+    _collective_utils.get_rank = scatters
+
+
+def strided_shard(dim: int | None, split_factor: int) -> Any:
+    """The placement of a tensor that a mesh dimension to the right has cut in ``dim`` before, in so many parts."""
+    from torch.distributed.tensor.placement_types import _StridedShard
+
+    return _StridedShard(dim, split_factor=split_factor)
+
+
+# -- FSDP2 -------------------------------------------------------------------------------------------------------------
+@functools.cache
+def communication() -> Any:
+    """FSDP's base classes of a custom all-gather and reduce-scatter."""
+    from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
+
+    return AllGather, ReduceScatter
+
+
+def end_backward(model: nn.Module) -> None:
+    """An exception has ended a backward of ``model``: make FSDP ready for the next forward, by the callback that it
+    queues for the end of each backward."""
+    for module in fsdp_modules(model):
+        state = module._get_fsdp_state()
+        if state._is_root and state._state_ctx.post_backward_final_callback_queued:
+            state._root_post_backward_final_callback()
+        module.reshard()
+
+
+def fsdp_modules(model: nn.Module) -> list[Any]:
+    """The modules that ``fully_shard`` was called for."""
+    from torch.distributed.fsdp import FSDPModule
+
+    return [module for module in model.modules() if isinstance(module, FSDPModule)]
+
+
+def fsdp_params(model: nn.Module) -> list[Any]:
+    """FSDP's records of the parameters (``FSDPParam``)."""
+    return [param for group in _fsdp_groups(model) for param in group.fsdp_params]
+
+
+def mesh_info(mesh: DeviceMesh) -> Any:
+    """FSDP's description of ``mesh``, whose first dimension shards."""
+    from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
+
+    return FSDPMeshInfo(mesh, shard_mesh_dim=0)
+
+
+def replace_mesh(model: nn.Module, info: Any) -> None:
+    """All parameters of ``model`` lie on the mesh of ``info``: its groups of parameters do too."""
+    for group in _fsdp_groups(model):
+        group.mesh_info = info
+        group.post_forward_mesh_info = None if group.post_forward_mesh_info is None else info
+
+
+def local_of(tensor: Any) -> torch.Tensor:
+    """The memory of a ``DTensor`` on this rank, to write to."""
+    local: torch.Tensor = tensor._local_tensor
+    return local
+
+
+def replace_shard(tensor: Any, local: torch.Tensor, padded: torch.Tensor, info: Any, param: Any = None) -> None:
+    """From now on ``tensor``, a ``DTensor`` sharded by rows, lies on the mesh of ``info``.
+
+    ``local``: this rank's rows. ``padded``: the memory with as many rows as the first shard has, which FSDP wants for
+    all. ``param``: FSDP's record, if the tensor is a parameter.
+    """
+    from torch._prims_common import make_contiguous_strides_for
+    from torch.distributed.tensor import Shard
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec
+
+    spec = DTensorSpec(info.mesh, (Shard(0),), tensor_meta=tensor._spec.tensor_meta)
+    tensor._local_tensor, tensor._spec = local, spec
+    if (p := param) is None:
+        return
+    tensor.grad = None
+    if p.unsharded_accumulated_grad is not None:  # a property without a setter since torch 2.15
+        p.unsharded_accumulated_grad = None
+    p.mesh_info, p._shard_mesh, p._spmd_mesh, p._sharding_spec = info, info.mesh, info.mesh, spec
+    if hasattr(p, "_sharding_spec_by_dtype"):  # a cache, since torch 2.15
+        p._sharding_spec_by_dtype = {}
+    p.post_forward_mesh_info = None if p.post_forward_mesh_info is None else info
+    p.sharded_size = local.size()
+    p.contiguous_sharded_stride = make_contiguous_strides_for(p.sharded_size)
+    p.padded_sharded_param_size, p._sharded_param_data = padded.size(), padded.view(-1)
+    p.all_gather_outputs = []  # of the old size; FSDP makes them again
+    if hasattr(p, "_unsharded_param"):
+        del p._unsharded_param
+
+
+def _fsdp_groups(model: nn.Module) -> list[Any]:
+    return [group for module in fsdp_modules(model) for group in module._get_fsdp_state()._fsdp_param_groups]
+
+
+# -- other -------------------------------------------------------------------------------------------------------------
+def nccl_pointer(backend: Any) -> Callable[[], int] | None:
+    """What returns the pointer of a backend's ``ncclComm_t``; None if this torch does not give it."""
+    pointer: Callable[[], int] | None = getattr(backend, "_comm_ptr", None)
+    return pointer
+
+
+def gloo_options(devices: list[Any], timeout: timedelta) -> Any:
+    """Options of a gloo group with ``devices`` of its own."""
+    options = dist.ProcessGroupGloo._Options()
+    options._devices = devices
+    return with_timeout(options, timeout)
+
+
+def with_timeout(options: Any, timeout: timedelta) -> Any:
+    """``options`` of a backend, whose collectives end after ``timeout``."""
+    options._timeout = timeout
+    return options
+
+
+def storage_prefix(prefix: str) -> Any:
+    """The beginning of the names of the files that DCP writes for a plan."""
+    from torch.distributed.checkpoint.filesystem import _StoragePrefix
+
+    return _StoragePrefix(prefix)
