@@ -33,8 +33,9 @@ from elastrain_operator.metrics.server import MetricsServer
 from elastrain_operator.model import JobRef, Outage, Pod
 from elastrain_operator.observe import writes
 from elastrain_operator.observe.inventory import Inventory
+from elastrain_operator.observe.jobs import Jobs
+from elastrain_operator.observe.pods import Pods
 from elastrain_operator.observe.records import Mirror
-from elastrain_operator.observe.watched import Watched
 from elastrain_operator.reconcile.capacity import Capacity
 from elastrain_operator.reconcile.loop import JobLoop
 from elastrain_operator.reconcile.loops import Loops
@@ -68,6 +69,7 @@ class App:
         self._endings: set[asyncio.Task[None]] = set()
         self._mirror: Mirror | None = None
         self._logins: JobLogins | None = None
+        self._pods: Pods | None = None
         self._capacity = Capacity(config.capacity.policy(), self._loops.wake) if config.capacity else None
         self._tasks = Tasks()
         self._started = AsyncExitStack()
@@ -99,24 +101,21 @@ class App:
         undo.push_async_callback(self._loops.stop)
         self._sweeper = Sweeper(self._kube, self._mirror, self._is_served, self._logins)
         self._kueue_jobs = self._queues(recorder) if config.kueue else None
-        self._watched = Watched(
-            self._kube,
-            config.namespaces,
-            config.resync,
-            jobs=self._loops.jobs,
-            on_job=self._job_seen,
-            on_job_gone=self._job_gone,
-            on_pod=self._pod_changed,
-            on_stray=self._capacity.stray_seen if self._capacity else lambda *_: None,
-        )
+        on_stray = self._capacity.stray_seen if self._capacity else lambda *_: None
+        pods = self._pods = Pods(self._kube, config.namespaces, self._pod_changed, on_stray)
+        self._run("worker pods", pods.run)
+        self._jobs = Jobs(
+            self._kube, config.namespaces, config.resync, known=self._loops.jobs,
+            on_job=lambda body: self._loops.see(body, pods.of), on_gone=self._job_gone,
+        )  # fmt: skip
         if self._capacity:
-            inventory = Inventory(
-                self._kube, self._capacity.nudge, partial(is_allowed, self._kube), self._watched.unlabelled.see
-            )
+            inventory = Inventory(self._kube, self._capacity.nudge, partial(is_allowed, self._kube), pods.see)
             self._run("inventory", inventory.run)
             self._run("capacity", partial(self._capacity.run, inventory))
-        await answered(self._watched.list_first, FIRST_LIST_SECONDS, "jobs and pods are not listed yet")
-        self._run("search for deleted objects and labels", self._watched.run)
+        await pods.listed(FIRST_LIST_SECONDS)  # no job is planned while its pods are unknown
+        # kopf asks only once, at its start, whether the API server serves jobs.
+        await answered(self._jobs.search, FIRST_LIST_SECONDS, "jobs are not listed yet")
+        self._run("search for deleted jobs", self._jobs.run)
         self._run("sweeper", self._sweeper.run)
         _relieve_collector()
         log.info("started", endpoints=config.etcd.endpoints, namespaces=config.namespaces or "all")
@@ -173,20 +172,14 @@ class App:
             "jobs": len(self._loops),
             "unplanned": self._loops.unplanned,
             "etcd": outage.message if outage else "connected",
+            "pods": (self._pods.problem or "current") if self._pods else "not watched yet",
             "failed": self._tasks.failures(),
         }
 
     # ---- jobs and pods ---------------------------------------------------------------------------------------------
     def job_event(self, kind: str | None, body: Mapping[str, Any]) -> None:
-        """See :meth:`Watched.job_event`."""
-        self._watched.job_event(kind, body)
-
-    def pod_event(self, kind: str | None, body: Mapping[str, Any]) -> None:
-        """See :meth:`Watched.pod_event`."""
-        self._watched.pod_event(kind, body)
-
-    def _job_seen(self, body: Mapping[str, Any]) -> None:
-        self._loops.see(body, self._watched.pods.of)
+        """See :meth:`Jobs.event`."""
+        self._jobs.event(kind, body)
 
     def _job_gone(self, job: JobKeys) -> None:
         ending = asyncio.create_task(self._forget(job), name=f"end of {job.prefix}")
@@ -235,7 +228,7 @@ class App:
         namespaces = self._config.namespaces
         if namespaces and keys.namespace not in namespaces:
             return True  # by another operator: this one may not read that namespace
-        return keys.uid in self._loops or bool(self._watched.pods.of(keys))
+        return keys.uid in self._loops or self._pods is None or bool(self._pods.of(keys))
 
 
 def _relieve_collector() -> None:

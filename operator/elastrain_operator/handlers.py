@@ -1,7 +1,7 @@
-"""kopf's handlers: start, login, jobs, worker pods, end. None of them decides anything or writes to an object.
+"""kopf's handlers: start, login, jobs, end. None of them decides anything or writes to an object.
 
 Jobs have no daemon and no change handlers: kopf would add a finalizer and annotations to them (docs/decisions/0080).
-Pods have no index: the time to fill one grows with the square of the number of pods (docs/decisions/0080).
+Worker pods and all other objects come by :class:`elastrain.reflector.Reflector`, which costs a third as much.
 """
 
 # kopf's decorators are typed, but mypy does not follow its imports here.
@@ -17,10 +17,8 @@ from elastrain.api import names
 from elastrain.reflector import PAGE, RETRY_DELAYS
 from elastrain_operator.app import App
 from elastrain_operator.kube import access
-from elastrain_operator.observe.pods import SELECTOR
 
 JOBS = (names.GROUP, names.VERSION, names.PLURAL)
-PODS = ("", "v1", "pods")
 
 
 def register(registry: kopf.OperatorRegistry, app: App) -> None:
@@ -40,10 +38,6 @@ def register(registry: kopf.OperatorRegistry, app: App) -> None:
     async def job(event: Any, **_: Any) -> None:
         app.job_event(event["type"], event["object"])
 
-    @kopf.on.event(*PODS, registry=registry)
-    async def pod(event: Any, **_: Any) -> None:
-        app.pod_event(event["type"], event["object"])
-
     @kopf.on.cleanup(registry=registry)
     async def stop(**_: Any) -> None:
         await app.stop()
@@ -56,7 +50,6 @@ def configure(settings: kopf.OperatorSettings) -> None:
     settings.persistence.diffbase_storage = NoComparison()
     settings.scanning.disabled = True  # no watch on CRDs and namespaces: nothing cluster-scoped is needed
     settings.watching.chunk_size = PAGE
-    settings.watching.label_selectors[PODS] = SELECTOR
     settings.queueing.idle_timeout = 1.0  # seconds; until then a quiet object holds a task and a queue
     settings.networking.request_timeout = 30
     settings.networking.connect_timeout = 10

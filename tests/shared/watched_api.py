@@ -1,4 +1,4 @@
-"""A fake API server for kopf's handlers: discovery, lists and watches of jobs and worker pods."""
+"""A fake API server for the operator's watches: discovery, lists and watches of jobs and worker pods."""
 
 from __future__ import annotations
 
@@ -21,9 +21,12 @@ class WatchedApi:
         self.objects: dict[str, dict[str, dict[str, Any]]] = {"pods": {}, names.PLURAL: {}}
         self.requests: list[tuple[str, str, dict[str, str]]] = []
         self.refusals: list[int] = []
-        """Codes with which the next lists of pods are answered."""
+        """Codes with which the next lists are answered."""
+        self.page: str | None = None
+        """What a proxy answers instead of the API server to everything but discovery, with code 200; None: no proxy."""
         self._streams: dict[str, list[asyncio.Queue[dict[str, Any] | None]]] = {}
         self._version = 10
+        self._port = 0
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
@@ -37,9 +40,17 @@ class WatchedApi:
         app.router.add_route("*", "/{path:.*}", self._answer)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        host, port = self._runner.addresses[0]
-        return f"http://{host}:{port}"
+        await web.TCPSite(self._runner, "127.0.0.1", self._port).start()
+        host, self._port = self._runner.addresses[0]
+        return f"http://{host}:{self._port}"
+
+    def down(self) -> None:
+        """Close all connections and the port."""
+        asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(10)
+
+    def up(self) -> None:
+        """Listen again, on the same port."""
+        asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(10)
 
     def stop(self) -> None:
         asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(10)
@@ -103,10 +114,16 @@ class WatchedApi:
         found = _discovery(path)
         if found is not None:
             return web.json_response(found)
+        if self.page is not None:
+            return web.Response(text=self.page, content_type="text/html")
+        plural, _, name = path.removeprefix("/api/v1/namespaces/default/").partition("/")
+        if name and plural == "pods":
+            found = next((b for b in self.objects["pods"].values() if b["metadata"]["name"] == name), None)
+            return web.json_response(found or {"kind": "Status", "code": 404}, status=200 if found else 404)
         plural = path.rsplit("/", 1)[-1]
         if "watch" in query:
             return await self._stream(request, plural)
-        if plural == "pods" and self.refusals:
+        if self.refusals:
             code = self.refusals.pop(0)
             return web.json_response({"kind": "Status", "code": code, "message": "refused by the test"}, status=code)
         items = list(self.objects[plural].values())

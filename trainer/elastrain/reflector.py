@@ -38,6 +38,8 @@ class CallError(Exception):
 
     denied = False
     """A permission is missing: waiting does not help."""
+    expired = False
+    """The API server's history starts after the version that a watch asked for."""
 
 
 class Source(Protocol):
@@ -91,7 +93,8 @@ class Reflector(Generic[T]):
         """``what``: the plural, for messages: ``jobs``, ``pods of namespace research``. ``query``: selectors.
 
         ``parse`` returns None for an object to ignore. ``on_change(key, before, after)`` is called for each changed
-        value, ``on_problem`` after a change of ``problem`` or ``listed``.
+        value, also for the last one of a deleted object, and then without ``after``; ``on_problem`` after a change of
+        ``problem`` or ``listed``.
         """
         self.what = what
         self.values: dict[str, T] = {}
@@ -160,6 +163,10 @@ class Reflector(Generic[T]):
                         return
         except TimeoutError:
             raise CallError(f"cannot {what}: no answer for {SILENT_SECONDS} s") from None
+        except CallError as error:
+            if not error.expired:
+                raise
+            self._version = ""
         self._failures = 0
 
     def _take(self, what: str, kind: str, body: Mapping[str, Any]) -> None:
@@ -169,7 +176,9 @@ class Reflector(Generic[T]):
                 raise CallError(f"cannot {what}: {body.get('message') or body}")
             return
         if kind != "BOOKMARK":
-            self._put(_key(body), None if kind == "DELETED" else self._parse(body))
+            self._put(_key(body), self._parse(body))
+        if kind == "DELETED":
+            self._put(_key(body), None)
         self._version, self._failures = str(body["metadata"]["resourceVersion"]), 0
 
     def _put(self, key: str, value: T | None) -> None:

@@ -364,13 +364,15 @@ def _encoded(body: Mapping[str, Any] | None) -> bytes | None:
 
 
 async def _lines(stream: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """Complete lines of any length."""
+    """Lines of any length, and what follows the last one: a part of a line, or a proxy's page without any."""
     rest = b""
     async for chunk in stream.iter_any():
         *whole, rest = (rest + chunk).split(b"\n")
         for line in whole:
             if line:
                 yield line
+    if rest:
+        yield rest
 
 
 def jobs_path(namespace: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from elastrain.api.printable import printable
-from elastrain.reflector import CallError
+from elastrain.reflector import GONE, CallError
 
 _TRANSIENT = frozenset({429, 500, 502, 503, 504})
 NO_ANSWER = "NoAnswer"
@@ -28,6 +28,7 @@ class ApiError(CallError):
         self.message = message
         self.details: Mapping[str, Any] = details or {}
         self.denied = code in {401, 403}
+        self.expired = code == GONE
 
     @property
     def is_transient(self) -> bool:

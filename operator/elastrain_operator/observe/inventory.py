@@ -16,7 +16,6 @@ from elastrain_operator.allocation.model import Held, Node
 from elastrain_operator.kube.permission import Right
 from elastrain_operator.observe import dwell, nodes, refusal, resources
 from elastrain_operator.observe.nodes import NodeFacts
-from elastrain_operator.observe.owner import owner
 from elastrain_operator.observe.refusal import Refusal
 from elastrain_operator.waiting import until
 
@@ -46,12 +45,12 @@ class Inventory:
         source: Source,
         on_change: Callable[[], None],
         is_allowed: Callable[[Right], Awaitable[bool]],
-        on_worker: Callable[[Mapping[str, Any]], None] = lambda _: None,
+        is_worker: Callable[[Mapping[str, Any]], bool] = lambda _: False,
     ) -> None:
         """``is_allowed``: the API server's review of a right of this operator; raises ``CallError`` without one.
-        ``on_worker`` is called with a pod that a job controls although it lacks the workers' label."""
+        ``is_worker`` is called with each pod without the workers' label, and counts it if it is a worker."""
         self._on_change = on_change
-        self._on_worker = on_worker
+        self._is_worker = is_worker
         self._is_allowed = is_allowed
         self._doubt = asyncio.Event()
         self._refusals: dict[Right, Refusal] = {}
@@ -71,10 +70,7 @@ class Inventory:
         }
 
     def _other(self, body: Mapping[str, Any]) -> Held | None:
-        if owner(body) is None:
-            return _held(body)
-        self._on_worker(body)  # the store of workers has it in its books
-        return None
+        return None if self._is_worker(body) else _held(body)
 
     async def run(self) -> None:
         """Until cancelled."""

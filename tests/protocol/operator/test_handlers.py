@@ -11,7 +11,6 @@ import pytest
 from elastrain.api import names
 from elastrain_operator import handlers
 from elastrain_operator.kube import access
-from elastrain_operator.observe.pods import SELECTOR
 from watched_api import WatchedApi
 
 JOBS = names.PLURAL
@@ -32,13 +31,10 @@ class Seen:
         self.events.append(("stop", None, ""))
 
     def job_event(self, kind, body) -> None:
-        self.events.append(("job", kind, body["metadata"]["uid"]))
-
-    def pod_event(self, kind, body) -> None:
         uid = body["metadata"]["uid"]
-        self.events.append(("pod", kind, uid))
+        self.events.append(("job", kind, uid))
         if uid == self.poisoned:
-            raise ValueError("a pod that the operator does not understand")
+            raise ValueError("a job that the operator does not understand")
 
 
 Scenario = Callable[[WatchedApi, Seen, Callable[..., Awaitable[None]]], Awaitable[None]]
@@ -90,81 +86,68 @@ def thing(uid: str, namespace: str = "default") -> dict:
 
 
 async def watching(api: WatchedApi, eventually) -> None:
-    await eventually(lambda: api.is_watched("pods") and api.is_watched(JOBS), "both watches")
+    await eventually(lambda: api.is_watched(JOBS), "the watch")
 
 
-def test_objects_reach_the_operator_in_order_if_listed_added_changed_and_deleted(watch):
+def test_jobs_reach_the_operator_in_order_if_listed_added_changed_and_deleted(watch):
     api = WatchedApi()
     api.put(JOBS, thing("job"))
-    api.put("pods", thing("pod"))
 
     async def scenario(api, app, eventually):
         await watching(api, eventually)
-        api.put("pods", thing("late"))
-        api.put("pods", thing("late"))
-        api.delete("pods", "late")
+        api.put(JOBS, thing("late"))
+        api.put(JOBS, thing("late"))
+        api.delete(JOBS, "late")
         api.delete(JOBS, "job")
         await eventually(lambda: ("job", "DELETED", "job") in app.events, "the deleted job")
-        await eventually(lambda: ("pod", "DELETED", "late") in app.events, "the deleted pod")
+        await eventually(lambda: ("job", "DELETED", "late") in app.events, "the other one")
 
     _, app = watch(scenario, api)
     assert app.events[0] == ("start", None, "")
     assert app.events[-1] == ("stop", None, "")
-    assert ("pod", None, "pod") in app.events
-    assert [e for e in app.events if e[2] == "late"] == [("pod", k, "late") for k in ("ADDED", "MODIFIED", "DELETED")]
-    assert [e for e in app.events if e[0] == "job"] == [("job", None, "job"), ("job", "DELETED", "job")]
+    assert [e for e in app.events if e[2] == "late"] == [("job", k, "late") for k in ("ADDED", "MODIFIED", "DELETED")]
+    assert [e for e in app.events if e[2] == "job"] == [("job", None, "job"), ("job", "DELETED", "job")]
 
 
-def test_nothing_is_written_and_nothing_cluster_scoped_is_read(watch):
+def test_nothing_is_written_and_nothing_but_jobs_is_read(watch):
     async def scenario(api, app, eventually):
         await watching(api, eventually)
         api.put(JOBS, thing("job"))
-        api.put("pods", thing("pod"))
-        await eventually(lambda: len(app.events) == 3, "both objects")
+        await eventually(lambda: len(app.events) == 2, "the job")
         api.delete(JOBS, "job")
-        await eventually(lambda: len(app.events) == 4, "the deletion")
+        await eventually(lambda: len(app.events) == 3, "the deletion")
 
     api, _ = watch(scenario)
     assert {method for method, _, _ in api.requests} == {"GET"}, "no finalizer, no annotation, no event"
     read = {path for _, path, _ in api.requests if not path.endswith(("/api", "/apis", "/v1", names.VERSION))}
-    assert read == {"/api/v1/pods", f"/apis/{names.API_VERSION}/{JOBS}"}
-
-
-def test_only_worker_pods_of_the_served_namespaces_are_watched(watch):
-    async def scenario(api, app, eventually):
-        await watching(api, eventually)
-
-    api, _ = watch(scenario, namespaces=("a", "b"))
-    asked = {(path, query.get("labelSelector")) for _, path, query in api.requests if path.endswith("pods")}
-    assert asked == {(f"/api/v1/namespaces/{n}/pods", SELECTOR) for n in ("a", "b")}
-    assert not any(query.get("labelSelector") for _, path, query in api.requests if path.endswith(JOBS))
+    assert read == {f"/apis/{names.API_VERSION}/{JOBS}"}
 
 
 def test_watch_is_resumed_without_a_list_if_the_api_server_ends_it(watch):
     async def scenario(api, app, eventually):
         await watching(api, eventually)
-        before = api.lists("pods")
+        before = api.lists(JOBS)
         api.end_watches()
-        await eventually(lambda: api.watches("pods") == 2, "the second watch")
+        await eventually(lambda: api.watches(JOBS) == 2, "the second watch")
         await watching(api, eventually)
-        api.put("pods", thing("late"))
-        await eventually(lambda: ("pod", "ADDED", "late") in app.events, "the pod")
-        assert api.lists("pods") == before
+        api.put(JOBS, thing("late"))
+        await eventually(lambda: ("job", "ADDED", "late") in app.events, "the job")
+        assert api.lists(JOBS) == before
 
     watch(scenario)
 
 
-def test_objects_are_listed_again_and_deletions_are_not_reported_if_history_is_gone(watch):
-    """kopf's gap, which ``observe/vanished.py`` closes. If this fails, kopf reports them: delete that module."""
+def test_jobs_are_listed_again_and_deletions_are_not_reported_if_history_is_gone(watch):
+    """kopf's gap, which ``observe/jobs.py`` closes. If this fails, kopf reports them: delete that search."""
     api = WatchedApi()
-    api.put("pods", thing("stays"))
-    api.put("pods", thing("vanishes"))
+    api.put(JOBS, thing("stays"))
+    api.put(JOBS, thing("vanishes"))
 
     async def scenario(api, app, eventually):
         await watching(api, eventually)
-        api.delete("pods", "vanishes", shown=False)
+        api.delete(JOBS, "vanishes", shown=False)
         api.forget_history()
-        await eventually(lambda: app.events.count(("pod", None, "stays")) == 2, "the second list")
+        await eventually(lambda: app.events.count(("job", None, "stays")) == 2, "the second list")
         assert not [e for e in app.events if e[1] == "DELETED"]
 
     watch(scenario, api)
@@ -174,22 +157,22 @@ def test_objects_are_listed_again_and_deletions_are_not_reported_if_history_is_g
 def test_operator_continues_if_a_list_is_refused_for_a_while(watch, code):
     api = WatchedApi()
     api.refusals = [code] * 12  # more often than kopf tries by default
-    api.put("pods", thing("pod"))
+    api.put(JOBS, thing("job"))
 
     async def scenario(api, app, eventually):
-        await eventually(lambda: ("pod", None, "pod") in app.events, "the pod")
+        await eventually(lambda: ("job", None, "job") in app.events, "the job")
 
     watch(scenario, api)
 
 
-def test_other_objects_are_handled_if_one_is_unreadable(watch):
+def test_other_jobs_are_handled_if_one_is_unreadable(watch):
     async def scenario(api, app, eventually):
         app.poisoned = "poison"
         await watching(api, eventually)
         for uid in ("poison", "healthy"):
-            api.put("pods", thing(uid))
-        await eventually(lambda: ("pod", "ADDED", "healthy") in app.events, "the healthy pod")
-        api.put("pods", thing("poison"))
-        await eventually(lambda: ("pod", "MODIFIED", "poison") in app.events, "the next event of the other one")
+            api.put(JOBS, thing(uid))
+        await eventually(lambda: ("job", "ADDED", "healthy") in app.events, "the healthy job")
+        api.put(JOBS, thing("poison"))
+        await eventually(lambda: ("job", "MODIFIED", "poison") in app.events, "the next event of the other one")
 
     watch(scenario)

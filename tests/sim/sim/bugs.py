@@ -19,7 +19,6 @@ from elastrain.rendezvous import decide, groups, protocol
 from elastrain.rendezvous.view import View
 from elastrain_operator.leader import fencing
 from elastrain_operator.observe import parse, pods
-from elastrain_operator.observe.unlabelled import Unlabelled
 from elastrain_operator.plan import clean, drain
 from elastrain_operator.policy.size import workers
 from sim.comm import Comm
@@ -155,7 +154,7 @@ def pods_are_attributed_by_their_labels() -> Any:
 
 def a_removed_label_is_a_deletion() -> Any:
     """As it was."""
-    return mock.patch.object(Unlabelled, "doubt", lambda self, uid: self._pods.forget(uid))
+    return mock.patch.object(pods.Pods, "_check", lambda self, seen: self._forget(seen.uid))
 
 
 @contextmanager

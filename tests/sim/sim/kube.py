@@ -116,7 +116,7 @@ class Kube:
                         for body in items:
                             on_event(None, body)
                         version = listed
-                async for event in self.changes(path, f"watch {what}", {}, version):
+                async for event in self.changes(path, f"watch {what}", {"resourceVersion": version}):
                     version = event["object"]["metadata"]["resourceVersion"]
                     on_event(event["type"], event["object"])
             except ApiError as error:
@@ -124,33 +124,8 @@ class Kube:
                     version = ""
                 await asyncio.sleep(RETRY_SECONDS)
 
-    async def changes(self, path: str, what: str, query: Mapping[str, str], version: str) -> AsyncIterator[Body]:
-        kind = _kind(path)
-        waiting: deque[Body] = deque()
-        news = asyncio.Event()
-        ended = False
-
-        def take(event: Body) -> None:
-            waiting.append(event)
-            news.set()
-
-        def end() -> None:
-            nonlocal ended
-            ended = True
-            news.set()
-
-        stream = Stream(self._network, PLACE, self._process, take, end, self._lag)
-        try:
-            await self._call(what, lambda: self._api.watch(kind, version, stream))
-            while True:
-                while waiting:
-                    yield waiting.popleft()
-                if ended:
-                    raise ApiError(what, 0, "Unreachable", "the connection ended")
-                news.clear()
-                await news.wait()
-        finally:
-            stream.close()
+    def changes(self, path: str, what: str, query: Mapping[str, str]) -> Changes:
+        return Changes(self, path, what, query)
 
     # ---- leases ------------------------------------------------------------------------------------------------------
     async def get(self, lease: Any, seconds: float) -> Body | None:
@@ -189,6 +164,59 @@ class Kube:
 
         self._network.call(self._process, PLACE, asked, answered, failed, seconds)
         return await future
+
+
+class Changes:
+    """The events of a watch. Not a generator: a process dies in the middle of everything, and a generator that waits
+    cannot be closed then."""
+
+    def __init__(self, kube: Kube, path: str, what: str, query: Mapping[str, str]) -> None:
+        """With ``timeoutSeconds`` in the query the API server ends the watch after them."""
+        self._kube, self._path, self._what, self._query = kube, path, what, query
+        self._waiting: deque[Body] = deque()
+        self._news = asyncio.Event()
+        self._stream: Stream | None = None
+        self._broken = self._over = False
+
+    def __aiter__(self) -> Changes:
+        return self
+
+    async def __anext__(self) -> Body:
+        if self._stream is None:
+            await self._begin()
+        while not self._waiting:
+            if self._broken:
+                raise ApiError(self._what, 0, "Unreachable", "the connection ended")
+            if self._over:
+                raise StopAsyncIteration
+            self._news.clear()
+            await self._news.wait()
+        return self._waiting.popleft()
+
+    async def aclose(self) -> None:
+        if self._stream is not None:
+            self._stream.close()
+
+    async def _begin(self) -> None:
+        kube, version = self._kube, self._query["resourceVersion"]
+        if "timeoutSeconds" in self._query:
+            kube._loop.call_later(float(self._query["timeoutSeconds"]), self._end, False)
+        stream = self._stream = Stream(
+            kube._network, PLACE, kube._process, self._take, lambda: self._end(True), kube._lag
+        )
+        try:
+            await kube._call(self._what, lambda: kube._api.watch(_kind(self._path), version, stream))
+        except ApiError:
+            stream.close()
+            raise
+
+    def _take(self, event: Body) -> None:
+        self._waiting.append(event)
+        self._news.set()
+
+    def _end(self, broken: bool) -> None:
+        self._broken, self._over = self._broken or broken, True
+        self._news.set()
 
 
 def _kind(path: str) -> str:

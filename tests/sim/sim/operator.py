@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
@@ -16,16 +15,17 @@ from elastrain_operator.apply.executor import Executor
 from elastrain_operator.apply.recorder import Recorder
 from elastrain_operator.apply.sweep import Sweeper
 from elastrain_operator.config import LeaseName, OperatorConfig, WorkerEtcd
-from elastrain_operator.kube.client import ApiError, NotLeading, jobs_path, pods_path
+from elastrain_operator.kube.client import ApiError, NotLeading, jobs_path
 from elastrain_operator.leader.decide import Terms
 from elastrain_operator.leader.election import Elector, Tenure
 from elastrain_operator.leader.fencing import FencedEtcd, fence_key
 from elastrain_operator.model import JobRef, Pod
 from elastrain_operator.observe import dwell
 from elastrain_operator.observe.inventory import node_at
+from elastrain_operator.observe.jobs import Jobs
 from elastrain_operator.observe.nodes import NodeFacts
+from elastrain_operator.observe.pods import Pods
 from elastrain_operator.observe.records import Mirror
-from elastrain_operator.observe.watched import Watched
 from elastrain_operator.reconcile.capacity import Capacity
 from elastrain_operator.reconcile.loop import JobLoop
 from elastrain_operator.reconcile.loops import Loops
@@ -45,6 +45,8 @@ CONFIG = OperatorConfig(
     resync=60.0,
 )  # fmt: skip
 TERMS = Terms()
+FOREVER = 1e6
+"""Seconds."""
 FENCE = fence_key("sim", LEASE)
 
 
@@ -101,15 +103,19 @@ class Operator:
                 raise NotLeading("prove that this operator leads")
 
         fenced = FencedEtcd(EtcdCalls(self), FENCE, identity, tenure, prove)  # type: ignore[arg-type]
-        watched = Watched(
+        pods = Pods(
+            kube,  # type: ignore[arg-type]
+            CONFIG.namespaces,
+            self._pod_event,
+            lambda uid, held: self._capacity and self._capacity.stray_seen(uid, held),
+        )
+        jobs = Jobs(
             kube,  # type: ignore[arg-type]
             CONFIG.namespaces,
             CONFIG.resync,
-            jobs=lambda: self._loops.jobs(),
-            on_job=lambda body: self._loops.see(body, watched.pods.of),
-            on_job_gone=self._job_gone,
-            on_pod=self._pod_event,
-            on_stray=lambda uid, held: self._capacity and self._capacity.stray_seen(uid, held),
+            known=lambda: self._loops.jobs(),
+            on_job=lambda body: self._loops.see(body, pods.of),
+            on_gone=self._job_gone,
         )
         mirror = Mirror(fenced, "sim", self._etcd_changed, lambda keys: self._loops.wake_later(keys.uid))
         if world.room:
@@ -126,22 +132,17 @@ class Operator:
         self._sweeper = Sweeper(
             kube,  # type: ignore[arg-type]
             mirror,
-            lambda keys: keys.uid in self._loops or bool(watched.pods.of(keys)),
+            lambda keys: keys.uid in self._loops or bool(pods.of(keys)),
         )
         mirror.start()
 
         async def start() -> None:
             await mirror.wait_listed(5.0)
-            while True:
-                try:
-                    await watched.list_first()
-                    break
-                except ApiError:
-                    await asyncio.sleep(1.0)
+            loop.create_task(pods.run())
+            await pods.listed(FOREVER)
             loop.create_task(self._sweeper.run())
-            loop.create_task(watched.run())
-            loop.create_task(kube.watch_as_kopf(pods_path(""), "worker pods", watched.pod_event))
-            await kube.watch_as_kopf(jobs_path(""), "jobs", watched.job_event)
+            loop.create_task(jobs.run())
+            await kube.watch_as_kopf(jobs_path(""), "jobs", jobs.event)
 
         loop.create_task(start())
 

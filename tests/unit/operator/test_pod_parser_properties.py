@@ -108,10 +108,10 @@ def _places(value: Any, owned: bool) -> list[tuple[Any, Any]]:
 @given(ANYTHING.filter(lambda x: isinstance(x, dict)) | pods(owned=True) | pods(owned=False), st.booleans())
 def test_no_pod_raises_and_none_is_attributed_to_a_job_that_does_not_control_it(body, again):
     seen: list[JobKeys] = []
-    store = Pods(lambda job, pod, gone: seen.append(job))
-    store.see(body)
-    if again:
-        store.see({**body, "status": {}})
+    store = Pods(None, (), lambda job, pod, gone: seen.append(job))
+    for shown in (body, {**body, "status": {}}) if again else (body,):
+        if (read := store._read(shown)) is not None:
+            store._keep(read)
     references = (body.get("metadata") or {}).get("ownerReferences") if isinstance(body.get("metadata"), dict) else None
     controls = isinstance(references, list) and any(
         isinstance(r, dict) and r.get("uid") == "uid" and r.get("controller") is True for r in references

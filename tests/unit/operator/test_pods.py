@@ -39,49 +39,58 @@ def strays() -> dict[str, Held | None]:
     return {}
 
 
+class Watched(Pods):
+    """The store, as its watch feeds it."""
+
+    def show(self, body: dict, kind: str = "MODIFIED") -> None:
+        body = {**body, "metadata": {"resourceVersion": "1", **body["metadata"]}}
+        self._watches[0]._take("watch worker pods", kind, body)
+
+    def delete(self, body: dict) -> None:
+        self.show({**body, "metadata": {**body["metadata"], "deletionTimestamp": "2030-01-01T00:00:00Z"}}, "DELETED")
+
+
 @pytest.fixture
-def pods(reported, strays) -> Pods:
-    return Pods(lambda job, pod, gone: reported.append((job.uid, pod.name, gone)), strays.__setitem__)
+def pods(reported, strays) -> Watched:
+    return Watched(None, (), lambda job, pod, gone: reported.append((job.uid, pod.name, gone)), strays.__setitem__)
 
 
 def test_pods_are_kept_by_their_job(pods, reported, worker):
     for body in (worker(0), worker(1), worker(2, job=OTHER)):
-        pods.see(body)
+        pods.show(body)
     assert [p.name for p in pods.of(JOB)] == ["job-0", "job-1"]
     assert [p.name for p in pods.of(OTHER)] == ["other-2"]
-    assert pods.uids() == {"uid-0", "uid-1", "uid-2"}
     assert len(reported) == 3
 
 
 def test_pod_is_reported_only_if_its_parsed_form_has_changed(pods, reported, worker):
     running = worker(0, phase="Running", state={"running": {"startedAt": "2030-01-01T12:00:01Z"}})
     for body in (worker(0), worker(0, resourceVersion="12"), running, running):
-        pods.see(body)
+        pods.show(body)
     assert reported == [(JOB.uid, "job-0", False)] * 2
     assert pods.of(JOB)[0].started
 
 
 def test_deleted_pod_is_forgotten_and_reported_once(pods, reported, worker):
-    pods.see(worker(0))
-    pods.see(worker(1))
-    pods.forget("uid-1")
-    pods.forget("uid-1")
+    pods.show(worker(0))
+    pods.show(worker(1))
+    pods.delete(worker(1))
     assert [p.name for p in pods.of(JOB)] == ["job-0"]
-    assert reported[2:] == [(JOB.uid, "job-1", True)]
+    assert [r for r in reported if r[2]] == [(JOB.uid, "job-1", True)]
 
 
 def test_last_version_of_a_deleted_pod_tells_how_it_ended(pods, worker, terminated):
     told = []
     pods._on_pod = lambda job, pod, gone: told.append((gone, pod))
-    pods.see(worker(0))
-    pods.forget("uid-0", worker(0, phase="Failed", state=terminated(3)))
-    assert [(gone, pod.ending and pod.ending.exit_code) for gone, pod in told] == [(False, None), (True, 3)]
+    pods.show(worker(0))
+    pods.delete(worker(0, phase="Failed", state=terminated(3)))
+    assert (told[-1][0], told[-1][1].ending.exit_code) == (True, 3)
 
 
 def test_pod_that_was_deleted_before_it_was_seen_is_reported_as_gone(pods, reported, worker):
-    pods.forget("uid-0", worker(0))
-    assert reported == [(JOB.uid, "job-0", True)]
-    assert not pods.uids()
+    pods.delete(worker(0))
+    assert reported[-1] == (JOB.uid, "job-0", True)
+    assert not pods.of(JOB)
 
 
 # ---- whose pod it is -------------------------------------------------------------------------------------------------
@@ -120,40 +129,43 @@ def reference(**fields) -> dict:
     ids=str,
 )
 def test_labels_make_no_pod_a_worker(pods, worker, fields):
-    pods.see(forged(worker, **fields))
+    pods.show(forged(worker, **fields))
     assert pods.of(JOB) == ()
 
 
 def test_pod_that_a_job_controls_is_its_worker_without_any_label(pods, worker):
-    pods.see(worker(0, labels={}))
+    pods.show(worker(0, labels={}))
     assert [p.ordinal for p in pods.of(JOB)] == [0]
 
 
 @pytest.mark.parametrize(("name", "uid"), [("job/../../x", "u"), ("job", "a/b"), ("", "u"), ("job", ""), ("Job", "u")])
 def test_reference_that_is_no_name_or_uid_names_no_job(pods, worker, reported, name, uid):
     """They become keys in etcd and paths of requests."""
-    pods.see(worker(0, name=f"{name}-0", ownerReferences=[reference(name=name, uid=uid)]))
+    pods.show(worker(0, name=f"{name}-0", ownerReferences=[reference(name=name, uid=uid)]))
     assert not reported
 
 
 def test_stray_counts_as_holder_of_its_node_until_it_ends_or_is_gone(pods, strays, worker):
     stray = forged(worker, ownerReferences=[])
-    pods.see(stray)
+    pods.show(stray)
     assert strays == {"forged": None}
     stray["spec"]["nodeName"] = "n"
-    pods.see(stray)
+    pods.show(stray)
     assert strays["forged"].node == "n"
-    pods.see({**stray, "status": {"phase": "Failed"}})
+    pods.show({**stray, "status": {"phase": "Failed"}})
     assert strays["forged"] is None
-    pods.forget("forged")
-    assert not pods.uids()
+    stray["status"] = {"phase": "Running"}
+    pods.show(stray)
+    assert strays["forged"].node == "n"
+    pods.delete(stray)
+    assert strays["forged"] is None
 
 
 def test_pod_is_gone_for_its_job_if_another_controls_it(pods, reported, worker, strays):
-    pods.see(worker(0))
-    pods.see(worker(0, ownerReferences=[reference(name=OTHER.job, uid=OTHER.uid)], name="other-0"))
+    pods.show(worker(0))
+    pods.show(worker(0, ownerReferences=[reference(name=OTHER.job, uid=OTHER.uid)], name="other-0"))
     assert (pods.of(JOB), [p.name for p in pods.of(OTHER)]) == ((), ["other-0"])
     assert reported[1:] == [(JOB.uid, "job-0", True), (OTHER.uid, "other-0", False)]
-    pods.see(worker(0, ownerReferences=[]))
+    pods.show(worker(0, ownerReferences=[]))
     assert reported[3:] == [(OTHER.uid, "other-0", True)]
     assert strays == {"uid-0": None}
