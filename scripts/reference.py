@@ -15,7 +15,8 @@ import json
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,11 @@ MARK = "<!-- From here on written by scripts/reference.py (`make reference`). Do
 """Above it a page is written by hand, below it by this program."""
 LARGEST = 2**31 - 1
 """A bound that only says that it is a 32-bit number."""
+
+READABLE = 60
+"""A pattern of so many characters says nothing that the description does not."""
+SHARED = 5
+"""So many commands must have an option for the page to explain it once."""
 
 JOB = Path("docs/reference/job.md")
 COMMANDS = Path("docs/reference/cli.md")
@@ -59,15 +65,15 @@ def job_page(document: Schema) -> str:
         "",
         f"`apiVersion: {spec['group']}/{version['name']}`, short name `{short}`. {root['description']}",
         "",
-        "From the models in `trainer/elastrain/api/job/`, of which the CRD is made; `kubectl explain "
-        f"{short}.spec` says the same. How fields work together: [a job's life](../lifecycle.md), [sharing a cluster "
-        "out](../capacity.md). What may change in a living job: [here](../lifecycle.md#a-changed-template).",
+        f"Look up a field; `kubectl explain {short}.spec` says the same. How fields work together: [a job's "
+        "life](../lifecycle.md), [sharing a cluster](../capacity.md), [what may change in a living "
+        "job](../lifecycle.md#a-changed-template).",
         "",
         *_rules(root),
     ]
     for part in ("spec", "status"):
-        lines += [f"## {part}", "", root["properties"][part]["description"], "", *_rules(root["properties"][part])]
-        lines += _fields(root["properties"][part], part)
+        lines += [f"## {part}", "", root["properties"][part]["description"], ""]
+        lines += [*_table(root["properties"][part], part), *_rules(root["properties"][part])]
     lines += ["## Columns of kubectl get", "", "| column | shown | value | meaning |", "| --- | --- | --- | --- |"]
     for column in version["additionalPrinterColumns"]:
         shown = "with `-o wide`" if column.get("priority") else "always"
@@ -75,23 +81,27 @@ def job_page(document: Schema) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _fields(schema: Schema, path: str) -> Iterator[str]:
-    """A heading for each field, and after it those of what it contains."""
-    required = schema.get("required", ())
+def _table(schema: Schema, path: str) -> Iterator[str]:
+    """A table of the fields of ``path``, then one for each of them that has fields of its own."""
+    required, parts = schema.get("required", ()), list[tuple[str, Schema]]()
+    yield from ("| field | type | meaning |", "| --- | --- | --- |")
     for name, field in schema.get("properties", {}).items():
-        here = f"{path}.{name}"
-        inner = field["items"] if field.get("type") == "array" else field if "properties" in field else {}
         facts = [_type(field), *_bounds(field)]
         if name in required:
             facts.append("required")
         if "default" in field:
             facts.append(f"default `{json.dumps(field['default'])}`")
-        yield from (f"### `{here}`", "", f"*{', '.join(facts)}*", "")
-        if field.get("description"):
-            yield from (field["description"], "")
-        yield from _rules(field)
+        inner = field["items"] if field.get("type") == "array" else field
+        meaning = field.get("description", "")
         if inner.get("properties"):
-            yield from _fields(inner, here + ("[]" if inner is not field else ""))
+            here = f"{path}.{name}" + ("" if inner is field else "[]")
+            parts.append((here, inner))
+            meaning += f" [Its fields](#{re.sub('[^a-z0-9]', '', here.lower())})."
+        meaning += "".join(f" *Rule:* {rule['message']}." for rule in field.get("x-kubernetes-validations", ()))
+        yield f"| `{name}` | {_cell(', '.join(facts))} | {_cell(meaning)} |"
+    yield ""
+    for here, inner in parts:
+        yield from (f"### `{here}`", "", *_table(inner, here))
 
 
 def _type(field: Schema) -> str:
@@ -113,7 +123,7 @@ def _bounds(field: Schema) -> Iterator[str]:
         yield f"at least {field['minimum']}"
     if field.get("maximum", LARGEST) != LARGEST:
         yield f"at most {field['maximum']}"
-    if "pattern" in field:
+    if len(field.get("pattern", "")) in range(1, READABLE):
         yield f"`{field['pattern']}`"
     for key, words in (("minItems", "at least {} items"), ("maxItems", "at most {} items")):
         if key in field:
@@ -134,34 +144,42 @@ def _rules(schema: Schema) -> Iterator[str]:
 # ---- commands, from typer --------------------------------------------------------------------------------------------
 def commands_page() -> str:
     """Every command with its arguments and options."""
-    top = typer.main.get_command(cli.app)
+    top: Any = typer.main.get_command(cli.app)
+    commands = {f"elastrain {name}": guests.actual(top.commands[name]) for name in sorted(top.commands)}
+    rows = Counter(row for command in commands.values() for row in _rows(command))
+    shared = [row for row, times in rows.items() if times >= SHARED]
     lines = [
         "## All commands",
         "",
-        "The text of `--help` of every command. Commands for the cluster are the same under `kubectl etj`.",
+        "The text of `--help` of every command. Commands for the cluster are the same under `kubectl etj`. They share:",
         "",
-        _markdown(top.help or ""),
+        "| | default | |",
+        "| --- | --- | --- |",
+        *shared,
         "",
     ]
-    for name in sorted(top.commands):  # type: ignore[attr-defined]
-        lines += _command(f"elastrain {name}", guests.actual(top.commands[name]))  # type: ignore[attr-defined]
-    lines += _command("python -m elastrain_operator", typer.main.get_command(operator_command.cli))
+    for title, command in commands.items():
+        lines += _command(title, command, shared)
+    lines += _command("python -m elastrain_operator", typer.main.get_command(operator_command.cli), ())
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _command(title: str, command: Any) -> Iterator[str]:
-    arguments = [p for p in command.params if p.param_type_name == "argument"]
+def _rows(command: Any) -> Iterator[str]:
+    """One row of a table for each argument and option."""
+    for p in command.params:
+        if p.param_type_name == "argument":
+            yield f"| `{usage(p)}` | | {_cell(getattr(p, 'help', '') or '')} |"
+        elif not p.hidden:
+            yield _option(p)
+
+
+def _command(title: str, command: Any, shared: Collection[str]) -> Iterator[str]:
     options = [p for p in command.params if p.param_type_name == "option" and not p.hidden]
-    line = [title, *(["[OPTIONS]"] if options else []), *(usage(p) for p in arguments)]
-    yield from (f"## {title}", "", "```console", " ".join(line), "```", "", _markdown(command.help or ""), "")
-    if arguments:
-        yield from ("| argument | |", "| --- | --- |")
-        yield from (f"| `{usage(p)}` | {_cell(getattr(p, 'help', '') or '')} |" for p in arguments)
-        yield ""
-    if options:
-        yield from ("| option | default | |", "| --- | --- | --- |")
-        yield from (_option(p) for p in options)
-        yield ""
+    arguments = [usage(p) for p in command.params if p.param_type_name == "argument"]
+    line = [title, *(["[OPTIONS]"] if options else []), *arguments]
+    yield from (f"### {title}", "", "```console", " ".join(line), "```", "", _markdown(command.help or ""), "")
+    if rows := [row for row in _rows(command) if row not in shared]:
+        yield from ("| | default | |", "| --- | --- | --- |", *rows, "")
 
 
 def _option(parameter: Any) -> str:
