@@ -13,6 +13,7 @@ GUESTS = {
     "elastrain_convert": "convert",
     "elastrain_dashboard": "dashboard",
     "elastrain_launchers": "launchers",
+    "elastrain_pairs": "pairs",
 }
 """Package of a guest -> extra of pyproject.toml that installs what it needs."""
 

@@ -10,12 +10,13 @@ from collections.abc import Iterator
 
 import pytest
 
+from elastrain import preflight
 from elastrain.api import names
 from elastrain.api.records import Member, Target
 from elastrain.etcd import EtcdClient, EtcdConfig
-from elastrain.nodecheck import enter, preflight, rounds
-from elastrain.nodecheck.records import Group, Participant
-from elastrain.nodecheck.rounds import Check, Verdict, by_process
+from elastrain_pairs import enter, rounds
+from elastrain_pairs.records import Group, Participant
+from elastrain_pairs.rounds import Check, Verdict, by_process
 
 SICK_PORT = 666
 
@@ -128,7 +129,7 @@ def test_verdict_is_unknown_if_etcd_is_away(etcd_factory, job_keys):
 
 def test_two_processes_measure_their_sum(etcd, job_keys):
     with enter.reserved("127.0.0.1") as port:
-        command = [sys.executable, "-m", "elastrain.nodecheck.trial", "127.0.0.1", str(port.getsockname()[1])]
+        command = [sys.executable, "-m", "elastrain_pairs.trial", "127.0.0.1", str(port.getsockname()[1])]
         ends = [
             subprocess.Popen([*command, str(rank), "127.0.0.1", "gloo"], stdout=subprocess.PIPE, text=True)
             for rank in (0, 1)

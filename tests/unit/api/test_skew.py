@@ -24,7 +24,7 @@ from elastrain.api.keys import JobKeys
 from elastrain.api.records import UNREADABLE, Generation, Member, Outcome, Phase, Progress, Target, Termination
 from elastrain.etcd import KeyValue
 from elastrain.jobstate import JobState
-from elastrain.nodecheck import records as nodecheck
+from elastrain_pairs import records as nodecheck
 
 KEYS = JobKeys("ns", "job", "uid")
 WORD = "WrittenByANewerVersion"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastrain.nodecheck.decide import (
+from elastrain_pairs.decide import (
     MOST_PARTICIPANTS,
     MOST_ROUNDS,
     SLOW_FACTOR,
@@ -18,7 +18,7 @@ from elastrain.nodecheck.decide import (
     next_round,
     representatives,
 )
-from elastrain.nodecheck.records import Participant, Report
+from elastrain_pairs.records import Participant, Report
 
 GOOD = {"latency": 0.0005, "rate": 10.0}
 

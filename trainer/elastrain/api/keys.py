@@ -83,7 +83,7 @@ class JobKeys:
 
     @cached_property
     def pairs(self) -> str:
-        """Prefix of the records of pre-flight checks that measure pairs of nodes (:mod:`elastrain.nodecheck`)."""
+        """Prefix of the records of pre-flight checks that measure pairs of nodes (:mod:`elastrain_pairs`)."""
         return self.prefix + "pairs/"
 
     def pairs_participant(self, participant_id: str) -> str:

@@ -122,7 +122,7 @@ def preflight(
     Example: elastrain preflight --accelerators 8 --min-bandwidth 1500
     """
     from elastrain.api import names
-    from elastrain.nodecheck.preflight import run as check
+    from elastrain.preflight import run as check
 
     log = Path(names.DEFAULT_TERMINATION_LOG)
     raise typer.Exit(check(accelerators, min_bandwidth, timeout, log if log.exists() else None, pairs_wait=pairs_wait))

@@ -1,7 +1,7 @@
 """``elastrain preflight``: checks whether this node can train, in an init container of a worker's pod.
 
 The checks, in order: presence of the accelerators, correct matrix products, memory bandwidth, size of ``/dev/shm`` and,
-if requested, an all-reduce with other nodes (:mod:`elastrain.nodecheck`). The result is a table on stdout, one line in
+if requested, an all-reduce with other nodes (:mod:`elastrain_pairs`). The result is a table on stdout, one line in
 the termination log for the operator, and an exit code that names the first failed check (``names.PREFLIGHT_EXITS``).
 """
 
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from elastrain import guests
 from elastrain.api import names
 
 SHM = Path("/dev/shm")  # noqa: S108 - the place that POSIX shared memory has
@@ -131,10 +132,8 @@ def _pairs(accelerators: int, wait: float) -> list[Check]:
     import torch
     import torch.distributed as dist
 
-    from elastrain.nodecheck.enter import measured
-
     nccl = accelerators > 0 and torch.cuda.is_available() and dist.is_nccl_available()
-    verdict = measured(os.environ, "nccl" if nccl else "gloo", wait)
+    verdict = guests.load("elastrain_pairs.enter").measured(os.environ, "nccl" if nccl else "gloo", wait)
     lines = [
         Check(
             "pair",

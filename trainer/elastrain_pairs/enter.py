@@ -13,8 +13,8 @@ from types import FrameType
 from elastrain.agent.settings import BadSettings, Settings
 from elastrain.api.keys import JobKeys
 from elastrain.etcd import EtcdClient
-from elastrain.nodecheck.records import Participant
-from elastrain.nodecheck.rounds import Check, Verdict, by_process
+from elastrain_pairs.records import Participant
+from elastrain_pairs.rounds import Check, Verdict, by_process
 
 
 def measured(environ: Mapping[str, str], backend: str, wait: float) -> Verdict:

@@ -1,6 +1,6 @@
 """One all-reduce between two nodes, in its own process: a hanging driver can only be killed.
 
-``python -m elastrain.nodecheck.trial HOST PORT RANK ADDRESS BACKEND``: rank 0 serves a store at PORT of HOST, and the
+``python -m elastrain_pairs.trial HOST PORT RANK ADDRESS BACKEND``: rank 0 serves a store at PORT of HOST, and the
 other rank connects to it. Prints ``{"latency": seconds, "rate": GB/s}``. An error ends the process with an exit code
 and the reason as the last line of stderr.
 """

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from elastrain.nodecheck.records import Participant, Report, Sick
+from elastrain_pairs.records import Participant, Report, Sick
 
 MOST_ROUNDS = 4
 """Two rounds for all participants, and up to two more for suspects."""

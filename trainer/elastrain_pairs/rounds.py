@@ -20,8 +20,8 @@ from pydantic import ValidationError
 from elastrain.api.keys import JobKeys
 from elastrain.api.records import Member, Target
 from elastrain.etcd import EtcdClient, EtcdError, KeyValue, Lease
-from elastrain.nodecheck import decide
-from elastrain.nodecheck.records import Group, Participant, Report
+from elastrain_pairs import decide
+from elastrain_pairs.records import Group, Participant, Report
 
 LEASE_SECONDS = 10
 GROUP_SECONDS = 600
@@ -234,10 +234,10 @@ def _decoded(kind: type[R], kv: KeyValue) -> R | None:
 
 
 def by_process(backend: str) -> Trial:
-    """Runs a trial in its own process (:mod:`elastrain.nodecheck.trial`) over ``backend``: gloo or nccl."""
+    """Runs a trial in its own process (:mod:`elastrain_pairs.trial`) over ``backend``: gloo or nccl."""
 
     def trial(host: str, port: int, rank: int, address: str) -> dict[str, float]:
-        command = [sys.executable, "-m", "elastrain.nodecheck.trial", host, str(port), str(rank), address, backend]
+        command = [sys.executable, "-m", "elastrain_pairs.trial", host, str(port), str(rank), address, backend]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=TRIAL_SECONDS, check=False)
         except subprocess.TimeoutExpired:
