@@ -26,7 +26,7 @@ from bench_rescale.steplog import (
     Line,
 )
 from elastrain.api.settings import RankSettings
-from elastrain.data import audit
+from elastrain_audit import judge
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +207,7 @@ class Elastrain(System):
         return command, {**environment, **self.environment(number)}
 
     def samples(self, lines: list[Line]) -> Samples:
-        verdict = audit.verify(self.agents.audit)
+        verdict = judge.verify(self.agents.audit)
         return Samples(
             committed=verdict.samples, lost=verdict.lost, repeated=verdict.repeated, problems=verdict.problems
         )

@@ -25,7 +25,7 @@ from elastrain.api.records import Progress, Rescale
 from elastrain.cli.local.changes import changes
 from elastrain.cli.local.runner import LocalJob
 from elastrain.cli.local.status import LocalStatus
-from elastrain.data import audit
+from elastrain_audit import judge
 
 HERE = Path(__file__).parent
 FEWEST_STEPS = 700  # the digits are learned by then
@@ -120,7 +120,7 @@ def act(job: LocalJob, recorder: Recorder, over: Path) -> dict[str, tuple[list[i
 
 
 def report(
-    recorder: Recorder, shown: Tour, pids: dict[str, tuple[list[int], list[int]]], verdict: audit.Verdict
+    recorder: Recorder, shown: Tour, pids: dict[str, tuple[list[int], list[int]]], verdict: judge.Verdict
 ) -> bool:
     """Print what happened; True if every promise was kept."""
     console.print()
@@ -161,7 +161,7 @@ def train_undisturbed(folder: Path, epochs: int) -> None:
     )
 
 
-def train_disturbed(folder: Path, recorder: Recorder) -> tuple[dict[str, tuple[list[int], list[int]]], audit.Verdict]:
+def train_disturbed(folder: Path, recorder: Recorder) -> tuple[dict[str, tuple[list[int], list[int]]], judge.Verdict]:
     """The demo itself. Returns what :func:`act` does, and the verdict on the samples."""
     with LocalJob(
         HERE / "job.yaml",
@@ -182,7 +182,7 @@ def train_disturbed(folder: Path, recorder: Recorder) -> tuple[dict[str, tuple[l
         finally:
             over.set()
             narrator.join()
-    return pids, audit.verify(job.audit_dir)
+    return pids, judge.verify(job.audit_dir)
 
 
 def draw(shown: Tour, path: Path) -> None:

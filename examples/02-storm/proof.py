@@ -13,7 +13,7 @@ import curves
 from weather import Kind
 
 from elastrain.api.records import Rescale
-from elastrain.data.audit import Verdict
+from elastrain_audit.judge import Verdict
 
 TOLERANCE = {"float32": 1e-3, "float64": 1e-10}
 """Greatest difference between two runs that may still come from summing in another order, in nats per byte."""

@@ -30,7 +30,7 @@ from weather import Event, Holders, Kind, forecast, may_happen, pace
 
 from elastrain.api import records
 from elastrain.cli.local.runner import LocalJob
-from elastrain.data import audit
+from elastrain_audit.judge import verify as verdict_of
 
 HERE = Path(__file__).parent
 PATIENCE = 180  # seconds that any one thing may take, on a slow machine
@@ -140,7 +140,7 @@ def train(run: Run, workers: int, dtype: Dtype, step_seconds: float, events: Seq
     run.seconds = time.monotonic() - began
     run.read_losses()
     if run.losses:
-        run.verdict = audit.verify(job.audit_dir)
+        run.verdict = verdict_of(job.audit_dir)
 
 
 def weather_report(run: Run) -> Table:

@@ -19,9 +19,9 @@ from elastrain.agent.logs import ENV_AGENT_LOG
 from elastrain.api import names
 from elastrain.api.keys import JobKeys
 from elastrain.api.records import Generation, Member, Progress, Target, Termination
-from elastrain.data.audit import Verdict, verify
 from elastrain.etcd import EtcdClient, EtcdConfig
 from elastrain.etcd.server import EtcdServer
+from elastrain_audit.judge import Verdict, verify
 from warm import Warm
 
 TTL = 2

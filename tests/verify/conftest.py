@@ -16,10 +16,10 @@ import pytest
 from corpus import Script
 from elastrain.cli.local import worker
 from elastrain.cli.local.command import with_overrides
-from elastrain.cli.verify import execute
-from elastrain.cli.verify.answer import Answer, Report
-from elastrain.cli.verify.verification import Options, Verification
 from elastrain.tether import tethered
+from elastrain_verify.command import execute
+from elastrain_verify.command.answer import Answer, Report
+from elastrain_verify.command.verification import Options, Verification
 from warm import Warm
 
 

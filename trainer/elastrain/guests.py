@@ -10,10 +10,13 @@ import sys
 from typing import Any
 
 GUESTS = {
+    "elastrain_audit": "audit",
     "elastrain_convert": "convert",
     "elastrain_dashboard": "dashboard",
     "elastrain_launchers": "launchers",
     "elastrain_pairs": "pairs",
+    "elastrain_readers": "readers",
+    "elastrain_verify": "verify",
 }
 """Package of a guest -> extra of pyproject.toml that installs what it needs."""
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import elastrain
-from elastrain.data import Shards
+from elastrain_readers import Shards
 
 
 def write_corpus(folder, shards, samples, length, seed):

@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 
-from elastrain.data import Replayed, Resumable
+from elastrain.data import Replayed
 from elastrain.data.loader import ElasticLoader
 from elastrain.data.order import Order, Slice
 from elastrain.data.share import Share
 from elastrain.data.stream import ElasticIterable, StreamEnded, length_of
+from elastrain_readers import Resumable
 
 
 class Numbers:

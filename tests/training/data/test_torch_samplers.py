@@ -19,11 +19,12 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from elastrain.data import LengthBuckets, Shards, Shuffled
+from elastrain.data import LengthBuckets, Shuffled
 from elastrain.data.bounded import MOST, PASSES, most_of
 from elastrain.data.options import order_of
 from elastrain.data.order import Order
 from elastrain.data.rng import Kept
+from elastrain_readers import Shards
 
 DATASET = range(40)
 

@@ -14,7 +14,6 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from elastrain.api.settings import BatchSettings, CheckpointSpec, LearningRate
-from elastrain.data.audit import verify
 from elastrain.data.order import Order
 from elastrain.data.share import Place
 from elastrain.elastic.batching import ChosenBatch
@@ -22,6 +21,7 @@ from elastrain.elastic.step import Step
 from elastrain.elastic.strategies.choice import strategy_for
 from elastrain.elastic.strategies.strategy import ElasticModule
 from elastrain.sizing import noise
+from elastrain_audit.judge import verify
 
 SCRIPT = Path(__file__).with_name("train_batch.py")
 EPOCHS = 12

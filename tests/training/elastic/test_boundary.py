@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from elastrain.data.audit import verify
 from elastrain.elastic.boundary import Act, Boundary
 from elastrain.elastic.pauses import Pauses
+from elastrain_audit.judge import verify
 
 SCRIPT = Path(__file__).with_name("train_boundary.py")
 

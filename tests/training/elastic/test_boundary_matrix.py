@@ -28,8 +28,8 @@ from boundary_scripts import (
     statistics,
 )
 from elastrain.api.settings import CheckpointSpec, RankSettings
-from elastrain.data.audit import verify
 from elastrain.elastic.state import portions, transfer
+from elastrain_audit.judge import verify
 from threaded_world import Script, ThreadWorld, thread_world
 
 PATIENCE = 20.0

@@ -9,7 +9,7 @@ import pytest
 
 from conditions import eventually
 from elastrain.api.settings import CheckpointSpec
-from elastrain.data.audit import verify
+from elastrain_audit.judge import verify
 
 SCRIPT = Path(__file__).with_name("train_data_order.py")
 PATIENCE = 60.0

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from elastrain.data.audit import verify
 from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.commit.vote import ControlInputs
 from elastrain.elastic.strategies.replicated import ReplicatedModule
+from elastrain_audit.judge import verify
 
 SCRIPT = Path(__file__).parent / "train_ddp_options.py"
 OPTIONS = [{"find_unused_parameters": True}, {"static_graph": True}]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from differences import differences
-from elastrain.data.audit import verify
+from elastrain_audit.judge import verify
 from joined_and_killed import join_and_kill, undisturbed
 
 SCRIPT = Path(__file__).with_name("train_forms.py")

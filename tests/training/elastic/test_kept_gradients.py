@@ -11,8 +11,8 @@ import train_kept
 from conditions import eventually
 from elastrain.api import messages as m
 from elastrain.api.settings import CheckpointSpec
-from elastrain.data.audit import verify
 from elastrain.data.options import order_of
+from elastrain_audit.judge import verify
 
 SCRIPT = Path(train_kept.__file__)
 STRATEGIES: dict[str, dict[str, str]] = {

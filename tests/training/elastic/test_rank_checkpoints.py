@@ -10,7 +10,7 @@ import pytest
 from conditions import eventually
 from elastrain.api import messages as m
 from elastrain.api.settings import CheckpointSpec
-from elastrain.data.audit import verify
+from elastrain_audit.judge import verify
 
 SLOW_SAVE = Path(__file__).parent / "train_slow_save.py"
 

@@ -8,8 +8,8 @@ import torch
 
 from elastrain.api import messages as m
 from elastrain.api.settings import CheckpointSpec
-from elastrain.data.audit import verify
 from elastrain.elastic.checkpoint import tier_at
+from elastrain_audit.judge import verify
 
 RECIPE = Path(__file__).with_name("train_recipe.py")
 CARELESS = Path(__file__).with_name("train_careless.py")

@@ -9,7 +9,7 @@ from conditions import eventually
 from elastrain.agent.core.endings import error_line
 from elastrain.api import messages as m
 from elastrain.api.settings import CheckpointSpec
-from elastrain.data.audit import verify
+from elastrain_audit.judge import verify
 
 PATIENCE = 60.0
 """Seconds."""

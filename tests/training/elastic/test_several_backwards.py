@@ -9,7 +9,7 @@ from conditions import eventually
 from differences import differences
 from elastrain.api import messages as m
 from elastrain.api.settings import CheckpointSpec
-from elastrain.data.audit import verify
+from elastrain_audit.judge import verify
 
 SCRIPT = Path(__file__).with_name("train_several.py")
 EPOCHS = 3

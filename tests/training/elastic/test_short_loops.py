@@ -7,7 +7,7 @@ import torch
 
 from conditions import eventually
 from elastrain.api import messages as m
-from elastrain.data.audit import verify
+from elastrain_audit.judge import verify
 
 SCRIPT = Path(__file__).with_name("train_short_loops.py")
 EPOCHS, STEPS = 40, 3

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from elastrain.data.audit import verify
+from elastrain_audit.judge import verify
 
 SCRIPT = Path(__file__).parent / "train_portions.py"
 pytestmark = pytest.mark.timeout(300)

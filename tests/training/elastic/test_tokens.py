@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from conditions import eventually
-from elastrain.data.audit import verify
 from elastrain.data.order import Order
 from elastrain.elastic.commit import control
 from elastrain.elastic.commit.control import Summed
+from elastrain_audit.judge import verify
 
 SCRIPT = Path(__file__).with_name("train_tokens.py")
 EPOCHS = 5

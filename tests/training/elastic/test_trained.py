@@ -11,9 +11,9 @@ from torch import nn
 
 from conditions import eventually
 from elastrain.api.settings import CheckpointSpec
-from elastrain.data.audit import verify
 from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.state.trained import TrainedSet
+from elastrain_audit.judge import verify
 
 SCRIPT = Path(__file__).with_name("train_unfreeze.py")
 STEPS = 12

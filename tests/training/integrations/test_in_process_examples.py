@@ -8,7 +8,7 @@ import re
 import pytest
 
 from elastrain.cli.local.plan import Result
-from elastrain.data import audit
+from elastrain_audit import judge
 
 pytest.importorskip("torch")
 
@@ -46,7 +46,7 @@ def test_no_sample_is_lost_or_repeated_if_the_job_grows_and_rank_0_is_killed(tri
     one.job.drain()
     one.job.wait(timeout=60)
     assert one.job.result is Result.DRAINED, one.job.message + one.tail()
-    verdict = audit.verify(one.job.audit_dir)
+    verdict = judge.verify(one.job.audit_dir)
     assert verdict.ok, verdict.problems
     assert verdict.epochs >= 1
     assert verdict.redone == 0
@@ -60,7 +60,7 @@ def test_the_trainer_logs_and_evaluates_every_step_once_if_the_job_grows_and_ran
     grown_and_hit(one)
     one.job.wait(timeout=120)
     assert one.job.result is Result.FINISHED, one.job.message + one.tail()
-    verdict = audit.verify(one.job.audit_dir)
+    verdict = judge.verify(one.job.audit_dir)
     assert verdict.ok, verdict.problems
     assert (verdict.epochs, verdict.redone) == (8, 0)
     last = next(line for _, line in one.lines if "held-out windows" in line)

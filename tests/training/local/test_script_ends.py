@@ -15,7 +15,7 @@ import yaml
 
 from conditions import eventually
 from elastrain.cli.local.runner import LocalJob
-from elastrain.data.audit import verify
+from elastrain_audit.judge import verify
 
 SCRIPT = Path(__file__).with_name("train_end.py")
 STEPS, PATIENCE = 24, 120.0

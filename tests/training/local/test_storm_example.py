@@ -168,7 +168,7 @@ def test_different_losses_of_ranks_are_reported(proof, tmp_path):
 
 
 def good_run(proof: ModuleType, folder: Path) -> object:
-    from elastrain.data.audit import Verdict
+    from elastrain_audit.judge import Verdict
 
     run = proof.Run("storm", folder, 3, ended="finished", losses={1: 5.0, 2: 4.0, 3: 3.0})
     run.verdict = Verdict(steps=3, epochs=1, samples=9, pids={"storm-0": (10,), "storm-1": (11, 12)})

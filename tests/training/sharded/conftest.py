@@ -15,8 +15,8 @@ import pytest
 from elastrain.api import names
 from elastrain.api.keys import JobKeys
 from elastrain.api.settings import CheckpointSpec, RankSettings
-from elastrain.data.audit import verify
 from elastrain.etcd.server import EtcdServer
+from elastrain_audit.judge import verify
 from real_job import Job
 from sharded_model import SCRIPT
 from warm import Warm

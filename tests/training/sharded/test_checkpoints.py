@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from elastrain.api import names
 from elastrain.api.settings import CheckpointSpec, Interval, RankSettings
-from elastrain.data.audit import verify
+from elastrain_audit.judge import verify
 from sharded_model import STEPS, alone, assert_same_model
 
 EVERY = 5

@@ -17,8 +17,8 @@ from torch.utils.checkpoint import checkpoint
 from boundary_scripts import INPUTS, LABELS, TRAIN
 from conditions import eventually
 from elastrain.api.settings import RankSettings
-from elastrain.data.audit import verify
 from elastrain.elastic.job import Job
+from elastrain_audit.judge import verify
 from threaded_world import RankThread, ThreadWorld, thread_world
 
 STEPS, DIES = 6, 3

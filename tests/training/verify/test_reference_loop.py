@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from elastrain.verify.reference import Reference
+from elastrain_verify.rank.reference import Reference
 
 
 def test_reference_trains_as_plain_torch_if_the_optimizer_takes_a_closure() -> None:

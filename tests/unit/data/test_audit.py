@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastrain.data import Drawn, LengthBuckets
-from elastrain.data.audit import AuditLog, Line, judge, verify
+from elastrain.data.audit import AuditLog, Line
 from elastrain.data.order import Order
 from elastrain.data.share import Place, Share
+from elastrain_audit.judge import judge, verify
 
 ORDER = Order(length=23, global_batch_size=5, seed=4)
 STEPS = 2 * ORDER.steps_per_epoch

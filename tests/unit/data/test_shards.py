@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastrain.data import Shards, ShardShuffle
 from elastrain.data.order import Order
+from elastrain_readers import Shards, ShardShuffle
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=12), st.integers(1, 4), st.integers(1, 4), st.integers(1, 5))

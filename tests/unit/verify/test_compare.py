@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from elastrain.verify import compare
-from elastrain.verify.compare import ABSENT, Bounds, Parting, family, parting
-from elastrain.verify.history import Committed, History, Process
+from elastrain_verify import compare
+from elastrain_verify.compare import ABSENT, Bounds, Parting, family, parting
+from elastrain_verify.history import Committed, History, Process
 
 
 def tensor(*values: float, kind: str = "float64") -> dict:
-    """The record of a small tensor, as :func:`elastrain.verify.record.tensor` makes it."""
+    """The record of a small tensor, as :func:`elastrain_verify.rank.record.tensor` makes it."""
     return {
         "type": f"{kind}[{len(values)}]",
         "digest": str(values),

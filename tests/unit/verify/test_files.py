@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elastrain.verify.files import difference, present, repeatable, written
+from elastrain_verify.files import difference, present, repeatable, written
 
 
 def files(tmp_path, run: str, **texts: str):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from elastrain.api.manifest import loads
-from elastrain.cli.verify.job import of_run
+from elastrain_verify.command.job import of_run
 
 MANIFEST = """
 apiVersion: elastrain.dev/v1alpha1

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from elastrain.verify.history import Committed, History, Process
-from elastrain.verify.parts import NOISE, is_cut, measured, schedule, wider
+from elastrain_verify.history import Committed, History, Process
+from elastrain_verify.parts import NOISE, is_cut, measured, schedule, wider
 
 
 def history(*shares: tuple[int, int], loss: float = 1.0) -> History:

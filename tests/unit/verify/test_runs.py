@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from elastrain.verify import kinds
-from elastrain.verify.compare import Parting
-from elastrain.verify.runs import FEWEST_STEPS, Kind, Place, Run, plan
+from elastrain_verify import kinds
+from elastrain_verify.compare import Parting
+from elastrain_verify.runs import FEWEST_STEPS, Kind, Place, Run, plan
 
 ROOT = Path(__file__).parents[3]
 

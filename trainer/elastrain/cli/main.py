@@ -18,7 +18,6 @@ from elastrain.cli.shell.completion import Shell, script
 from elastrain.cli.shell.completion import jobs as jobs_of_cluster
 from elastrain.cli.shell.manual import Program
 from elastrain.cli.shell.spelling import Commands, job_name
-from elastrain.cli.verify.app import verify
 
 PANELS = HERE, BOTH, CLUSTER, PROGRAM, OPERATOR = (
     "On this machine", "On this machine or a cluster", "On a cluster", "This program", "Called by the operator",
@@ -180,14 +179,16 @@ def run(
     )
 
 
-guests.add(
-    app,
-    "convert",
-    "elastrain_convert.app",
-    "Propose the change of a training script to an elastic one, as a diff.",
-    HERE,
-)
-app.command(rich_help_panel=HERE)(verify)
+for _name, _module, _summary in (
+    ("convert", "elastrain_convert.app", "Propose the change of a training script to an elastic one, as a diff."),
+    ("verify", "elastrain_verify.app", "Check that a script trains the same model, whatever happens to its workers."),
+    (
+        "audit",
+        "elastrain_audit.app",
+        "Check the audit logs of a run: did training use every sample of every epoch exactly once?",
+    ),
+):
+    guests.add(app, _name, _module, _summary, HERE)
 
 
 @app.command(rich_help_panel=BOTH)
@@ -285,25 +286,6 @@ def validate(manifest: Manifest) -> None:
         f"{manifest}: valid: job {job.name}, {replicas} ({spec.min_replicas} to {spec.max_replicas}) "
         f"{each}of {ranks} rank{'s' * (ranks != 1)}"
     )
-
-
-@app.command(rich_help_panel=HERE)
-def audit(
-    directory: Annotated[Path, typer.Argument(help="A run's audit logs: STATE_DIR/audit/RUN.", metavar="DIR")],
-    *,
-    json: Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.")] = False,
-) -> None:
-    """Check the audit logs of a run: did training use every sample of every epoch exactly once? Exit code 1 if not.
-
-    Example: elastrain audit .elastrain/digits/audit/3f2a90c1d7be
-    """
-    from elastrain.cli.local.command import audit_directory
-
-    try:
-        ok = audit_directory(directory, as_json=json)
-    except (OSError, ValueError) as error:
-        _refuse(str(error))
-    raise typer.Exit(0 if ok else 1)
 
 
 @app.callback()

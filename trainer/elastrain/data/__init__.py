@@ -1,11 +1,9 @@
-"""The data of each step (``order``), how it reaches a rank (``cursor``, ``loader``), and the proof (``audit``).
+"""The data of each step (``order``), how it reaches a rank (``cursor``, ``loader``), and the log of it (``audit``).
 
-Scripts may import from here: samplers, data sets in shards, and the contract and adapters for data in a sequence.
+Scripts may import from here: samplers, and the contract and adapters for data in a sequence.
 """
 
-from elastrain.data.resumable import Resumable
-from elastrain.data.samplers import BatchSampler, Drawn, InOrder, LengthBuckets, Sampler, Shuffled, Weighted
-from elastrain.data.shards import Shards, ShardShuffle
+from elastrain.data.samplers import BatchSampler, Drawn, InOrder, LengthBuckets, OwnShuffle, Sampler, Shuffled, Weighted
 from elastrain.data.stream import ElasticIterable, Replayed
 
 __all__ = [
@@ -14,11 +12,9 @@ __all__ = [
     "ElasticIterable",
     "InOrder",
     "LengthBuckets",
+    "OwnShuffle",
     "Replayed",
-    "Resumable",
     "Sampler",
-    "ShardShuffle",
-    "Shards",
     "Shuffled",
     "Weighted",
 ]

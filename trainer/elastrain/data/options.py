@@ -8,7 +8,7 @@ from torch.utils.data import BatchSampler as TorchBatchSampler
 
 from elastrain.data.bounded import most_of
 from elastrain.data.order import Order
-from elastrain.data.shards import Shards
+from elastrain.data.samplers import OwnShuffle
 from elastrain.data.stream import ElasticIterable, length_of
 from elastrain.data.torch_samplers import batches_by_number, by_position
 
@@ -50,7 +50,7 @@ def order_of(
         return Order(batches.samples, batches.batch_size, shuffle=False, batch_sampler=batches, **options)
     assert global_batch_size is not None
     options["drop_last"] = drop_last
-    if sampler is None and shuffle is not False and isinstance(dataset, Shards):
+    if sampler is None and shuffle is not False and isinstance(dataset, OwnShuffle):
         sampler = dataset.shuffled(seed=seed, global_batch_size=global_batch_size)
     if sampler is not None:
         chosen = by_position(sampler, seed, most_of(length))

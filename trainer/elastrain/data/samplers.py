@@ -7,6 +7,7 @@ its part of each global batch only.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Sequence
 from functools import lru_cache
@@ -26,6 +27,14 @@ class Sampler(Protocol):
 
     def indices(self, epoch: int, start: int, stop: int) -> Sequence[int]:
         """The indices in the data set at positions ``start`` to ``stop`` (excluded) of ``epoch``; all from 0."""
+
+
+class OwnShuffle(ABC):
+    """A map-style data set that knows how it is shuffled: ``job.dataloader()`` uses its sampler where none is given."""
+
+    @abstractmethod
+    def shuffled(self, *, seed: int = 0, global_batch_size: int = 1) -> Sampler:
+        """The sampler. ``seed``, ``global_batch_size``: those of the loader."""
 
 
 class BatchSampler(Protocol):

@@ -12,9 +12,9 @@ import yaml
 from elastrain.api.manifest import load, loads
 from elastrain.cli.cluster import compose
 from elastrain.cli.cluster.output import Misused, Place, answers, document, print_text
+from elastrain.cli.shell import stamp
 from elastrain.client import ClusterError, view
 from elastrain.client.asynchronous import ENDED
-from elastrain.verify import stamp
 
 NOTICE_SECONDS = view.UNSEEN_SECONDS
 """Seconds that ``submit`` waits for the operator to observe the job."""

@@ -6,14 +6,12 @@ import json
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 from typing import Any, Self
 
 import yaml
 from rich.console import Console
-from rich.table import Table
 
 from elastrain.api import names
 from elastrain.api.job import ElasticTrainingJob
@@ -27,7 +25,6 @@ from elastrain.cli.local.runner import LocalJob
 from elastrain.cli.local.script import job_of
 from elastrain.cli.local.status import LocalStatus, to_json
 from elastrain.cli.local.view import View, render, wants_live
-from elastrain.data import audit
 from elastrain.etcd.server import EtcdNotFound
 
 EXIT_FAILED = 1
@@ -265,25 +262,3 @@ def show_status(job: str | None, output: str) -> None:
                 console.print(render(LocalStatus.model_validate(status), None))
             if not stati:
                 console.print("no local job is running; elastrain list shows the jobs of the cluster")
-
-
-def audit_directory(directory: Path, *, as_json: bool) -> bool:
-    """``elastrain audit``: prints the verdict; True if no sample was lost or repeated. Raises ``ValueError``."""
-    verdict = audit.verify(directory)
-    console = Console()
-    if as_json:
-        console.print_json(json.dumps({**asdict(verdict), "ok": verdict.ok}))
-        return verdict.ok
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    for name in ("steps", "epochs", "samples", "lost", "repeated", "redone"):
-        table.add_row(name, str(getattr(verdict, name)))
-    for worker, pids in verdict.pids.items():
-        table.add_row(f"pids of {worker}", ", ".join(map(str, pids)))
-    console.print(table)
-    for problem in verdict.problems:
-        console.print(problem, style="red", highlight=False)
-    if verdict.ok:
-        console.print("no sample lost or repeated", style="bold green")
-    else:
-        console.print("samples were lost or repeated, or the logs contradict the order of the data", style="bold red")
-    return verdict.ok

@@ -12,15 +12,15 @@ from typing import Any
 from elastrain.api.job import ElasticTrainingJob
 from elastrain.cli.local.command import BadOption
 from elastrain.cli.local.spec import local_spec
-from elastrain.cli.verify import job as manifests
-from elastrain.cli.verify import outputs
-from elastrain.cli.verify.answer import NOT_RUN, Answer, Report
-from elastrain.cli.verify.execute import Folders, JobRun, NotExercised, RunFailed, reference
-from elastrain.verify import files, history, kinds, parts
-from elastrain.verify.compare import Bounds, Parting, parting
-from elastrain.verify.history import History
-from elastrain.verify.runs import FEWEST_STEPS, Kind, Run, plan, shards_of
-from elastrain.verify.settings import OWN, Settings
+from elastrain_verify import files, history, kinds, parts
+from elastrain_verify.command import job as manifests
+from elastrain_verify.command import outputs
+from elastrain_verify.command.answer import NOT_RUN, Answer, Report
+from elastrain_verify.command.execute import Folders, JobRun, NotExercised, RunFailed, reference
+from elastrain_verify.compare import Bounds, Parting, parting
+from elastrain_verify.history import History
+from elastrain_verify.runs import FEWEST_STEPS, Kind, Run, plan, shards_of
+from elastrain_verify.settings import OWN, Settings
 
 MOST_STEPS = 16
 LOOP_SECONDS = 4.0

@@ -11,8 +11,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from elastrain.verify.compare import Bounds, distance, family, scales_of
-from elastrain.verify.history import Committed, History
+from elastrain_verify.compare import Bounds, distance, family, scales_of
+from elastrain_verify.history import Committed, History
 
 ROUNDING, ROUNDING_OF_HALVES = 1e-4, 5e-2
 """Two runs of one model that are further apart, relative to the largest element of a family, differ by more than the

@@ -27,7 +27,7 @@ from elastrain.data.options import order_of
 from elastrain.data.order import Order, Slice
 from elastrain.data.rng import Randomness
 from elastrain.data.share import Share
-from elastrain.verify.gated import GATED, Values, Wrapped, skipped
+from elastrain_verify.rank.gated import GATED, Values, Wrapped, skipped
 
 
 class Reference(AbstractContextManager["Reference"]):

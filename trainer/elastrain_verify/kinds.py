@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from elastrain.verify.compare import Parting
-from elastrain.verify.runs import Kind, Run
+from elastrain_verify.compare import Parting
+from elastrain_verify.runs import Kind, Run
 
 PAGE = "docs/verify.md"
 PAGE_OF_PARTS = "docs/numerics.md"

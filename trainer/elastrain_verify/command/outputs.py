@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from elastrain.verify.compare import ABSENT, Bounds, Parting, differing, scales_of
+from elastrain_verify.compare import ABSENT, Bounds, Parting, differing, scales_of
 
 READ = (".pt", ".pth", ".ckpt", ".bin", ".tar", ".safetensors", ".npy", ".npz")
 SECONDS = 300.0
@@ -34,7 +34,7 @@ def parting(names: Sequence[str], reference: Path, repeat: Path, run: Path, boun
 
 
 def _numbers(paths: Sequence[Path]) -> list[dict[str, Any]]:
-    command = [sys.executable, "-m", "elastrain.verify.numbers", *map(str, paths)]
+    command = [sys.executable, "-m", "elastrain_verify.numbers", *map(str, paths)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
     found: list[dict[str, Any]] = [json.loads(line) for line in done.stdout.splitlines()]
     return found if len(found) == len(paths) else [{} for _ in paths]

@@ -12,10 +12,10 @@ from typing import Any
 
 from rich.console import Console
 
-from elastrain.cli.verify.execute import RunFailed
-from elastrain.verify.compare import Parting
-from elastrain.verify.kinds import Fault, advice
-from elastrain.verify.runs import Run
+from elastrain_verify.command.execute import RunFailed
+from elastrain_verify.compare import Parting
+from elastrain_verify.kinds import Fault, advice
+from elastrain_verify.runs import Run
 
 NOT_RUN = "not run: "
 """Notes of runs that did not take place begin so."""

@@ -1,4 +1,4 @@
-"""The options of ``elastrain verify``. Imports little: every start of the command line imports it."""
+"""The options of ``elastrain verify``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ from typing import Annotated
 
 import typer
 
+from elastrain.cli.shell.manual import Program
+
+app = Program(add_completion=False)
+
 
 class Types(StrEnum):
     """Of the numbers."""
@@ -16,6 +20,7 @@ class Types(StrEnum):
     OWN = "own"
 
 
+@app.command()
 def verify(
     target: Annotated[
         Path, typer.Argument(help="A training script (.py), or the manifest of a job (.yaml).", metavar="FILE")
@@ -68,8 +73,8 @@ def verify(
         elastrain verify job.yaml --env EPOCHS=2
         elastrain verify train.py --keep runs --json
     """
-    from elastrain.cli.verify.command import Options
-    from elastrain.cli.verify.command import verify as judge
+    from elastrain_verify.command.command import Options
+    from elastrain_verify.command.command import verify as judge
 
     options = Options(
         target, arguments or [], steps=steps, seconds=time, workers=workers, only=only or [], dtype=dtype,

@@ -11,7 +11,7 @@ from typing import Any
 OWN_LOOP = "own loop"
 """The entry of a reference that a framework's own loop has trained."""
 Entries = Mapping[str, Any]
-"""By name, as :func:`elastrain.verify.record.entries` returns them."""
+"""By name, as :func:`elastrain_verify.rank.record.entries` returns them."""
 
 
 @dataclass(frozen=True, slots=True)

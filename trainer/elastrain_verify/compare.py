@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from elastrain.verify.history import OWN_LOOP, Committed, Entries, History
+from elastrain_verify.history import OWN_LOOP, Committed, Entries, History
 
 ABSENT = "absent"
 """In place of the value of an entry that one side lacks."""

@@ -20,10 +20,10 @@ from elastrain.elastic.start import join as join_job
 from elastrain.elastic.state.handover import Handover
 from elastrain.elastic.step import Step
 from elastrain.elastic.torch_private import BatchNorm
-from elastrain.verify import precision, record, seeds
-from elastrain.verify.history import OWN_LOOP
-from elastrain.verify.reference import Reference
-from elastrain.verify.settings import Settings, position
+from elastrain_verify.history import OWN_LOOP
+from elastrain_verify.rank import precision, record, seeds
+from elastrain_verify.rank.reference import Reference
+from elastrain_verify.settings import Settings, position
 
 POLL_SECONDS = 0.005
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from elastrain.api import names
 from elastrain.api.manifest import InvalidManifest
 from elastrain.cli.local.command import BadOption, with_overrides
-from elastrain.cli.verify.answer import Report
-from elastrain.cli.verify.verification import Options, Verification
+from elastrain.cli.shell import stamp
 from elastrain.etcd.server import EtcdNotFound, find_etcd
-from elastrain.verify import stamp
+from elastrain_verify.command.answer import Report
+from elastrain_verify.command.verification import Options, Verification
 
 __all__ = ["Options", "verify"]
 

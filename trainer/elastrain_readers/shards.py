@@ -18,12 +18,13 @@ import numpy as np
 
 from elastrain.data.bounded import MOST
 from elastrain.data.permutation import permutation
-from elastrain.data.shard_files import MdsShard, TarShard
+from elastrain.data.samplers import OwnShuffle
+from elastrain_readers.shard_files import MdsShard, TarShard
 
 File = str | Path
 
 
-class Shards:
+class Shards(OwnShuffle):
     """A map-style data set over shards. ``job.dataloader(shards, …)`` shuffles it as :class:`ShardShuffle` does.
 
     A process keeps the last ``together * lanes`` shards open. The readers of this module keep in memory where each

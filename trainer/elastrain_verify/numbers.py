@@ -1,4 +1,4 @@
-"""The numbers in binary files that a script has written; ``python -m elastrain.verify.numbers PATH...`` prints them.
+"""The numbers in binary files that a script has written; ``python -m elastrain_verify.numbers PATH...`` prints them.
 
 A process of its own, since it imports torch and reads what the script's author may have put there; of pickles it reads
 tensors and plain values only.
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from elastrain.verify import record
+from elastrain_verify.rank import record
 
 TORCH = (".pt", ".pth", ".ckpt", ".bin", ".tar")
 

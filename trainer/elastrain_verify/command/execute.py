@@ -15,13 +15,13 @@ from elastrain.api.records import Phase
 from elastrain.cli.local.plan import Result
 from elastrain.cli.local.runner import LocalJob
 from elastrain.cli.local.spec import LocalSpec, worker_environment
-from elastrain.cli.verify import job as manifests
-from elastrain.cli.verify import place
-from elastrain.cli.verify.follow import Follower
 from elastrain.tether import tethered
-from elastrain.verify.files import Tokens, present, written
-from elastrain.verify.runs import Kind, Place, Run
-from elastrain.verify.settings import Settings, position
+from elastrain_verify.command import job as manifests
+from elastrain_verify.command import place
+from elastrain_verify.command.follow import Follower
+from elastrain_verify.files import Tokens, present, written
+from elastrain_verify.runs import Kind, Place, Run
+from elastrain_verify.settings import Settings, position
 
 POLL_SECONDS = 0.02
 PATIENCE_SECONDS = 90.0

@@ -1,0 +1,222 @@
+"""The judge of audit logs (:mod:`elastrain.data.audit`). It needs only these logs, and is pure but for reading them."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from elastrain.data.audit import Line
+from elastrain.data.order import Order
+from elastrain.data.share import Share
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The result of the judge. ``ok``: every sample of every complete epoch was consumed exactly once.
+
+    With a sampler: as often as the sampler has it in the epoch.
+    """
+
+    steps: int
+    """Distinct committed steps."""
+    epochs: int
+    """Complete epochs."""
+    samples: int
+    """Samples consumed by the committed steps."""
+    lost: int = 0
+    """Samples that a complete epoch did not consume."""
+    repeated: int = 0
+    """Samples consumed more than once within an epoch."""
+    redone: int = 0
+    """Steps that were committed again by a later generation (after a restart from a checkpoint, or with ``shards: all``
+    after the loss of a rank)."""
+    problems: tuple[str, ...] = ()
+    """Every contradiction found, one line each, at most 20."""
+    pids: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """Process ids of the training processes, by worker."""
+
+    @property
+    def ok(self) -> bool:
+        return not (self.lost or self.repeated or self.problems)
+
+
+def verify(directory: Path) -> Verdict:
+    """Judge all logs of a directory.
+
+    Raises ``ValueError`` naming file and line for a line that is no audit line, and for a directory without logs. A
+    torn last line of a killed rank is skipped.
+    """
+    files = sorted(directory.glob("*.jsonl"))
+    orders: dict[tuple[Order, int | None], set[str]] = {}
+    lines: list[Line] = []
+    for file in files:
+        for raw in _records(file):
+            if raw["kind"] == "order":
+                order = Order(**{k: v for k, v in raw.items() if k not in ("kind", "sampled")})
+                orders.setdefault((order, raw["sampled"]), set()).add(file.name.split(".")[0])
+            else:
+                batch = None if raw["batch"] is None else tuple(raw["batch"])
+                values = {"indices": tuple(raw["indices"]), "share": Share(*raw["share"]), "batch": batch}
+                lines.append(Line(**{**raw, **values}))
+    if not lines:
+        raise ValueError(f"{directory}: no audit lines in {len(files)} *.jsonl files; is $ELASTRAIN_AUDIT_DIR set?")
+    if len(orders) != 1:
+        raise ValueError(f"{directory}: {_apart(orders)}")
+    ((order, sampled),) = orders
+    return judge(lines, order if sampled is None else replace(order, batch_sampler=_Logged(lines, order, sampled)))
+
+
+def _apart(orders: dict[tuple[Order, int | None], set[str]]) -> str:
+    """How the data of the workers differs, or that of the jobs."""
+    described = {key: {**asdict(key[0]), "steps_per_epoch": key[0].steps_per_epoch} for key in orders}
+    values = list(described.values())
+    names = [name for name in values[0] if any(each[name] != values[0][name] for each in values)]
+    each = [
+        f"{', '.join(f'{name}={described[key][name]}' for name in names) or f'{key[1]} batches of a sampler'} of "
+        f"{', '.join(sorted(workers))}"
+        for key, workers in orders.items()
+    ]
+    return (
+        f"{len(orders)} different orders of data: {'; '.join(each)}. Workers of one job had other data, the script "
+        "has changed it, or the directory has logs of several jobs, each of which needs its own"
+    )
+
+
+class _Logged:
+    """The batches that a sampler made, from the logs."""
+
+    def __init__(self, lines: Iterable[Line], order: Order, steps_per_epoch: int) -> None:
+        size = order.global_batch_size
+        self._batches = {
+            line.step + i: line.batch[i * size : (i + 1) * size]
+            for line in lines
+            if line.batch is not None
+            for i in range(line.span)
+        }
+        self.batch_size, self.samples = size, order.length or 0
+        self._steps_per_epoch = steps_per_epoch
+
+    def __len__(self) -> int:
+        return self._steps_per_epoch
+
+    def batch(self, epoch: int, number: int) -> tuple[int, ...]:
+        return self._batches[epoch * self._steps_per_epoch + number]
+
+
+def judge(lines: Sequence[Line], order: Order) -> Verdict:
+    """The verdict on ``lines`` of one job over ``order``. Pure."""
+    by_step: dict[int, list[Line]] = defaultdict(list)
+    pids: dict[str, set[int]] = defaultdict(set)
+    for line in lines:
+        by_step[line.step].append(line)
+        pids[line.worker].add(line.pid)
+    problems: list[str] = []
+    redone = 0
+    consumed: dict[int, Counter[int]] = defaultdict(Counter)
+    expected: dict[int, Counter[int]] = defaultdict(Counter)
+    """Of an order by a sampler: what it has for the steps that were logged."""
+    newest = _newest_generations(lines)
+    for step, of_step in sorted(by_step.items()):
+        committed = {line.generation for line in of_step if line.kind == "commit"}
+        if not committed:
+            problems.append(f"step {step}: adopted from a peer, but no rank committed it")
+            continue
+        if len({line.batch for line in of_step}) > 1:
+            problems.append(f"step {step}: the sampler made different batches on the ranks")
+        last = max(committed)
+        if newest[step] > last:  # within a step of a later generation, cut in another way
+            redone += len(committed)
+            continue
+        redone += len(committed) - 1
+        if len(taken := {x.span for x in of_step if x.generation == last}) > 1:
+            problems.append(f"step {step}: ranks of generation {last} took {sorted(taken)} batches")
+            continue
+        samples, found = _step_samples(step, [x for x in of_step if x.generation == last], order)
+        problems += found
+        consumed[step // order.steps_per_epoch].update(samples)
+        if order.sampled:
+            expected[step // order.steps_per_epoch].update(order.batch(step, taken.pop()))
+    first, final = min(by_step), max([*by_step, *newest])
+    problems += [f"step {s}: committed by no rank" for s in range(first, final) if s not in newest]
+    complete = [
+        e for e in consumed if first <= e * order.steps_per_epoch and (e + 1) * order.steps_per_epoch <= final + 1
+    ]
+    if not order.sampled:  # every sample once
+        all_samples = order.samples_before(order.steps_per_epoch)
+        lost = sum(max(0, all_samples - len(consumed[e])) for e in complete)
+        repeated = sum(n - 1 for c in consumed.values() for n in c.values())
+    else:
+        lost = sum((expected[e] - consumed[e]).total() for e in complete)
+        repeated = sum((c - expected[e]).total() for e, c in consumed.items())
+    return Verdict(
+        steps=len(newest.keys() | by_step.keys()),
+        epochs=len(complete),
+        samples=sum(c.total() for c in consumed.values()),
+        lost=lost,
+        repeated=repeated,
+        redone=redone,
+        problems=tuple(problems[:20]),
+        pids={worker: tuple(sorted(p)) for worker, p in sorted(pids.items())},
+    )
+
+
+def _newest_generations(lines: Iterable[Line]) -> dict[int, int]:
+    """By position: the newest generation that committed a step with it."""
+    newest: dict[int, int] = {}
+    for line in lines:
+        for position in range(line.step, line.step + line.span) if line.kind == "commit" else ():
+            newest[position] = max(newest.get(position, 0), line.generation)
+    return newest
+
+
+def _step_samples(step: int, lines: list[Line], order: Order) -> tuple[list[int], list[str]]:
+    """The samples that the generation of ``lines`` consumed in ``step``, and the contradictions to the order."""
+    problems = []
+    worlds = {(line.world_size, line.share.parts) for line in lines}
+    if len(worlds) != 1:
+        return [], [f"step {step}: one generation with world sizes and parts {sorted(worlds)}"]
+    _, parts = worlds.pop()
+    seen: dict[int, Line] = {}
+    for line in lines:
+        before = seen.setdefault(line.rank, line)
+        if (before.indices, before.share) != (line.indices, line.share):
+            problems.append(f"step {step}: rank {line.rank} logged two different parts")
+    owners: dict[int, Line] = {}
+    for line in seen.values():
+        expected = _samples_of(order, step, line.share, line.span)
+        if line.indices != expected:
+            problems.append(
+                f"step {step}: rank {line.rank} had part {line.share.part} of {parts} and trained on {line.indices}, "
+                f"not on {expected}"
+            )
+        owner = line if line.share.learner else owners.setdefault(line.share.part, line)
+        if owner.rank // owner.tensor != line.rank // line.tensor:
+            problems.append(f"step {step}: part {line.share.part} was computed by two ranks")
+    samples: list[int] = []
+    span = lines[0].span
+    for part in range(parts):
+        samples += owners[part].indices if part in owners else _samples_of(order, step, Share(part, parts), span)
+    return samples, problems
+
+
+def _samples_of(order: Order, step: int, share: Share, span: int) -> tuple[int, ...]:
+    return () if share.learner else order.slice(step, *share, span).indices
+
+
+def _records(file: Path) -> Iterable[dict[str, Any]]:
+    text = file.read_text().split("\n")
+    for number, raw in enumerate(text, 1):
+        if not raw:
+            continue
+        try:
+            record = json.loads(raw)
+            record["kind"]
+        except (ValueError, KeyError, TypeError) as e:
+            if number == len(text):  # no newline at its end: the rank was killed while it wrote
+                return
+            raise ValueError(f"{file}:{number}: not an audit line: {e}") from e
+        yield record
