@@ -18,7 +18,7 @@ from bench_scheduling import decisions, kit, report
 from bench_scheduling import pictures as drawing
 from bench_scheduling.decisions import Decision
 from bench_scheduling.kit import Played, Run
-from elastrain_operator.allocation.model import Sharing
+from elastrain_operator.allocation.snapshot import Sharing
 
 POLICIES = ("tiresias", "fair", *Sharing)
 INTERVALS = {30.0: 60, 1.0: 10}

@@ -16,7 +16,7 @@ from bench_sizes import cluster as on_cluster
 from bench_sizes import report, task
 from bench_sizes.report import Report
 from bench_sizes.simulated import Cluster, Delays
-from elastrain_operator.allocation.model import Sharing
+from elastrain_operator.allocation.snapshot import Sharing
 from elastrain_operator.config import CapacityConfig
 
 KIT = Path(__file__).parent.parent.parent / "shared" / "scheduling"

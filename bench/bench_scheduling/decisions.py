@@ -9,7 +9,7 @@ from bench_scheduling.product import GPU, KIND, START
 from elastrain.sizing import speedup
 from elastrain.sizing.speedup import Batches, Measured
 from elastrain_operator.allocation.allocate import allocate
-from elastrain_operator.allocation.model import Job, Node, Policy, Sharing, Snapshot, Worker
+from elastrain_operator.allocation.snapshot import Job, Node, Policy, Sharing, Snapshot, Worker
 
 RUNS = 5
 BASE = 64

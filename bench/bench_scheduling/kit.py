@@ -15,7 +15,7 @@ import numpy as np
 
 from bench_scheduling.product import Product, batches, measured
 from elastrain.sizing.speedup import learned
-from elastrain_operator.allocation.model import Policy, Sharing
+from elastrain_operator.allocation.snapshot import Policy, Sharing
 from elastrain_operator.policy.report.measured import KEPT
 
 FILES = ("sim.py", "model.py", "policies.py", "data/workloads.csv.gz")

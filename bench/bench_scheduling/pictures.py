@@ -9,7 +9,7 @@ import numpy as np
 
 from bench_scheduling import kit
 from bench_scheduling.kit import Played
-from elastrain_operator.allocation.model import Sharing
+from elastrain_operator.allocation.snapshot import Sharing
 
 APPLICATIONS = ("imagenet", "yolov3", "bert", "deepspeech2", "cifar10", "ncf")
 HOURS = 10.0

@@ -9,10 +9,10 @@ from typing import Any
 
 from elastrain.sizing.speedup import Batches, Measured
 from elastrain_operator.allocation.allocate import allocate
-from elastrain_operator.allocation.model import Job, Kind, Node, Policy, Snapshot, Worker
+from elastrain_operator.allocation.snapshot import Job, Node, Policy, Snapshot, Worker, WorkerShape
 
 GPU = "nvidia.com/gpu"
-KIND = Kind(((GPU, 1), ("pods", 1)))
+KIND = WorkerShape(((GPU, 1), ("pods", 1)))
 START = datetime(2030, 1, 1, tzinfo=UTC)
 ROUNDS = 4
 """Workers that leave free their nodes within the same decision: on a cluster, seconds later."""

@@ -12,7 +12,7 @@ from bench_harness.stats import Model
 from bench_harness.tables import Table
 from bench_sizes.simulated import Cluster, Delays, Outcome, play
 from bench_sizes.task import Task
-from elastrain_operator.allocation.model import Policy
+from elastrain_operator.allocation.snapshot import Policy
 
 REPLAYS = 20
 """Simulations of the same jobs, with arrivals later by up to ``SHIFT_SECONDS``."""

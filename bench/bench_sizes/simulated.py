@@ -18,12 +18,12 @@ from bench_sizes.task import REPORT_SECONDS, Task, Training, placed
 from elastrain.sizing.leaving import WorkerFacts, leave_order
 from elastrain.sizing.speedup import Measured
 from elastrain_operator.allocation.allocate import allocate
-from elastrain_operator.allocation.model import Allocation, Job, Kind, Node, Policy, Share, Snapshot, Worker
-from elastrain_operator.plan import STATUS_INTERVAL
+from elastrain_operator.allocation.snapshot import Allocation, Job, Node, Policy, Share, Snapshot, Worker, WorkerShape
+from elastrain_operator.job.plan import STATUS_INTERVAL
 from elastrain_operator.policy.report.measured import KEPT
 
 GPU = "nvidia.com/gpu"
-KIND = Kind(((GPU, 1), ("pods", 1)))
+KIND = WorkerShape(((GPU, 1), ("pods", 1)))
 START = datetime(2030, 1, 1, tzinfo=UTC)
 READ_SECONDS = REPORT_SECONDS + STATUS_INTERVAL
 """The operator reads the first report of a generation at once, and mere steps so long after that."""

@@ -15,7 +15,7 @@ from elastrain.api import names
 from elastrain.etcd import EtcdConfig
 from elastrain_operator import logs
 from elastrain_operator.config import CapacityConfig, GangConfig, LeaseName, OperatorConfig, WorkerEtcd, read_job_key
-from elastrain_operator.leader.process import serve
+from elastrain_operator.process import serve
 
 cli = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 

@@ -15,32 +15,32 @@ import structlog
 from elastrain import tracing
 from elastrain.api.keys import JobKeys
 from elastrain.etcd import EtcdClient, EtcdError, EtcdUsers
-from elastrain_operator import certificate
-from elastrain_operator.apply.credentials import JobLogins
-from elastrain_operator.apply.executor import Executor
-from elastrain_operator.apply.recorder import Recorder
-from elastrain_operator.apply.sweep import Sweeper
+from elastrain_operator.cluster.capacity import Capacity
+from elastrain_operator.cluster.inventory import Inventory
+from elastrain_operator.cluster.permission import is_allowed
 from elastrain_operator.config import OperatorConfig
+from elastrain_operator.facts import JobRef, Outage, Pod
+from elastrain_operator.job.executor import Executor
+from elastrain_operator.job.loop import JobLoop
+from elastrain_operator.job.loops import Loops
+from elastrain_operator.job.meter import JobSeries
+from elastrain_operator.job.recorder import Recorder
+from elastrain_operator.job.traces import Traces
 from elastrain_operator.kube.client import ApiError, Kube, Writable
-from elastrain_operator.kube.permission import is_allowed
 from elastrain_operator.kube.repeats import answered
 from elastrain_operator.kueue.jobs import KueueJobs
 from elastrain_operator.kueue.watch import Watch
 from elastrain_operator.leader.fencing import FencedEtcd
+from elastrain_operator.metrics import certificate
 from elastrain_operator.metrics import process as metrics
-from elastrain_operator.metrics.jobs import JobSeries
 from elastrain_operator.metrics.server import MetricsServer
-from elastrain_operator.model import JobRef, Outage, Pod
-from elastrain_operator.observe import writes
-from elastrain_operator.observe.inventory import Inventory
-from elastrain_operator.observe.jobs import Jobs
-from elastrain_operator.observe.pods import Pods
-from elastrain_operator.observe.records import Mirror
-from elastrain_operator.reconcile.capacity import Capacity
-from elastrain_operator.reconcile.loop import JobLoop
-from elastrain_operator.reconcile.loops import Loops
+from elastrain_operator.records import writes
+from elastrain_operator.records.logins import JobLogins
+from elastrain_operator.records.mirror import Mirror
+from elastrain_operator.records.sweep import Sweeper
 from elastrain_operator.supervise import Tasks
-from elastrain_operator.tracing import Traces
+from elastrain_operator.watch.jobs import Jobs
+from elastrain_operator.watch.pods import WorkerPods
 
 ETCD_SECONDS = 5.0
 """Seconds that the start waits for etcd, so that the first plans have its records."""
@@ -69,7 +69,7 @@ class App:
         self._endings: set[asyncio.Task[None]] = set()
         self._mirror: Mirror | None = None
         self._logins: JobLogins | None = None
-        self._pods: Pods | None = None
+        self._pods: WorkerPods | None = None
         self._capacity = Capacity(config.capacity.policy(), self._loops.wake) if config.capacity else None
         self._tasks = Tasks()
         self._started = AsyncExitStack()
@@ -102,7 +102,7 @@ class App:
         self._sweeper = Sweeper(self._kube, self._mirror, self._is_served, self._logins)
         self._kueue_jobs = self._queues(recorder) if config.kueue else None
         on_stray = self._capacity.stray_seen if self._capacity else lambda *_: None
-        pods = self._pods = Pods(self._kube, config.namespaces, self._pod_changed, on_stray)
+        pods = self._pods = WorkerPods(self._kube, config.namespaces, self._pod_changed, on_stray)
         self._run("worker pods", pods.run)
         self._jobs = Jobs(
             self._kube, config.namespaces, config.resync, known=self._loops.jobs,

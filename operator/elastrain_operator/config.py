@@ -9,11 +9,12 @@ from pydantic import BaseModel, ConfigDict, Field, SecretBytes, field_validator,
 
 from elastrain.api import names
 from elastrain.etcd import EtcdConfig
-from elastrain_operator.allocation.model import Policy, Sharing
-from elastrain_operator.observe.resources import quantity
-from elastrain_operator.policy.credentials import COMMON_NAME
+from elastrain_operator.allocation.resources import quantity
+from elastrain_operator.allocation.snapshot import Policy, Sharing
 
 MIN_KEY_BYTES = 32
+COMMON_NAME = "default"
+"""In names of etcd users, of each cluster without a name of its own."""
 
 
 class WorkerEtcd(BaseModel):
@@ -51,7 +52,7 @@ class WorkerEtcd(BaseModel):
 
 
 class CapacityConfig(BaseModel):
-    """How the cluster is shared out between jobs; ``allocation/model.py`` describes the fields."""
+    """How the cluster is shared out between jobs; ``allocation/snapshot.py`` describes the fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -93,7 +94,7 @@ class GangConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     scheduler: Literal["coscheduling", "volcano", "kai", "native"]
-    """A key of :data:`elastrain_operator.pod.group.SCHEDULERS`."""
+    """A key of :data:`elastrain_operator.pod.gang.SCHEDULERS`."""
     scheduler_name: str = ""
     """Its ``schedulerName`` in templates; empty: ``volcano``, ``kai-scheduler``, or any."""
 

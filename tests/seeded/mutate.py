@@ -26,7 +26,7 @@ DECISIONS: dict[str, tuple[str, ...]] = {
     "trainer/elastrain/elastic/commit/verdict.py": ("tests/sim", "tests/training/elastic"),
     "trainer/elastrain/elastic/group/entry.py": ("tests/training/elastic/test_entry.py", "tests/training/elastic"),
     "operator/elastrain_operator/policy": ("tests/unit/operator", "tests/sim"),
-    "operator/elastrain_operator/plan.py": ("tests/unit/operator", "tests/sim"),
+    "operator/elastrain_operator/job/plan.py": ("tests/unit/operator", "tests/sim"),
     "operator/elastrain_operator/allocation": ("tests/unit/operator",),
     "trainer/elastrain/sizing": ("tests/unit/sizing", "tests/unit/operator"),
 }

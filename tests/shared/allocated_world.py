@@ -10,7 +10,18 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 from elastrain_operator.allocation.allocate import allocate
-from elastrain_operator.allocation.model import Held, Job, Kind, Node, Place, Policy, Share, Sharing, Snapshot, Worker
+from elastrain_operator.allocation.snapshot import (
+    Held,
+    Job,
+    Node,
+    NodeRules,
+    Policy,
+    Share,
+    Sharing,
+    Snapshot,
+    Worker,
+    WorkerShape,
+)
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
 GPU = "nvidia.com/gpu"
@@ -25,8 +36,8 @@ def spec(
 ) -> Job:
     """``least``, ``more``, ``spares``: replicas of so many (``each``) workers."""
     fields["measured"], fields["batches"] = speeds
-    place = Place(selector=(("pool", pool),)) if pool else Place()
-    most, kind = (least + more) * each, Kind(gpus(per), place)
+    place = NodeRules(selector=(("pool", pool),)) if pool else NodeRules()
+    most, kind = (least + more) * each, WorkerShape(gpus(per), place)
     return Job("", min=least * each, cap=most, name="", kind=kind, group_size=each, spares=spares * each, **fields)
 
 

@@ -10,11 +10,13 @@ from typing import Any
 import builders
 from elastrain.api.job import JobSpec, JobStatus
 from elastrain.api.records import Member, Outcome, Phase, Termination
-from elastrain_operator.allocation.model import Share
-from elastrain_operator.model import Coordination, Ending, JobRef, LoopState, Observed, Plan, Pod
-from elastrain_operator.plan import plan
-from elastrain_operator.policy.report import data_loss
-from elastrain_operator.policy.size import drain, groups, rollout
+from elastrain_operator.allocation.snapshot import Share
+from elastrain_operator.facts import Coordination, Ending, JobRef, Observed, Pod
+from elastrain_operator.job.plan import plan
+from elastrain_operator.job.state import LoopState, Plan
+from elastrain_operator.pod.template import version
+from elastrain_operator.policy.losses import data_loss
+from elastrain_operator.policy.size import drain, groups
 
 JOB = JobRef("default", "job", "uid", 1)
 START = datetime(2030, 1, 1, tzinfo=UTC)
@@ -91,10 +93,10 @@ class JobWorld:
             self.status, self.state.status_written = made.status, self.now
         if made.target is not None:
             self.records = dataclasses.replace(self.records, target=made.target)
-        version = rollout.version(self.spec.template)
+        current = version(self.spec.template)
         slots = made.slots or (None,) * len(made.create)
         for n, slot in zip(made.create, slots, strict=True) if self.state.refusal is None else ():
-            self.pods[f"job-{n}"] = Pod(f"job-{n}", f"uid-{n}", n, self.now, template=version, slot=slot)
+            self.pods[f"job-{n}"] = Pod(f"job-{n}", f"uid-{n}", n, self.now, template=current, slot=slot)
         for deletion in made.delete:
             pod = self.pods[deletion.pod]
             if pod.ending or not pod.started:

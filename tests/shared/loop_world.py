@@ -7,12 +7,12 @@ from datetime import UTC, datetime
 
 from elastrain.api.keys import JobKeys
 from elastrain.etcd import EtcdConfig
-from elastrain_operator.apply.executor import Executor
 from elastrain_operator.config import OperatorConfig, WorkerEtcd
+from elastrain_operator.facts import Coordination, Outage
+from elastrain_operator.job.executor import Executor
+from elastrain_operator.job.loop import JobLoop
+from elastrain_operator.job.loops import Loops
 from elastrain_operator.kube.client import ApiError
-from elastrain_operator.model import Coordination, Outage
-from elastrain_operator.reconcile.loop import JobLoop
-from elastrain_operator.reconcile.loops import Loops
 from raw_cluster import TEMPLATE
 
 JOB = JobKeys("ns", "job", "uid")

@@ -9,7 +9,7 @@ from typing import Any
 from elastrain.api.job import JobStatus
 from elastrain.api.records import Target
 from elastrain_operator.__main__ import cli
-from elastrain_operator.apply import executor
+from elastrain_operator.job import executor
 
 _patch, _encode = executor.status_patch, Target.encode
 MARK = "writtenByTheNextVersion"

@@ -11,9 +11,9 @@ import pytest
 from elastrain.api import names
 from elastrain.api.job import JobSpec
 from elastrain.api.records import Termination
-from elastrain_operator.model import JobRef
+from elastrain_operator.facts import JobRef
+from elastrain_operator.job import loop as loop_module
 from elastrain_operator.pod import manifest
-from elastrain_operator.reconcile import loop as loop_module
 from raw_cluster import TEMPLATE, wire_time
 
 NOW = datetime(2030, 1, 1, 12, 0, tzinfo=UTC)

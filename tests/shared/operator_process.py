@@ -62,7 +62,7 @@ class OperatorProcess:
     ) -> None:
         """``program``: arguments of Python; it runs as a fork of ``warm``."""
         self.log = log
-        warm.imports("elastrain_operator.leader.process")
+        warm.imports("elastrain_operator.process")
         environ = {**os.environ, "KUBECONFIG": str(kubeconfig)}
         argv = [sys.executable, *program, "--drain-extra=1", *flags]
         self.health_port, self.metrics_port = free_ports(2)

@@ -8,12 +8,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from elastrain_operator.allocation.allocate import allocate
-from elastrain_operator.allocation.model import Job, Kind, Node, Policy, Share, Snapshot, Worker
 from elastrain_operator.allocation.promise import Promises
+from elastrain_operator.allocation.snapshot import Job, Node, Policy, Share, Snapshot, Worker, WorkerShape
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
 GPU = "nvidia.com/gpu"
-ONE = Kind(((GPU, 1), ("pods", 1)))
+ONE = WorkerShape(((GPU, 1), ("pods", 1)))
 PER_NODE = 8
 
 

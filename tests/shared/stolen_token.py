@@ -19,7 +19,7 @@ from elastrain.api import names
 from elastrain.api.job import JobSpec
 from elastrain.etcd import EtcdConfig
 from elastrain_operator.config import OperatorConfig, WorkerEtcd
-from elastrain_operator.model import JobRef
+from elastrain_operator.facts import JobRef
 from elastrain_operator.pod import manifest as manifests
 from elastrain_operator.pod import uses
 from raw_cluster import Cluster

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any
 
-from elastrain_operator.model import Pod
+from elastrain_operator.facts import Pod
 
 
 def worker(ordinal: int, now: datetime, *, age: float = 100.0, started: bool = True, **fields: Any) -> Pod:

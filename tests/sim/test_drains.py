@@ -6,7 +6,7 @@ from unittest import mock
 
 import pytest
 
-from elastrain_operator.model import DisruptionBudget
+from elastrain_operator.facts import DisruptionBudget
 from elastrain_operator.policy.size import budget as budgets
 from sim.drains import drained
 from sim.invariants import Violation

@@ -34,9 +34,19 @@ from elastrain_operator.allocation.goals import Budget, Goals, review
 from elastrain_operator.allocation.grant import Grant, Stop
 from elastrain_operator.allocation.granting import Granting
 from elastrain_operator.allocation.match import lets_go
-from elastrain_operator.allocation.model import Allocation, Job, Kind, Place, Policy, Share, Sharing, Snapshot, Worker
 from elastrain_operator.allocation.quotas import Quotas
 from elastrain_operator.allocation.room import Idle, May, Room
+from elastrain_operator.allocation.snapshot import (
+    Allocation,
+    Job,
+    NodeRules,
+    Policy,
+    Share,
+    Sharing,
+    Snapshot,
+    Worker,
+    WorkerShape,
+)
 from elastrain_operator.allocation.worth import Worth
 
 ROUNDS = 4
@@ -77,8 +87,8 @@ class _Sharing:
         self._quotas = Quotas(policy.quotas)
         self._granting = Granting(self.room, self._quotas, self._grants)
         self._goals = Goals(self.room, policy, now)
-        self._idle: dict[Kind, Idle] = {}
-        self._troubled: dict[Place, tuple[frozenset[str], frozenset[str]]] = {}
+        self._idle: dict[WorkerShape, Idle] = {}
+        self._troubled: dict[NodeRules, tuple[frozenset[str], frozenset[str]]] = {}
 
     def _seat(self, job: Job, totals: dict[str, int]) -> Grant:
         grant = Grant.of(job, totals)
@@ -121,7 +131,7 @@ class _Sharing:
 
     # ---- rule 2 ------------------------------------------------------------------------------------------------------
     def _let_in(self) -> None:
-        failed: dict[Kind, tuple[int, int]] = {}
+        failed: dict[WorkerShape, tuple[int, int]] = {}
         for grant in self._queue:
             if grant.job.trains:
                 while grant.granted < grant.floor and self._granting.grant(grant, _any_but(grant)):
@@ -321,7 +331,7 @@ class _Sharing:
             grant.stop = Stop.NO_ROOM if idle.nodes else Stop.NO_NODE
         return grant.stop or Stop.NO_ROOM, explanations.not_grown(grant, idle, quota)
 
-    def _idle_for(self, kind: Kind) -> Idle:
+    def _idle_for(self, kind: WorkerShape) -> Idle:
         if kind not in self._idle:
             self._idle[kind] = self.room.idle(kind)
         return self._idle[kind]
@@ -345,7 +355,7 @@ class _Sharing:
             chosen |= {w.name for w in replica}
         return frozenset(chosen)
 
-    def _trouble(self, place: Place) -> tuple[frozenset[str], frozenset[str]]:
+    def _trouble(self, place: NodeRules) -> tuple[frozenset[str], frozenset[str]]:
         """Nodes that these workers should leave, and the same together with nodes that are not ready."""
         if place not in self._troubled:
             self.room.looks += len(self._snapshot.nodes)

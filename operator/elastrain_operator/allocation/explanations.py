@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from elastrain.api.names import headcount
 from elastrain_operator.allocation.grant import Grant, Stop
-from elastrain_operator.allocation.model import PODS, Job
 from elastrain_operator.allocation.room import Idle
+from elastrain_operator.allocation.snapshot import PODS, Job
 from elastrain_operator.allocation.worth import Worth
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from elastrain_operator.allocation.grant import Grant
 from elastrain_operator.allocation.room import May
 
-Place = Callable[[Grant, May | None], bool]
+GiveOne = Callable[[Grant, May | None], bool]
 """Grant a job one more replica, displacing workers if permitted (None: never); False: no room."""
 
 
@@ -60,7 +60,7 @@ class Tier:
             if self._beyond is not None:
                 self._beyond -= workers
 
-    def fill(self, place: Place) -> None:
+    def fill(self, place: GiveOne) -> None:
         """Grant one replica after another to the job with the least."""
         queues: dict[str, list[tuple[int, bool, float, str]]] = {}
         for grant in self._mine.values():
@@ -78,7 +78,7 @@ class Tier:
             if queue:
                 heapq.heappush(heap, self._place(namespace, queue))
 
-    def _give(self, grant: Grant, place: Place) -> bool:
+    def _give(self, grant: Grant, place: GiveOne) -> bool:
         namespace, level, held = grant.job.namespace, grant.level, grant.held_level
         given = place(grant, self._may(grant) if self._worth_asking(grant) else None)
         self._level[namespace] += grant.level - level

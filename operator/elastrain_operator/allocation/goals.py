@@ -22,8 +22,8 @@ from typing import NamedTuple
 from elastrain.sizing import speedup
 from elastrain_operator.allocation import explanations
 from elastrain_operator.allocation.grant import Grant, Stop
-from elastrain_operator.allocation.model import Amounts, Job, Kind, Policy
 from elastrain_operator.allocation.room import Room, main_resource
+from elastrain_operator.allocation.snapshot import Amounts, Job, Policy, WorkerShape
 from elastrain_operator.allocation.trials import Trial, trial
 from elastrain_operator.allocation.utility import age_of, stays, utility
 
@@ -217,7 +217,7 @@ class Budget:
         kinds = list(dict.fromkeys(g.job.kind for g in grants))
         main = {kind: main_resource(kind.demand) for kind in kinds}
         nodes = {kind: frozenset(room.open(kind.place)) for kind in kinds}
-        self._pools: dict[Kind, _Pool] = {}
+        self._pools: dict[WorkerShape, _Pool] = {}
         for kind in kinds:
             amount = max(dict(kind.demand).get(main[kind], 1), 1)
             total = room.slots(kind) * amount
@@ -231,7 +231,7 @@ class Budget:
                 other.total += grant.granted * pool.amount
                 other.jobs += 1
 
-    def equal_share(self, kind: Kind) -> int:
+    def equal_share(self, kind: WorkerShape) -> int:
         """Workers of a job if all jobs that compete for these nodes had as many accelerators."""
         pool = self._pools[kind]
         return max(math.ceil(pool.total / pool.jobs / pool.amount), 1)

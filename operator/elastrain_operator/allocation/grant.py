@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from elastrain_operator.allocation.model import PODS, Job, Worker
+from elastrain_operator.allocation.snapshot import PODS, Job, Worker
 
 WHOLE = 1_000_000_000
 """The cluster's total of a resource. Shares are integer parts of it, so that sums do not depend on their order."""

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 from elastrain_operator.allocation.fair import Tier
 from elastrain_operator.allocation.grant import Grant, Stop
-from elastrain_operator.allocation.model import Amounts, Job, Kind, Worker
 from elastrain_operator.allocation.quotas import Quotas
 from elastrain_operator.allocation.room import May, Room
+from elastrain_operator.allocation.snapshot import Amounts, Job, Worker, WorkerShape
 
 
 @dataclass(slots=True)
@@ -154,7 +154,7 @@ class Granting:
         self._quotas.use(grant.job.namespace, demand)
         return True
 
-    def displace(self, kind: Kind, may: May | None) -> bool:
+    def displace(self, kind: WorkerShape, may: May | None) -> bool:
         """Displace spares, or if that is not enough, workers that ``may`` be displaced."""
         gone = self._room.give_back(kind, self._rank) if self._room.has_spares else None
         if gone is None and may is not None:

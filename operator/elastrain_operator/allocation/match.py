@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from elastrain_operator.allocation.model import Node, Place, Requirement, Taint, Toleration
+from elastrain_operator.allocation.snapshot import Node, NodeRules, Requirement, Taint, Toleration
 
 HARD = frozenset({"NoSchedule", "NoExecute"})
 """Effects of a taint that keep pods away."""
@@ -25,14 +25,14 @@ STATES = frozenset(
 the kubelet chooses the pods that it evicts."""
 
 
-def takes(node: Node, place: Place) -> bool:
+def takes(node: Node, place: NodeRules) -> bool:
     """Whether a new worker may be bound to ``node`` now."""
     if node.cordoned or node.going or not node.ready or node.name in place.avoid:
         return False
     return selects(place, node.labels) and not any(t.effect in HARD for t in untolerated(node.taints, place))
 
 
-def lets_go(node: Node, place: Place) -> bool:
+def lets_go(node: Node, place: NodeRules) -> bool:
     """Whether workers on ``node`` should move early, because they end there anyway, or because the node has been closed
     for a while.
 
@@ -42,20 +42,20 @@ def lets_go(node: Node, place: Place) -> bool:
     return node.going or (node.cordoned and not node.cordon_passing) or any(_moves(t, place) for t in node.taints)
 
 
-def _moves(taint: Taint, place: Place) -> bool:
+def _moves(taint: Taint, place: NodeRules) -> bool:
     if taint.key in UNWELL or taint.key in STATES or taint.passing or taint.effect not in HARD:
         return False
     return not any(_tolerates(x, taint) for x in place.tolerations if not (x.bounded and taint.effect == "NoExecute"))
 
 
-def selects(place: Place, labels: Mapping[str, str]) -> bool:
+def selects(place: NodeRules, labels: Mapping[str, str]) -> bool:
     """Whether ``nodeSelector`` and required node affinity hold."""
     if any(labels.get(key) != value for key, value in place.selector):
         return False
     return not place.terms or any(all(_holds(r, labels) for r in term) for term in place.terms)
 
 
-def untolerated(taints: Iterable[Taint], place: Place) -> list[Taint]:
+def untolerated(taints: Iterable[Taint], place: NodeRules) -> list[Taint]:
     """Taints that no toleration matches."""
     return [t for t in taints if not any(_tolerates(x, t) for x in place.tolerations)]
 

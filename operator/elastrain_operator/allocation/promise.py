@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from elastrain_operator.allocation.model import Job, Share
+from elastrain_operator.allocation.snapshot import Job, Share
 
 HINDERED_SECONDS = 60.0
 """Seconds without another bound worker after which a grant expires, if the scheduler has found no node for a pod."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from elastrain_operator.allocation import explanations
-from elastrain_operator.allocation.model import Amounts
+from elastrain_operator.allocation.snapshot import Amounts
 
 
 class Quotas:

@@ -15,7 +15,7 @@ from functools import partial
 from typing import NamedTuple
 
 from elastrain_operator.allocation.match import takes
-from elastrain_operator.allocation.model import PODS, Amounts, Kind, Place, Snapshot, Worker
+from elastrain_operator.allocation.snapshot import PODS, Amounts, NodeRules, Snapshot, Worker, WorkerShape
 
 WINDOW = 16
 """Candidate nodes; the one on which the fewest workers are displaced is chosen."""
@@ -102,9 +102,9 @@ class Room:
                 self._change(self._later, held.node, held.demand, 1)
         # Where a pod could be bound now or soon, whatever it is meant for: all but the workers that stay.
         self._physical: dict[str, Vector] = {name: dict(free) for name, free in self._later.items()}
-        self._taking: dict[Place, list[str]] = {}
-        self._lines: dict[tuple[Kind, bool], _Line] = {}
-        self._per_node: dict[Kind, int] = {}
+        self._taking: dict[NodeRules, list[str]] = {}
+        self._lines: dict[tuple[WorkerShape, bool], _Line] = {}
+        self._per_node: dict[WorkerShape, int] = {}
         self._with_spares = [n for n in snapshot.nodes if any(x.worker.spare for x in self._loose[n.name].values())]
 
     # ---- all or nothing ----------------------------------------------------------------------------------------------
@@ -133,7 +133,7 @@ class Room:
         self.looks += 1
         self._settle(worker, uid)
 
-    def place(self, kind: Kind, *, at_once: bool = False) -> bool:
+    def place(self, kind: WorkerShape, *, at_once: bool = False) -> bool:
         """Take free room for a worker; False: there is none. ``at_once``: its pod is bound before any other's."""
         line = self._line(kind, now=True)
         for i in range(line.start, len(line.nodes)):
@@ -149,14 +149,14 @@ class Room:
         self._advance(line, len(line.nodes))
         return False
 
-    def could_bind(self, kind: Kind) -> bool:
+    def could_bind(self, kind: WorkerShape) -> bool:
         """Whether the scheduler could bind a pod of this kind to an existing node now or soon: to free room, to room
         that is promised to others, or where workers leave."""
         names = self._open(kind.place)
         self.looks += len(names)
         return any(_has(self._physical[name], kind.demand) for name in names)
 
-    def displace(self, kind: Kind, may: May, rank: Rank) -> list[Loose] | None:
+    def displace(self, kind: WorkerShape, may: May, rank: Rank) -> list[Loose] | None:
         """Promise room that other workers have to leave first. Returns the workers displaced for it, which may be none
         if enough are already leaving; None: no node qualifies.
 
@@ -183,7 +183,7 @@ class Room:
                 break
         return None if best is None else self._promise(best[1], kind, best[2])
 
-    def give_back(self, kind: Kind, rank: Rank) -> list[Loose] | None:
+    def give_back(self, kind: WorkerShape, rank: Rank) -> list[Loose] | None:
         """The same with only spares leaving, of any job; None: on no node are they sufficient."""
         for node in self._with_spares:
             self.looks += 1
@@ -194,7 +194,7 @@ class Room:
                     return self._promise(node.name, kind, chosen)
         return None
 
-    def _promise(self, node: str, kind: Kind, leaving: list[Loose]) -> list[Loose]:
+    def _promise(self, node: str, kind: WorkerShape, leaving: list[Loose]) -> list[Loose]:
         for loose in leaving:
             self._settle(loose.worker, loose.uid)
             self._change(self._later, loose.worker.node, loose.worker.demand, 1)
@@ -202,7 +202,7 @@ class Room:
         self._change(self._later, node, kind.demand, -1)
         return leaving
 
-    def idle(self, kind: Kind) -> Idle:
+    def idle(self, kind: WorkerShape) -> Idle:
         """The idle room for a kind of worker, for messages."""
         resource, names = main_resource(kind.demand), self._open(kind.place)
         free = [min(self._now[n].get(resource, 0), self._later[n].get(resource, 0)) for n in names]
@@ -212,17 +212,17 @@ class Room:
         self.looks += len(names)
         return Idle(resource, sum(free), max(free, default=0), len(names), short)
 
-    def open(self, place: Place) -> Sequence[str]:
+    def open(self, place: NodeRules) -> Sequence[str]:
         """Nodes that accept such workers, apart from resources."""
         return self._open(place)
 
-    def slots(self, kind: Kind) -> int:
+    def slots(self, kind: WorkerShape) -> int:
         """Workers of this kind that would fit if all workers left that are not granted yet."""
         names = self._open(kind.place)
         self.looks += len(names)
         return sum(max(_fits(self._later[n], kind.demand, self._held[n]), 0) for n in names)
 
-    def per_node(self, kind: Kind) -> int:
+    def per_node(self, kind: WorkerShape) -> int:
         """Most workers of this kind on one node; 1 if no node accepts them."""
         if kind not in self._per_node:
             names = set(self._open(kind.place))
@@ -282,7 +282,7 @@ class Room:
             self._undo[-1].append(partial(there.__setitem__, (uid, worker.name), loose))
         self._change(self._held, worker.node, worker.demand, -1)
 
-    def _line(self, kind: Kind, now: bool) -> _Line:
+    def _line(self, kind: WorkerShape, now: bool) -> _Line:
         """Fullest nodes first, so that whole nodes stay free for large workers (best fit)."""
         key = (kind, now)
         if key not in self._lines:
@@ -292,7 +292,7 @@ class Room:
             self._lines[key] = _Line(sorted(names, key=lambda n: (book[n].get(resource, 0), n)))
         return self._lines[key]
 
-    def _open(self, place: Place) -> list[str]:
+    def _open(self, place: NodeRules) -> list[str]:
         if place not in self._taking:
             self.looks += len(self._nodes)
             self._taking[place] = [n.name for n in self._nodes if takes(n, place)]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from elastrain_operator.allocation.model import Job, Policy, Sharing
+from elastrain_operator.allocation.snapshot import Job, Policy, Sharing
 
 NOISE = 0.07
 """A change must gain more than this part of the job's speed."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from elastrain.sizing import speedup
-from elastrain_operator.allocation.model import Job, Policy, Sharing
+from elastrain_operator.allocation.snapshot import Job, Policy, Sharing
 from elastrain_operator.allocation.utility import pause_of
 
 REST = 10

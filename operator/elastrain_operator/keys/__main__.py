@@ -12,9 +12,9 @@ import typer
 
 from elastrain.api.names import EXIT_INFRASTRUCTURE
 from elastrain_operator import health, logs
-from elastrain_operator.keys.cluster import Cluster
 from elastrain_operator.keys.decide import LOOK, Wanted
 from elastrain_operator.keys.keeper import Keeper, MissingSecret, Names
+from elastrain_operator.keys.secrets import KeySecrets
 from elastrain_operator.kube.client import ApiError, Kube
 
 PATIENCE = 600.0
@@ -53,7 +53,7 @@ async def keep(namespace: str, names: Names, wanted: Wanted, port: int) -> int:
     kube = await Kube.connect()
     try:
         async with health.serving(port, lambda: {"role": "keys"}):
-            keeper = Keeper(Cluster(kube, namespace), names, wanted)
+            keeper = Keeper(KeySecrets(kube, namespace), names, wanted)
             return await _steps(keeper, stop)
     finally:
         await kube.close()

@@ -11,8 +11,8 @@ import structlog
 from elastrain_operator import clock
 from elastrain_operator.keys import certificates
 from elastrain_operator.keys.certificates import Pair
-from elastrain_operator.keys.cluster import Cluster, Secret
 from elastrain_operator.keys.decide import Act, Authority, Certificate, Decision, Keys, Member, Wanted, decide
+from elastrain_operator.keys.secrets import KeySecrets, Secret
 
 # Entries of the Secret of the CA, which no pod mounts, and of the one that etcd and its clients mount.
 CA, CA_KEY, NEXT, NEXT_KEY, FORMER = "ca.crt", "ca.key", "next.crt", "next.key", "former.crt"
@@ -43,7 +43,7 @@ class Names:
 class Keeper:
     """Keeps the Secrets as they should be, by one act at a time."""
 
-    def __init__(self, cluster: Cluster, names: Names, wanted: Wanted) -> None:
+    def __init__(self, cluster: KeySecrets, names: Names, wanted: Wanted) -> None:
         self._cluster, self._names, self._wanted = cluster, names, wanted
         self._waits_for = ""
 

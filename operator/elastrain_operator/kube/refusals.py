@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from elastrain_operator.model import JobRef, Refusal, RefusalKind
+from elastrain_operator.facts import JobRef, Refusal, RefusalKind
 
 Status = Mapping[str, Any]
 

@@ -17,9 +17,9 @@ from tenacity import (
     wait_random_exponential,
 )
 
+from elastrain_operator.facts import RefusalKind
 from elastrain_operator.kube.errors import NO_ANSWER, ApiError, NotLeading
 from elastrain_operator.kube.refusals import refused
-from elastrain_operator.model import RefusalKind
 
 CALL_SECONDS = 25.0
 """Seconds for all attempts of a request."""

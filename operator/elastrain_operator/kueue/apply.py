@@ -11,13 +11,13 @@ import structlog
 
 from elastrain.api import names
 from elastrain_operator import clock
+from elastrain_operator.facts import WORKLOAD_NOTE, JobRef
 from elastrain_operator.kube.client import JSON, MERGE, pods_path
 from elastrain_operator.kube.errors import ApiError
 from elastrain_operator.kueue import render
-from elastrain_operator.kueue.model import (
+from elastrain_operator.kueue.workload import (
     API_VERSION,
     GROUP,
-    WORKLOAD_NOTE,
     Activate,
     Change,
     Create,
@@ -29,7 +29,6 @@ from elastrain_operator.kueue.model import (
     View,
     Write,
 )
-from elastrain_operator.model import JobRef
 
 PARALLEL = 16
 """Workloads of one job that are written at a time."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from elastrain.api.names import headcount
-from elastrain_operator.kueue.model import ALWAYS, CLASS_LABEL, EXTRAS_NOTE, QUEUE_LABEL, Request, View, Workload
+from elastrain_operator.kueue.workload import ALWAYS, CLASS_LABEL, EXTRAS_NOTE, QUEUE_LABEL, Request, View, Workload
 
 
 def unknown(request: Request, problem: str) -> str:

@@ -11,16 +11,16 @@ import structlog
 
 from elastrain.api.job import JobSpec, JobStatus
 from elastrain_operator import clock
-from elastrain_operator.allocation.model import Kind
+from elastrain_operator.allocation.snapshot import WorkerShape
+from elastrain_operator.facts import JobEvent, JobRef, Observed, Severity
 from elastrain_operator.kube.errors import ApiError
 from elastrain_operator.kueue import parse, render
+from elastrain_operator.kueue.admission import decide, governs
 from elastrain_operator.kueue.apply import Calls, Writer
-from elastrain_operator.kueue.decide import decide, governs
-from elastrain_operator.kueue.model import Decision, Holder, Memory, Ready, Request, View
 from elastrain_operator.kueue.watch import Watch
+from elastrain_operator.kueue.workload import Decision, Holder, Memory, Ready, Request, View
 from elastrain_operator.metrics import process as metrics
-from elastrain_operator.model import JobEvent, JobRef, Observed, Severity
-from elastrain_operator.observe import nodes
+from elastrain_operator.pod.shape import shape
 from elastrain_operator.policy.ending import verdict as verdicts
 from elastrain_operator.policy.size import victims
 
@@ -42,15 +42,15 @@ class KueuePass:
         """``observed`` with the size and the places that Kueue gives."""
         return replace(observed, share=self.decision.share, charges=self.decision.charges)
 
-    def unbound(self, spec: JobSpec) -> Mapping[Kind, int] | None:
+    def unbound(self, spec: JobSpec) -> Mapping[WorkerShape, int] | None:
         """The admitted pods that are on no node yet, as the allocator counts them; None: unknown."""
         if self.decision.unbound is None:
             return None
-        found: dict[Kind, int] = {}
+        found: dict[WorkerShape, int] = {}
         for placement, count in self.decision.unbound:
             pod = {**spec.template, "spec": render.placed(spec.template.get("spec") or {}, placement)}
             try:
-                kind = nodes.kind(pod)
+                kind = shape(pod)
             except (AttributeError, KeyError, TypeError, ValueError):
                 return {}  # no valid pod: the API server refuses it, and no node has it
             found[kind] = found.get(kind, 0) + count

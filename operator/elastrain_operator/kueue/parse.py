@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from elastrain.api.job import JobSpec
+from elastrain_operator.facts import PodPlacement
 from elastrain_operator.kueue import render
-from elastrain_operator.kueue.model import (
+from elastrain_operator.kueue.workload import (
     ALWAYS,
     CLASS_LABEL,
     EXTRAS_NOTE,
@@ -15,12 +16,11 @@ from elastrain_operator.kueue.model import (
     PREBUILT,
     QUEUE_LABEL,
     Flavor,
-    Placement,
     Queue,
     Request,
     Workload,
 )
-from elastrain_operator.observe.raw import mapping, objects, text
+from elastrain_operator.raw import mapping, objects, text
 
 Raw = Mapping[str, Any]
 
@@ -72,7 +72,7 @@ def _message(conditions: Mapping[str, Raw], status: Raw) -> str:
     return text(conditions.get("QuotaReserved", {}).get("message"))
 
 
-def _updates(status: Raw) -> Placement:
+def _updates(status: Raw) -> PodPlacement:
     """``podSetUpdates`` of all admission checks."""
     found: list[Raw] = []
     for check in objects(status.get("admissionChecks")):
@@ -82,7 +82,7 @@ def _updates(status: Raw) -> Placement:
         return tuple(sorted({k: str(v) for u in found for k, v in mapping(u.get(field)).items()}.items()))
 
     tolerations = tuple(t for u in found for t in objects(u.get("tolerations")))
-    return Placement(merged("nodeSelector"), tolerations, merged("labels"), merged("annotations"))
+    return PodPlacement(merged("nodeSelector"), tolerations, merged("labels"), merged("annotations"))
 
 
 def flavor(body: Raw) -> Flavor:

@@ -8,17 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from elastrain.api import names
-from elastrain_operator.kueue.model import (
-    API_VERSION,
-    GROUP,
-    POD_SET,
-    QUEUE_LABEL,
-    WORKLOAD_NOTE,
-    Charge,
-    Create,
-    Placement,
-)
-from elastrain_operator.model import JobRef
+from elastrain_operator.facts import WORKLOAD_NOTE, Charge, JobRef, PodPlacement
+from elastrain_operator.kueue.workload import API_VERSION, GROUP, POD_SET, QUEUE_LABEL, Create
 from elastrain_operator.pod.manifest import owned
 
 INDEX = f"{names.GROUP}/kueue-index"
@@ -101,7 +92,7 @@ def workload(
     return {"apiVersion": API_VERSION, "kind": "Workload", "metadata": metadata, "spec": spec}
 
 
-def placed(pod: Mapping[str, Any], placement: Placement) -> Body:
+def placed(pod: Mapping[str, Any], placement: PodPlacement) -> Body:
     """The spec of a pod with the node selector and the tolerations of its place."""
     spec = dict(pod)
     if placement.selector:

@@ -13,8 +13,8 @@ import structlog
 from elastrain_operator.config import LeaseName
 from elastrain_operator.kube.client import Kube
 from elastrain_operator.kube.errors import NO_ANSWER, ApiError, NotLeading
-from elastrain_operator.leader import decide
-from elastrain_operator.leader.decide import Acquire, LeaseObservation, Record, Renew, StepDown, Terms, Wait
+from elastrain_operator.leader import lease
+from elastrain_operator.leader.lease import Acquire, LeaseObservation, Record, Renew, StepDown, Terms, Wait
 
 log = structlog.get_logger(__name__)
 
@@ -121,7 +121,7 @@ class Elector:
     async def acquire(self) -> None:
         """Stand by until this replica leads, through any outage of the API server."""
         while self._observation.renewed is None:
-            match decide.decide(self._observation, self._clock(), self._terms):
+            match lease.decide(self._observation, self._clock(), self._terms):
                 case Wait(seconds):
                     await asyncio.sleep(seconds)
                     await self._tried(self._look)
@@ -132,7 +132,7 @@ class Elector:
     async def keep(self) -> str:
         """Renew until this replica no longer leads; returns the reason. The tenure has expired before, or ends now."""
         while True:
-            match decide.decide(self._observation, self._clock(), self._terms, self._silence()):
+            match lease.decide(self._observation, self._clock(), self._terms, self._silence()):
                 case StepDown(why):
                     self._tenure.end()
                     return why
@@ -148,7 +148,7 @@ class Elector:
         """
         await self._write()
         what = "prove that this operator leads"
-        if isinstance(decide.decide(self._observation, self._clock(), self._terms), StepDown):
+        if isinstance(lease.decide(self._observation, self._clock(), self._terms), StepDown):
             raise NotLeading(what)
         self._tenure.seconds_left(what)
 
@@ -182,13 +182,11 @@ class Elector:
             if str(error) != self._trouble:
                 log.warning("cannot use the lease", lease=str(self._lease), error=str(error))
             self._trouble = str(error)
-            await asyncio.sleep(decide.retry_after(self._terms, answered=error.reason != NO_ANSWER))
+            await asyncio.sleep(lease.retry_after(self._terms, answered=error.reason != NO_ANSWER))
 
     async def _look(self) -> None:
-        body = await self._leases.get(
-            self._lease, decide.attempt_seconds(self._observation, self._clock(), self._terms)
-        )
-        self._observation = decide.saw(self._observation, self._record(body) if body else None, self._clock())
+        body = await self._leases.get(self._lease, lease.attempt_seconds(self._observation, self._clock(), self._terms))
+        self._observation = lease.saw(self._observation, self._record(body) if body else None, self._clock())
 
     async def _write(self) -> None:
         """Acquire or renew; if the Lease has changed since it was seen, read it instead."""
@@ -207,15 +205,15 @@ class Elector:
                     raise
                 await self._look()
                 return
-            self._observation = decide.wrote(self._observation, self._record(answer), sent, self._clock())
-            until = decide.leads_until(self._observation, self._terms)
+            self._observation = lease.wrote(self._observation, self._record(answer), sent, self._clock())
+            until = lease.leads_until(self._observation, self._terms)
             assert until is not None, "this replica has just written it"
             self._tenure.extend(until)
             self._acquired = body["spec"]["acquireTime"]
 
     async def _send(self, known: Record | None, body: dict[str, Any]) -> dict[str, Any]:
         call = self._leases.create if known is None else self._leases.replace
-        return await call(self._lease, body, decide.attempt_seconds(self._observation, self._clock(), self._terms))
+        return await call(self._lease, body, lease.attempt_seconds(self._observation, self._clock(), self._terms))
 
     def _body(self, known: Record | None, holder: str, transitions: int) -> dict[str, Any]:
         # The times serve users and other tools. No replica compares them with its clock.

@@ -7,12 +7,13 @@ set, and why, is in ``docs/decisions/0011-the-manifest.md``.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from typing import Any
 
 from elastrain.api import names
 from elastrain.api.accelerators import limits_of
+from elastrain.api.names import DO_NOT_DISRUPT, SAFE_TO_EVICT
 
 SHM_PATH = "/dev/shm"  # noqa: S108 - the path of POSIX shared memory
 SHM_VOLUME = "elastrain-shm"
@@ -112,3 +113,14 @@ def _share_of_limit(trainer: dict[str, Any]) -> str | None:
         return None
     share = Decimal(parsed[1]) * _UNITS[parsed[2] or ""] / SHM_SHARE
     return f"{max(int(share) // 2**20, 1)}Mi"
+
+
+def decides_evictions(template: Mapping[str, Any]) -> bool:
+    """Whether the job's template decides by annotations of its own."""
+    own = (template.get("metadata") or {}).get("annotations") or {}
+    return SAFE_TO_EVICT in own or DO_NOT_DISRUPT in own
+
+
+def evictable(*, keep: bool) -> dict[str, str | None]:
+    """Annotations of a worker; None: absent. ``keep``: its node must not be removed."""
+    return {SAFE_TO_EVICT: "false" if keep else "true", DO_NOT_DISRUPT: "true" if keep else None}

@@ -13,19 +13,16 @@ from elastrain.api.accelerators import AcceleratorUnclear, accelerator, extended
 from elastrain.api.job import JobSpec, trainer_container
 from elastrain.api.settings import DivergenceSpec, RankSettings
 from elastrain_operator.config import OperatorConfig, WorkerEtcd
-from elastrain_operator.model import JobRef, Slot
-from elastrain_operator.observe.parse import DEFAULT_GRACE
+from elastrain_operator.facts import DEFAULT_GRACE, JobRef, Slot
 from elastrain_operator.pod import defaults, nodecheck, security, uses
-from elastrain_operator.pod.template import problems
-from elastrain_operator.policy import credentials
-from elastrain_operator.policy.size import eviction
-from elastrain_operator.policy.size.rollout import version
+from elastrain_operator.pod.defaults import decides_evictions, evictable
+from elastrain_operator.pod.template import problems, version
 
 AGENT = ("elastrain", "agent", "--")
 """The command of PID 1 of the trainer container, followed by the user's command."""
 SECRET_MOUNT = "/etc/elastrain/etcd"  # noqa: S105 - a directory
 SECRET_VOLUME = "elastrain-etcd"  # noqa: S105 - a volume's name
-_EVICTABLE = {k: v for k, v in eviction.values(keep=False).items() if v is not None}
+_EVICTABLE = {k: v for k, v in evictable(keep=False).items() if v is not None}
 _DRAIN_MARGIN = 5.0
 """Seconds between the agent's own drain limit and the kubelet's SIGKILL, for the termination record."""
 
@@ -81,7 +78,7 @@ def pod(
             **{k: v for k, v in metadata.items() if k == "finalizers"},
             # A new worker holds nothing; without the annotation, cluster autoscaler would never remove its node.
             "annotations": {
-                **({} if eviction.is_users(template) else _EVICTABLE),
+                **({} if decides_evictions(template) else _EVICTABLE),
                 **(metadata.get("annotations") or {}),
             },
             "name": pod_name(job, ordinal),
@@ -126,7 +123,7 @@ def secret(job: JobRef, user: str, password: str, ca: bytes) -> dict[str, Any]:
         "apiVersion": "v1",
         "kind": "Secret",
         "type": "Opaque",
-        "metadata": owned(job, credentials.secret_name(job)),
+        "metadata": owned(job, secret_name(job)),
         "data": {name: base64.b64encode(value).decode() for name, value in values.items()},
     }
 
@@ -260,7 +257,7 @@ def _ranks(spec: JobSpec) -> int:
 
 def _secret_name(job: JobRef, etcd: WorkerEtcd) -> str:
     """Name of the Secret that the job's workers mount; empty: none."""
-    return credentials.secret_name(job) if etcd.per_job else etcd.secret
+    return secret_name(job) if etcd.per_job else etcd.secret
 
 
 def _mount_credentials(body: dict[str, Any], trainer: dict[str, Any], secret: str) -> None:
@@ -271,3 +268,8 @@ def _mount_credentials(body: dict[str, Any], trainer: dict[str, Any], secret: st
     body["volumes"] = [*(body.get("volumes") or []), volume]
     mount = {"name": SECRET_VOLUME, "mountPath": SECRET_MOUNT, "readOnly": True}
     trainer["volumeMounts"] = [*(trainer.get("volumeMounts") or []), mount]
+
+
+def secret_name(job: JobRef) -> str:
+    """Name of the Secret with a job's credentials; a job's name has at most 50 characters."""
+    return f"{job.name}-etcd-{job.uid[:8]}"

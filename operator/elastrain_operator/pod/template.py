@@ -6,6 +6,9 @@ before other code reads it.
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, StrictInt, ValidationError
@@ -21,7 +24,7 @@ def _quantity(value: Any) -> Any:
     return value
 
 
-Mapping = dict[str, Any]
+Fields = dict[str, Any]
 Quantity = Annotated[Any, AfterValidator(_quantity)]
 
 
@@ -54,14 +57,14 @@ class _Container(_Shape):
     command: list[str] | None = None
     args: list[str] | None = None
     env: list[_Variable] | None = None
-    ports: list[Mapping] | None = None
+    ports: list[Fields] | None = None
     resources: _Resources | None = None
     security_context: _SecurityContext | None = None
-    volume_mounts: list[Mapping] | None = None
+    volume_mounts: list[Fields] | None = None
 
 
 class _Term(_Shape):
-    match_fields: list[Mapping] | None = None
+    match_fields: list[Fields] | None = None
 
 
 class _Required(_Shape):
@@ -79,13 +82,13 @@ class _Affinity(_Shape):
 class _PodSpec(_Shape):
     containers: list[_Container]
     init_containers: list[_Container] | None = None
-    volumes: list[Mapping] | None = None
+    volumes: list[Fields] | None = None
     security_context: _SecurityContext | None = None
     termination_grace_period_seconds: Annotated[StrictInt, Field(ge=0, le=2**63 - 1)] | None = None
     affinity: _Affinity | None = None
     node_selector: dict[str, str] | None = None
-    tolerations: list[Mapping] | None = None
-    topology_spread_constraints: list[Mapping] | None = None
+    tolerations: list[Fields] | None = None
+    topology_spread_constraints: list[Fields] | None = None
 
 
 class _Metadata(_Shape):
@@ -99,10 +102,16 @@ class _Template(_Shape):
     spec: _PodSpec
 
 
-def problems(template: Mapping) -> tuple[str, ...]:
+def problems(template: Fields) -> tuple[str, ...]:
     """The problems of ``spec.template``, one ``field: value: rule`` each; none if it can be rendered."""
     try:
         _Template.model_validate(template)
     except ValidationError as error:
         return tuple(manifest.problem(e, "spec", "template") for e in error.errors(include_url=False))
     return ()
+
+
+def version(template: Mapping[str, Any]) -> str:
+    """A short name of a template; equal for equal templates, in every version of the operator."""
+    text = json.dumps(template, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -15,7 +15,7 @@ from elastrain_dashboard.access import REVIEW_PERMISSIONS
 from elastrain_dashboard.board import NODE_PERMISSIONS as DASHBOARD_NODE_PERMISSIONS
 from elastrain_dashboard.board import PERMISSIONS as DASHBOARD_PERMISSIONS
 from elastrain_operator.kube.client import CAPACITY_PERMISSIONS, CLUSTER_PERMISSIONS, LEASE_PERMISSIONS, PERMISSIONS
-from elastrain_operator.pod.group import SCHEDULERS
+from elastrain_operator.pod.gang import SCHEDULERS
 
 Manifests = list[dict[str, Any]]
 Render = Callable[..., Manifests]

@@ -7,10 +7,10 @@ import time
 import pytest
 
 from elastrain.api import names
-from elastrain_operator.apply import budget as budgets
-from elastrain_operator.model import DisruptionBudget
+from elastrain_operator.facts import DisruptionBudget
+from elastrain_operator.job import budget as budgets
 from elastrain_operator.pod import manifest as manifests
-from elastrain_operator.policy import credentials
+from elastrain_operator.pod.manifest import secret_name
 from stolen_token import ACCOUNT, CONFIG, MERGE, TEMPLATE, Body, Stolen, altered
 
 pytestmark = pytest.mark.apiserver
@@ -22,7 +22,7 @@ def test_other_objects_of_jobs_are_accepted(stolen: Stolen) -> None:
     base = f"/api/v1/namespaces/{job.namespace}"
     secret = manifests.secret(job, "u", "p", b"ca")
     assert not stolen.attempt("POST", f"{base}/secrets", secret)
-    assert not stolen.attempt("PUT", f"{base}/secrets/{credentials.secret_name(job)}", secret)
+    assert not stolen.attempt("PUT", f"{base}/secrets/{secret_name(job)}", secret)
     budget = budgets.manifest(job, DisruptionBudget((0, 1)))
     path = f"/apis/policy/v1/namespaces/{job.namespace}/poddisruptionbudgets/{budget['metadata']['name']}"
     for ordinals in ((0, 1), (1,)):

@@ -13,7 +13,7 @@ import pytest
 import trustme
 
 from elastrain.etcd import EtcdClient, EtcdConfig, EtcdUnavailable, LeaseCallbacks, Put
-from elastrain_operator import certificate
+from elastrain_operator.metrics import certificate
 
 
 @pytest.fixture

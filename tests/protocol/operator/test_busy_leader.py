@@ -10,8 +10,8 @@ import pytest
 
 from elastrain_operator.config import LeaseName
 from elastrain_operator.kube.client import NotLeading
-from elastrain_operator.leader.decide import Terms
 from elastrain_operator.leader.election import Elector, Tenure
+from elastrain_operator.leader.lease import Terms
 from elastrain_operator.leader.loop_thread import Heartbeat, LoopThread
 
 LEASE = LeaseName(namespace="ns", name="operator")

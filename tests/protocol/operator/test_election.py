@@ -9,8 +9,8 @@ import pytest
 
 from elastrain_operator.config import LeaseName
 from elastrain_operator.kube.client import ApiError, NotLeading
-from elastrain_operator.leader.decide import Terms
 from elastrain_operator.leader.election import Elector, Tenure
+from elastrain_operator.leader.lease import Terms
 
 LEASE = LeaseName(namespace="here", name="operator")
 TERMS = Terms(duration=1.0)

@@ -16,7 +16,7 @@ from conditions import until
 from elastrain.api.keys import JobKeys
 from elastrain.api.records import Member, Target
 from elastrain.etcd import EtcdClient, EtcdConfig, Transaction
-from elastrain_operator.observe.records import Mirror
+from elastrain_operator.records.mirror import Mirror
 
 EVIL, GOOD = JobKeys("evil", "job", "uid-1"), JobKeys("good", "job", "uid-2")
 TARGET = Target(min=1, max=2, desired=2, reason="Start")

@@ -16,9 +16,9 @@ from control_plane import ApiServer, control_plane
 from elastrain.api.job import JobSpec
 from elastrain.etcd import EtcdConfig
 from elastrain_operator.config import OperatorConfig, WorkerEtcd
-from elastrain_operator.model import JobRef
-from elastrain_operator.pod import group, manifest
-from elastrain_operator.pod.group import SCHEDULERS
+from elastrain_operator.facts import JobRef
+from elastrain_operator.pod import gang, manifest
+from elastrain_operator.pod.gang import SCHEDULERS
 from raw_cluster import TEMPLATE, Cluster
 
 pytestmark = pytest.mark.apiserver
@@ -144,10 +144,10 @@ def test_gang_follows_its_job(
     for pod in cluster.pods().values():
         meta = pod["metadata"]
         names = (
-            meta["labels"].get(group.COSCHEDULING_LABEL),
-            (meta.get("annotations") or {}).get(group.VOLCANO_GROUP),
+            meta["labels"].get(gang.COSCHEDULING_LABEL),
+            (meta.get("annotations") or {}).get(gang.VOLCANO_GROUP),
         )
-        assert names == ((group.name(job), None) if scheduler == "coscheduling" else (None, group.name(job)))
+        assert names == ((gang.name(job), None) if scheduler == "coscheduling" else (None, gang.name(job)))
         assert pod["spec"]["schedulerName"] == "volcano"
     eventually(lambda: cluster.condition("digits", "GangScheduled").get("reason") == "Grouped", 30, "it says so")
     cluster.patch_job("digits", minReplicas=1)
@@ -195,7 +195,7 @@ def test_kubernetes_accepts_workloads_and_pods_that_name_them(scheduler: str, tm
         assert stored["spec"]["podGroups"][0]["policy"]["gang"]["minCount"] == 2
         pod = known.mark(manifest.pod(job, spec, 0, config), job)
         made = admin.call("POST", f"{admin.pods_path}?fieldValidation=Strict", pod)
-        assert made["spec"]["workloadRef"] == {"name": group.name(job), "podGroup": group.WORKERS}
+        assert made["spec"]["workloadRef"] == {"name": gang.name(job), "podGroup": gang.WORKERS}
         larger = known.manifest(job, spec.model_copy(update={"min_replicas": 3}))
         with pytest.raises(urllib.error.HTTPError) as refused:
             admin.call("PATCH", known.path(job) + query, larger, "application/apply-patch+yaml")

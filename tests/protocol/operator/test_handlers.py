@@ -138,7 +138,7 @@ def test_watch_is_resumed_without_a_list_if_the_api_server_ends_it(watch):
 
 
 def test_jobs_are_listed_again_and_deletions_are_not_reported_if_history_is_gone(watch):
-    """kopf's gap, which ``observe/jobs.py`` closes. If this fails, kopf reports them: delete that search."""
+    """kopf's gap, which ``watch/jobs.py`` closes. If this fails, kopf reports them: delete that search."""
     api = WatchedApi()
     api.put(JOBS, thing("stays"))
     api.put(JOBS, thing("vanishes"))

@@ -15,11 +15,11 @@ from structlog.testing import capture_logs
 from elastrain.api.keys import JobKeys
 from elastrain.api.records import Issued
 from elastrain.etcd import EtcdClient, EtcdConfig, EtcdDenied, EtcdError, EtcdUnavailable, EtcdUsers
-from elastrain_operator.apply import credentials as vaults
-from elastrain_operator.apply.credentials import JobLogins
 from elastrain_operator.config import OperatorConfig, WorkerEtcd
+from elastrain_operator.facts import JobRef, Outage
 from elastrain_operator.kube.client import ApiError
-from elastrain_operator.model import JobRef, Outage
+from elastrain_operator.records import logins as vaults
+from elastrain_operator.records.logins import JobLogins
 
 JOB = JobRef("ns", "job", "uid-1234567", 1)
 KEYS = JobKeys("ns", "job", "uid-1234567")

@@ -14,7 +14,7 @@ import pytest
 
 from elastrain.etcd import EtcdConfig
 from elastrain_operator.config import OperatorConfig, WorkerEtcd
-from elastrain_operator.model import JobRef
+from elastrain_operator.facts import JobRef
 from elastrain_operator.pod import manifest
 
 WORKER_ETCD = WorkerEtcd(endpoints="etcd:2379", secret="etcd", user=True, ca=True)

@@ -15,9 +15,9 @@ from elastrain.api.keys import JobKeys
 from elastrain_operator.kube import repeats
 from elastrain_operator.kube.access import Access
 from elastrain_operator.kube.client import ApiError, Kube
-from elastrain_operator.observe import pods as module
-from elastrain_operator.observe.pods import SELECTOR, Pods
 from elastrain_operator.supervise import Tasks
+from elastrain_operator.watch import pods as module
+from elastrain_operator.watch.pods import SELECTOR, WorkerPods
 from operator_fixtures import pod_body
 from watched_api import WatchedApi
 
@@ -29,7 +29,7 @@ class World:
     def __init__(self, api: WatchedApi, kube: Kube, body, namespaces: tuple[str, ...]) -> None:
         self.api, self._body = api, body
         self.gone: list[str] = []
-        self.pods = Pods(kube, namespaces, lambda job, pod, gone: gone and self.gone.append(pod.name))
+        self.pods = WorkerPods(kube, namespaces, lambda job, pod, gone: gone and self.gone.append(pod.name))
 
     def put(self, ordinal: int, **fields) -> None:
         body = self._body(ordinal, **fields)

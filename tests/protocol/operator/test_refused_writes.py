@@ -10,7 +10,7 @@ from elastrain.etcd import EtcdClient, EtcdConfig
 from elastrain.etcd.maintenance import Alarm, AlarmKind, EtcdMaintenance
 from elastrain.etcd.protocol import messages
 from elastrain.etcd.server import EtcdServer
-from elastrain_operator.observe.writes import trial
+from elastrain_operator.records.writes import trial
 
 
 @pytest.mark.parametrize("kind", AlarmKind)

@@ -96,7 +96,7 @@ def test_worker_that_loses_its_labels_stays_the_job_s(cluster, play, operator_pr
 
 
 def test_api_server_marks_each_deletion_and_no_removal_of_a_label(cluster):
-    """The operator tells the two apart by it (observe/pods.py)."""
+    """The operator tells the two apart by it (watch/pods.py)."""
     seen: list[tuple[str, str, bool]] = []
     query = "watch=true&labelSelector=told=yes"
     request = urllib.request.Request(

@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[3]
         ("elastrain_launchers.horovod.node", {"torch", "numpy", "kopf", "kubernetes"}),
         ("elastrain_operator", {"torch", "numpy"}),
         ("elastrain_operator.__main__", {"torch", "numpy"}),
-        ("elastrain_operator.plan", {"torch", "numpy", "kopf", "kubernetes"}),
+        ("elastrain_operator.job.plan", {"torch", "numpy", "kopf", "kubernetes"}),
     ],
 )
 def test_import_leaves_heavy_libraries_out(modules: str, absent: set[str]) -> None:

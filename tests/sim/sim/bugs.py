@@ -17,10 +17,10 @@ from elastrain.elastic.group import entry
 from elastrain.etcd import Transaction
 from elastrain.rendezvous import decide, groups, protocol
 from elastrain.rendezvous.view import View
+from elastrain_operator.job.plan import clean, drain
 from elastrain_operator.leader import fencing
-from elastrain_operator.observe import parse, pods
-from elastrain_operator.plan import clean, drain
 from elastrain_operator.policy.size import workers
+from elastrain_operator.watch import parse, pods
 from sim.comm import Comm
 from sim.etcd import Etcd
 
@@ -154,7 +154,7 @@ def pods_are_attributed_by_their_labels() -> Any:
 
 def a_removed_label_is_a_deletion() -> Any:
     """As it was."""
-    return mock.patch.object(pods.Pods, "_check", lambda self, seen: self._forget(seen.uid))
+    return mock.patch.object(pods.WorkerPods, "_check", lambda self, seen: self._forget(seen.uid))
 
 
 @contextmanager

@@ -10,25 +10,25 @@ from typing import TYPE_CHECKING, Any
 from elastrain.api.keys import JobKeys
 from elastrain.etcd import Batch, EtcdConfig, EtcdUnavailable, KeyValue, Range, Transaction, WatchState
 from elastrain.etcd.errors import LeaseLost
-from elastrain_operator.allocation.model import Node, Policy, Taint
-from elastrain_operator.apply.executor import Executor
-from elastrain_operator.apply.recorder import Recorder
-from elastrain_operator.apply.sweep import Sweeper
+from elastrain_operator.allocation.snapshot import Node, Policy, Taint
+from elastrain_operator.cluster import dwell
+from elastrain_operator.cluster.capacity import Capacity
+from elastrain_operator.cluster.inventory import node_at
+from elastrain_operator.cluster.nodes import NodeFacts
 from elastrain_operator.config import LeaseName, OperatorConfig, WorkerEtcd
+from elastrain_operator.facts import JobRef, Pod
+from elastrain_operator.job.executor import Executor
+from elastrain_operator.job.loop import JobLoop
+from elastrain_operator.job.loops import Loops
+from elastrain_operator.job.recorder import Recorder
 from elastrain_operator.kube.client import ApiError, NotLeading, jobs_path
-from elastrain_operator.leader.decide import Terms
 from elastrain_operator.leader.election import Elector, Tenure
 from elastrain_operator.leader.fencing import FencedEtcd, fence_key
-from elastrain_operator.model import JobRef, Pod
-from elastrain_operator.observe import dwell
-from elastrain_operator.observe.inventory import node_at
-from elastrain_operator.observe.jobs import Jobs
-from elastrain_operator.observe.nodes import NodeFacts
-from elastrain_operator.observe.pods import Pods
-from elastrain_operator.observe.records import Mirror
-from elastrain_operator.reconcile.capacity import Capacity
-from elastrain_operator.reconcile.loop import JobLoop
-from elastrain_operator.reconcile.loops import Loops
+from elastrain_operator.leader.lease import Terms
+from elastrain_operator.records.mirror import Mirror
+from elastrain_operator.records.sweep import Sweeper
+from elastrain_operator.watch.jobs import Jobs
+from elastrain_operator.watch.pods import WorkerPods
 from sim import apiserver, etcd
 from sim.etcd_client import Client, WatchKeeper
 from sim.kube import Kube
@@ -103,7 +103,7 @@ class Operator:
                 raise NotLeading("prove that this operator leads")
 
         fenced = FencedEtcd(EtcdCalls(self), FENCE, identity, tenure, prove)  # type: ignore[arg-type]
-        pods = Pods(
+        pods = WorkerPods(
             kube,  # type: ignore[arg-type]
             CONFIG.namespaces,
             self._pod_event,

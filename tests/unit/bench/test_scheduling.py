@@ -15,7 +15,7 @@ from bench_scheduling import decisions, kit, product
 from bench_scheduling.kit import Run
 from bench_scheduling.product import Product
 from elastrain.sizing.speedup import Measured, learned
-from elastrain_operator.allocation.model import Policy, Sharing
+from elastrain_operator.allocation.snapshot import Policy, Sharing
 from elastrain_operator.policy.report.measured import KEPT
 
 EFFICIENT = Policy(sharing=Sharing.EFFICIENT, hysteresis=0.0, pause=1.0)

@@ -7,7 +7,7 @@ import pytest
 from bench_sizes import report
 from bench_sizes.simulated import Cluster, Delays, Outcome, play
 from bench_sizes.task import Task, Training, of_kit, placed
-from elastrain_operator.allocation.model import Policy, Sharing
+from elastrain_operator.allocation.snapshot import Policy, Sharing
 
 EFFICIENT = Policy(sharing=Sharing.EFFICIENT)
 NODE = Cluster(1, 4)

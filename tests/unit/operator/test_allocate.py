@@ -10,12 +10,11 @@ import pytest
 from elastrain.sizing.speedup import Measured
 from elastrain_operator.allocation.allocate import allocate
 from elastrain_operator.allocation.match import lets_go, selects, takes
-from elastrain_operator.allocation.model import (
+from elastrain_operator.allocation.snapshot import (
     Held,
     Job,
-    Kind,
     Node,
-    Place,
+    NodeRules,
     Policy,
     Requirement,
     Share,
@@ -23,6 +22,7 @@ from elastrain_operator.allocation.model import (
     Taint,
     Toleration,
     Worker,
+    WorkerShape,
 )
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -39,7 +39,7 @@ def node(name: str, free: int = 8, **fields) -> Node:
 
 def job(name: str, least: int = 1, most: int = 4, on: tuple[str, ...] = (), per: int = 1, **fields) -> Job:
     """A job that trains with one worker on each node named in ``on``."""
-    kind = Kind(gpus(per), fields.pop("place", Place()))
+    kind = WorkerShape(gpus(per), fields.pop("place", NodeRules()))
     workers = tuple(Worker(f"{name}-{i}", n, gpus(per), trains=True) for i, n in enumerate(on))
     fields = {"namespace": "ns", "size": len(on), "trains": bool(on), **fields}
     return Job(uid=name, name=name, min=least, cap=most, kind=kind, workers=workers, **fields)
@@ -88,7 +88,7 @@ def test_growth_stops_at_replicas_if_they_are_given():
 
 
 def test_cpu_only_job_is_placed_by_its_requests():
-    cpu = Kind((("cpu", 3000), ("memory", 2**30), ("pods", 1)))
+    cpu = WorkerShape((("cpu", 3000), ("memory", 2**30), ("pods", 1)))
     four_cores = Node("n", {"cpu": 4000, "memory": 2**34, "pods": 10})
     got = shares([four_cores, replace(four_cores, name="m")], replace(job("a", 1, 8), kind=cpu))["a"]
     assert got.size == 2
@@ -96,7 +96,7 @@ def test_cpu_only_job_is_placed_by_its_requests():
 
 
 def test_another_scarce_resource_is_reported_if_accelerators_are_free():
-    kind = Kind((("cpu", 4000), (GPU, 1), ("pods", 1)))
+    kind = WorkerShape((("cpu", 4000), (GPU, 1), ("pods", 1)))
     n = Node("n", {"cpu": 1000, GPU: 8, "pods": 10})
     got = shares([n], replace(job("a", 1, 8, on=("n",)), kind=kind))["a"]
     assert "cpu is short" in got.message
@@ -104,17 +104,17 @@ def test_another_scarce_resource_is_reported_if_accelerators_are_free():
 
 # ---- which nodes ----------------------------------------------------------------------------------------------------
 def test_only_nodes_that_take_the_worker_count():
-    pool = Place(selector=(("pool", "a100"),))
+    pool = NodeRules(selector=(("pool", "a100"),))
     nodes = [node("n"), node("m", 2, labels={"pool": "a100"}), node("c", labels={"pool": "a100"}, cordoned=True)]
     assert sizes(nodes, job("a", 1, 8, place=pool)) == {"a": 2}
 
 
 def test_excluded_nodes_get_no_new_workers():
-    assert sizes([node("sick"), node("n", 2)], job("a", 1, 8, place=Place(avoid=("sick",)))) == {"a": 2}
+    assert sizes([node("sick"), node("n", 2)], job("a", 1, 8, place=NodeRules(avoid=("sick",)))) == {"a": 2}
 
 
 def test_it_is_reported_if_no_node_accepts_the_worker():
-    got = shares([node("n")], job("a", place=Place(selector=(("pool", "h200"),))))["a"]
+    got = shares([node("n")], job("a", place=NodeRules(selector=(("pool", "h200"),))))["a"]
     assert got.size == 0
     assert "no ready, uncordoned node with pool=h200 matches" in got.message
 
@@ -132,8 +132,8 @@ def test_it_is_reported_if_no_node_accepts_the_worker():
 )
 def test_tainted_node_takes_only_workers_that_tolerate_it(tolerations, welcome):
     tainted = node("n", taints=(Taint(GPU, "yes", "NoSchedule"), Taint("soft", effect="PreferNoSchedule")))
-    assert takes(tainted, Place(tolerations=tolerations)) is welcome
-    assert lets_go(tainted, Place(tolerations=tolerations)) is not welcome
+    assert takes(tainted, NodeRules(tolerations=tolerations)) is welcome
+    assert lets_go(tainted, NodeRules(tolerations=tolerations)) is not welcome
 
 
 @pytest.mark.parametrize(
@@ -150,16 +150,16 @@ def test_tainted_node_takes_only_workers_that_tolerate_it(tolerations, welcome):
     ],
 )
 def test_required_affinity_is_that_of_kubernetes(operator, values, holds):
-    assert selects(Place(terms=((Requirement("gpus", operator, values),),)), {"gpus": "8"}) is holds
+    assert selects(NodeRules(terms=((Requirement("gpus", operator, values),),)), {"gpus": "8"}) is holds
     assert selects(
-        Place(terms=((Requirement("gpus", operator, values),), (Requirement("gpus", "Exists"),))), {"gpus": "8"}
+        NodeRules(terms=((Requirement("gpus", operator, values),), (Requirement("gpus", "Exists"),))), {"gpus": "8"}
     )
 
 
 def test_unready_node_gets_no_workers_but_keeps_its_own():
     silent = node("n", ready=False, taints=(Taint("node.kubernetes.io/not-ready", effect="NoExecute"),))
-    assert not takes(silent, Place())
-    assert not lets_go(silent, Place())
+    assert not takes(silent, NodeRules())
+    assert not lets_go(silent, NodeRules())
     got = shares([silent, node("m")], job("a", 1, 2, on=("n", "m")))["a"]
     assert (got.size, got.replace, got.shaky) == (2, frozenset(), {"a-0"})
 

@@ -10,7 +10,17 @@ import pytest
 from elastrain.sizing.speedup import Measured
 from elastrain_operator.allocation import promise
 from elastrain_operator.allocation.allocate import allocate
-from elastrain_operator.allocation.model import Held, Job, Kind, Node, Policy, Share, Sharing, Snapshot, Worker
+from elastrain_operator.allocation.snapshot import (
+    Held,
+    Job,
+    Node,
+    Policy,
+    Share,
+    Sharing,
+    Snapshot,
+    Worker,
+    WorkerShape,
+)
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 GPU = "nvidia.com/gpu"
@@ -27,7 +37,7 @@ def job(name: str, least: int = 1, most: int = 4, on: tuple[str, ...] = (), size
     workers = tuple(Worker(f"{name}-{i}", n, ONE, True, group=f"{i // size}") for i, n in enumerate(on))
     held = -(-len(on) // size) * size
     fields = {"namespace": "ns", "size": held, "trains": bool(on), "workers": workers, **fields}
-    return Job(name, min=least * size, cap=most * size, name=name, kind=Kind(ONE), group_size=size, **fields)
+    return Job(name, min=least * size, cap=most * size, name=name, kind=WorkerShape(ONE), group_size=size, **fields)
 
 
 def shares(nodes, *jobs: Job, policy: Policy | None = None, leaving=()) -> dict[str, Share]:

@@ -17,7 +17,7 @@ from allocated_world import GPU, START, World, spec
 from budgets import examples
 from elastrain.sizing.speedup import Batches, Measured
 from elastrain_operator.allocation.allocate import allocate
-from elastrain_operator.allocation.model import Job, Kind, Node, Policy, Sharing, Snapshot, Worker
+from elastrain_operator.allocation.snapshot import Job, Node, Policy, Sharing, Snapshot, Worker, WorkerShape
 
 QUOTAS = {"b": {GPU: 6}}
 NODES = st.lists(
@@ -138,7 +138,7 @@ def test_no_job_holds_more_than_its_minimum_while_a_higher_priority_needs_more(s
 
 def crowd(jobs: int, settled: bool) -> Snapshot:
     """Jobs of four workers with a cap of eight, on nodes with eight GPUs; settled: they fill the cluster."""
-    kind = Kind((("cpu", 1000), (GPU, 1), ("pods", 1)))
+    kind = WorkerShape((("cpu", 1000), (GPU, 1), ("pods", 1)))
     nodes = tuple(Node(f"n{i:05}", {"cpu": 64000, GPU: 8, "pods": 110}) for i in range(jobs // 2))
     made = []
     for i in range(jobs):

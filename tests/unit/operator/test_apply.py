@@ -10,10 +10,11 @@ import pytest
 from elastrain.api.job import Condition, JobStatus, LastRescale, ProgressStatus
 from elastrain.api.records import Target
 from elastrain.etcd import EtcdConfig, EtcdDenied, EtcdUnavailable
-from elastrain_operator.apply.executor import Executor, status_patch
 from elastrain_operator.config import OperatorConfig, WorkerEtcd
+from elastrain_operator.facts import Deletion, JobEvent, JobRef, RefusalKind
+from elastrain_operator.job.executor import Executor, status_patch
+from elastrain_operator.job.state import LoopState, Plan
 from elastrain_operator.kube.errors import NO_ANSWER, ApiError
-from elastrain_operator.model import Deletion, JobEvent, JobRef, LoopState, Plan, RefusalKind
 from elastrain_operator.pod.manifest import owner
 
 JOB = JobRef("ns", "job", "uid", 1)

@@ -9,8 +9,8 @@ import pytest
 import builders
 from elastrain.api.job import ExcludedNode, JobStatus
 from elastrain.api.records import Member, Phase
-from elastrain_operator.model import Coordination, JobRef, Observed, Trouble
-from elastrain_operator.plan import Plan, plan
+from elastrain_operator.facts import Coordination, JobRef, Observed, Trouble
+from elastrain_operator.job.plan import Plan, plan
 from elastrain_operator.policy.losses.arrival import ARRIVAL_PATIENCE
 from workers import workers_at
 

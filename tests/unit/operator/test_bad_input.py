@@ -19,13 +19,14 @@ from budgets import examples
 from elastrain.api import names
 from elastrain.api.crd import crd
 from elastrain.etcd import EtcdConfig
-from elastrain_operator import plan
 from elastrain_operator.config import OperatorConfig, WorkerEtcd
-from elastrain_operator.model import Coordination, Observed, Plan
-from elastrain_operator.observe import parse
+from elastrain_operator.facts import Coordination, Observed
+from elastrain_operator.job import plan
+from elastrain_operator.job.state import Plan
 from elastrain_operator.pod import manifest
 from elastrain_operator.policy.report import unreadable
 from elastrain_operator.policy.size import drain, workers
+from elastrain_operator.watch import parse
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 CONFIG = OperatorConfig(etcd=EtcdConfig.of("etcd:2379"), worker_etcd=WorkerEtcd(endpoints="etcd:2379", secret="etcd"))

@@ -11,10 +11,11 @@ import pytest
 import builders
 from elastrain.api.job import GenerationStatus, JobStatus
 from elastrain.api.records import CheckpointState, Member, Progress, Rescale, Resumed
-from elastrain_operator import plan
-from elastrain_operator.apply import budget as budgets
+from elastrain_operator.facts import Coordination, DisruptionBudget, JobRef, Observed
+from elastrain_operator.job import budget as budgets
+from elastrain_operator.job import plan
+from elastrain_operator.job.state import LoopState
 from elastrain_operator.kube.client import ApiError
-from elastrain_operator.model import Coordination, DisruptionBudget, JobRef, LoopState, Observed
 from elastrain_operator.policy.report import durability
 from elastrain_operator.policy.size.budget import budget
 from workers import workers_at

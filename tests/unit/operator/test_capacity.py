@@ -12,11 +12,11 @@ import pytest
 from conditions import until
 from elastrain.api.job import Condition
 from elastrain.sizing.speedup import Measured
-from elastrain_operator.allocation.model import Claims, Held, Job, Kind, Node, Policy, Share
-from elastrain_operator.model import JobRef, Observed, Pod
+from elastrain_operator.allocation.snapshot import Claims, Held, Job, Node, Policy, Share, WorkerShape
+from elastrain_operator.cluster import capacity as capacity_module
+from elastrain_operator.cluster.capacity import Capacity
+from elastrain_operator.facts import JobRef, Observed, Pod
 from elastrain_operator.policy.size import wanted
-from elastrain_operator.reconcile import capacity as capacity_module
-from elastrain_operator.reconcile.capacity import Capacity
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 GPU = "nvidia.com/gpu"
@@ -40,7 +40,7 @@ class Cluster:
 
 
 def wants(uid: str, least: int = 1, most: int = 4, **fields) -> Claims:
-    return Claims(Job(uid, "ns", uid, least, most, Kind(ONE), **fields))
+    return Claims(Job(uid, "ns", uid, least, most, WorkerShape(ONE), **fields))
 
 
 @pytest.fixture(autouse=True)
@@ -138,7 +138,7 @@ def test_a_suspended_job_is_admitted_again():
 def test_few_jobs_get_new_explanations_at_a_time(monkeypatch):
     monkeypatch.setattr(capacity_module, "NEW_EXPLANATIONS", 1)
     cluster = Cluster(8)
-    bulky = Kind(((GPU, 16), ("pods", 1)))
+    bulky = WorkerShape(((GPU, 16), ("pods", 1)))
 
     async def scenario(shared, told):
         for uid in ("a", "b", "c"):

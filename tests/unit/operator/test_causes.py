@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import pytest
 
 from elastrain.api.records import Outcome, Termination
-from elastrain_operator.model import Cause, Ending, Pod
+from elastrain_operator.facts import Cause, Ending, Pod
 from elastrain_operator.policy.losses.causes import judge
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)

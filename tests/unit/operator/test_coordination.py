@@ -12,8 +12,8 @@ from elastrain.api import roster
 from elastrain.api.keys import JobKeys
 from elastrain.api.records import Member, Phase, Progress, Target
 from elastrain.etcd import Batch, Delete, EtcdDenied, EtcdUnavailable, KeyValue, Put, WatchState, WritesRefused
-from elastrain_operator.observe import records as coordination
-from elastrain_operator.observe.records import Mirror
+from elastrain_operator.records import mirror as coordination
+from elastrain_operator.records.mirror import Mirror
 
 KEYS = JobKeys("ns", "job", "uid")
 TARGET = Target(min=1, max=2, desired=2, reason="Start")

@@ -11,14 +11,15 @@ from hypothesis import strategies as st
 
 from elastrain.api.keys import JobKeys
 from elastrain.api.records import Issued
-from elastrain_operator.model import JobRef, Pod
-from elastrain_operator.policy import credentials
-from elastrain_operator.policy.credentials import Due
+from elastrain_operator.facts import JobRef, Pod
+from elastrain_operator.pod.manifest import secret_name
+from elastrain_operator.records import passwords
+from elastrain_operator.records.passwords import Due
 
-NOW = credentials.fingerprint(b"the CA", b"key")
-FORMER = credentials.fingerprint(b"the former CA", b"key")
-OTHER_KEY = credentials.fingerprint(b"the CA", b"former key")
-OTHER_NAME = credentials.fingerprint(b"the CA", b"key", "former")
+NOW = passwords.fingerprint(b"the CA", b"key")
+FORMER = passwords.fingerprint(b"the former CA", b"key")
+OTHER_KEY = passwords.fingerprint(b"the CA", b"former key")
+OTHER_NAME = passwords.fingerprint(b"the CA", b"key", "former")
 names = st.from_regex(r"[a-z0-9]([-a-z0-9]{0,8}[a-z0-9])?", fullmatch=True)
 jobs = st.builds(JobKeys, names, names, names)
 clusters = st.text(st.characters(codec="ascii", categories=["L", "N", "P"]), min_size=1, max_size=8)
@@ -45,11 +46,11 @@ clusters = st.text(st.characters(codec="ascii", categories=["L", "N", "P"]), min
     ],
 )
 def test_due_credentials(issued, creating, live, expected):
-    assert credentials.due(issued, NOW, creating=creating, live=live, doubted=creating) == expected
+    assert passwords.due(issued, NOW, creating=creating, live=live, doubted=creating) == expected
 
 
 def test_a_secret_that_is_as_wanted_is_not_written_again():
-    assert credentials.due(NOW, NOW, creating=True, live=True, doubted=False) == Due()
+    assert passwords.due(NOW, NOW, creating=True, live=True, doubted=False) == Due()
 
 
 @pytest.mark.parametrize(
@@ -59,14 +60,14 @@ def test_a_worker_that_does_not_start_on_its_node_may_lack_its_secret(seconds, s
     now = datetime(2030, 1, 1, tzinfo=UTC)
     bound = now - timedelta(seconds=seconds)
     pod = Pod("job-0", "uid", 0, bound, started=started, node="n", bound=bound)
-    assert credentials.wait_long([pod], now) is expected
+    assert passwords.wait_long([pod], now) is expected
 
 
 @given(st.sampled_from([None, NOW, FORMER, OTHER_KEY]), st.booleans(), st.booleans(), st.booleans())
 def test_workers_never_start_without_a_user_and_a_secret(
     issued: Issued | None, creating: bool, live: bool, doubted: bool
 ):
-    due = credentials.due(issued, NOW, creating=creating, live=live, doubted=doubted)
+    due = passwords.due(issued, NOW, creating=creating, live=live, doubted=doubted)
     if creating and (doubted or issued != NOW):
         assert due.secret, "a pod is created only after its Secret was written"
         assert due.user or (issued and issued.key == NOW.key), "and only with a user that has its password"
@@ -75,29 +76,29 @@ def test_workers_never_start_without_a_user_and_a_secret(
 
 @given(clusters, jobs)
 def test_a_job_is_found_by_its_user(cluster, keys):
-    assert credentials.owner(cluster, credentials.user(cluster, keys)) == keys
+    assert passwords.owner(cluster, passwords.user(cluster, keys)) == keys
 
 
 @given(clusters, clusters, jobs)
 def test_a_user_belongs_to_one_cluster(mine, other, keys):
-    found = credentials.owner(mine, credentials.user(other, keys))
+    found = passwords.owner(mine, passwords.user(other, keys))
     assert found is None or mine == other
 
 
 @pytest.mark.parametrize("name", ["root", "", "elastrain/", "elastrain/c/", "elastrain/c/a/b", "x/elastrain/c/a/b/d"])
 def test_other_users_belong_to_no_job(name):
-    assert credentials.owner("c", name) is None
+    assert passwords.owner("c", name) is None
 
 
 def test_passwords_differ_by_job_and_key_and_stay_the_same():
     one, other = JobKeys("ns", "job", "1"), JobKeys("ns", "job", "2")
-    made = credentials.password(b"key", one)
-    assert made == credentials.password(b"key", one)
+    made = passwords.password(b"key", one)
+    assert made == passwords.password(b"key", one)
     assert re.fullmatch(r"[-\w]{43}", made), "256 bits"
-    assert len({made, credentials.password(b"key", other), credentials.password(b"other", one)}) == 3
+    assert len({made, passwords.password(b"key", other), passwords.password(b"other", one)}) == 3
 
 
 def test_secrets_of_two_jobs_of_one_name_differ():
-    first = credentials.secret_name(JobRef("ns", "digits", "0f0e1d2c-1111"))
+    first = secret_name(JobRef("ns", "digits", "0f0e1d2c-1111"))
     assert first == "digits-etcd-0f0e1d2c"
-    assert first != credentials.secret_name(JobRef("ns", "digits", "aaaaaaaa-1111"))
+    assert first != secret_name(JobRef("ns", "digits", "aaaaaaaa-1111"))

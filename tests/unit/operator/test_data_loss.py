@@ -9,8 +9,9 @@ import pytest
 
 from elastrain.api.job import Condition
 from elastrain.api.records import Target
-from elastrain_operator.model import Coordination, Plan
-from elastrain_operator.policy.report import data_loss
+from elastrain_operator.facts import Coordination
+from elastrain_operator.job.state import Plan
+from elastrain_operator.policy.losses import data_loss
 from job_world import JobWorld
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from elastrain.api.keys import JobKeys
 from elastrain_operator.kube.client import ApiError
-from elastrain_operator.observe import jobs as module
-from elastrain_operator.observe.jobs import Jobs
+from elastrain_operator.watch import jobs as module
+from elastrain_operator.watch.jobs import Jobs
 
 NEVER = 3600.0
 

@@ -7,10 +7,12 @@ from datetime import UTC, datetime
 
 import pytest
 
-from elastrain_operator.apply import eviction as writer
+from elastrain_operator.facts import DisruptionBudget, Ending, JobRef, Mark
+from elastrain_operator.job import eviction as writer
+from elastrain_operator.job.state import LoopState
 from elastrain_operator.kube.errors import ApiError
-from elastrain_operator.model import DisruptionBudget, Ending, JobRef, LoopState, Mark
-from elastrain_operator.policy.size.eviction import marks, values
+from elastrain_operator.pod.defaults import evictable
+from elastrain_operator.policy.size.eviction import marks
 from workers import workers_at
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -46,7 +48,7 @@ def test_workers_of_an_older_operator_get_their_annotation():
     assert marks({}, [pod(0, kept=None), pod(1)], BOTH) == (Mark("job-0", "uid-0", False),)
 
 
-@pytest.mark.parametrize("key", list(values(keep=True)))
+@pytest.mark.parametrize("key", list(evictable(keep=True)))
 def test_a_template_with_such_an_annotation_decides_itself(key):
     template = {"metadata": {"annotations": {key: "true"}}}
     assert marks(template, [pod(0, node="n"), pod(1, node="n")], BOTH) == ()
@@ -63,5 +65,5 @@ def test_a_failed_annotation_is_retried_later_and_stops_nothing(monkeypatch):
     state = LoopState()
     for _ in range(2):
         asyncio.run(writer.write(Kube(), JOB, (Mark("job-0", "uid-0", True),), state))
-    assert calls == [values(keep=True)]
+    assert calls == [evictable(keep=True)]
     assert state.marks_retry is not None

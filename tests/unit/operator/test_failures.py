@@ -8,7 +8,7 @@ import pytest
 
 from elastrain.api.job import ConditionType, JobStatus, RestartCounts
 from elastrain.api.records import Outcome, Termination
-from elastrain_operator.model import Cause, Ending, Loss, Pod
+from elastrain_operator.facts import Cause, Ending, Loss, Pod, Verdict
 from elastrain_operator.policy.ending import verdict
 from elastrain_operator.policy.losses.failures import QUOTE_CHARS, TAIL_CHARS, last_failure, last_lines, quote
 from elastrain_operator.policy.report import events
@@ -66,7 +66,7 @@ def test_condition_and_event_of_a_failed_job_end_with_the_last_line_of_the_log()
     assert told.message == made.message, "nothing of it is cut off"
 
 
-def _events(made: verdict.Verdict):
+def _events(made: Verdict):
     from elastrain_operator.policy.report import conditions
 
     assert made.condition is ConditionType.FAILED

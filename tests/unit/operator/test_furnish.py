@@ -6,7 +6,7 @@ import pytest
 
 from elastrain.etcd import EtcdConfig
 from elastrain_operator.config import OperatorConfig, WorkerEtcd
-from elastrain_operator.model import JobRef
+from elastrain_operator.facts import JobRef
 from elastrain_operator.pod import defaults, manifest
 from elastrain_operator.pod.manifest import TemplateInvalid
 

@@ -11,10 +11,11 @@ import builders
 from budgets import examples
 from elastrain.api.job import JobStatus
 from elastrain.api.records import Member
-from elastrain_operator.model import Coordination, JobRef, LoopState, Observed, Refusal, RefusalKind, Trouble
-from elastrain_operator.plan import Plan, plan
-from elastrain_operator.policy.size import gang as gangs
-from elastrain_operator.policy.size.gang import Attempt, Gang
+from elastrain_operator.facts import Coordination, JobRef, Observed, Refusal, RefusalKind, StartAttempts, Trouble
+from elastrain_operator.job.plan import Plan, plan
+from elastrain_operator.job.state import LoopState
+from elastrain_operator.policy.size import minimum as gangs
+from elastrain_operator.policy.size.minimum import Attempt
 from workers import workers_at
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -34,7 +35,7 @@ NO_NODE = Trouble("Unschedulable", "0/2 nodes are available")
 def test_jobs_that_hold_parts_of_their_minima_do_not_wait_for_each_other_for_ever(case):
     """The scheduler gives free room to jobs in turn, one worker at a time; a job that starts ends after ten minutes."""
     room, jobs = case
-    bound, state = [0] * len(jobs), [Gang() for _ in jobs]
+    bound, state = [0] * len(jobs), [StartAttempts() for _ in jobs]
     ends: dict[int, datetime] = {}
     now, done = NOW, set()
     for step in range(3 * 3600 // 10):
@@ -61,7 +62,7 @@ def test_jobs_that_hold_parts_of_their_minima_do_not_wait_for_each_other_for_eve
 
 def planned(spec, pods, state: LoopState, now: datetime, etcd: Coordination | None = None, **seen) -> Plan:
     made = plan(spec, JobStatus(next_ordinal=2), Observed(JOB, tuple(pods), etcd or Coordination(), **seen), now, state)
-    state.gang = made.gang
+    state.attempts = made.attempts
     return made
 
 
@@ -80,11 +81,11 @@ def test_a_job_releases_its_pods_and_says_so(make_spec):
     assert {d.pod for d in made.delete} == {"job-0", "job-1"}
     (ready,) = [c for c in made.status.conditions if c.type == "PodsReady"]
     assert (ready.status, ready.reason) == ("False", "MinimumNotBound")
-    assert state.gang.until.isoformat(timespec="seconds") in ready.message
+    assert state.attempts.until.isoformat(timespec="seconds") in ready.message
     assert [e.reason for e in made.events].count("MinimumNotBound") == 1
     paused = planned(spec, [], state, NOW + timedelta(seconds=2 * gangs.PATIENCE + 5))
     assert (paused.create, paused.requeue_after is not None) == ((), True)
-    again = planned(spec, [], state, state.gang.until + timedelta(seconds=1))
+    again = planned(spec, [], state, state.attempts.until + timedelta(seconds=1))
     assert again.create == (2, 3)
 
 
@@ -101,7 +102,7 @@ def test_progress_renews_the_patience(make_spec):
     planned(spec, [pod(0), pod(1, node=""), pod(2, node="")], state, NOW)
     later = NOW + timedelta(seconds=gangs.PATIENCE - 1)
     planned(spec, [pod(0), pod(1), pod(2, node="")], state, later)
-    assert state.gang.since == later
+    assert state.attempts.since == later
 
 
 def test_a_job_that_has_trained_keeps_its_survivors(make_spec):

@@ -15,12 +15,22 @@ from elastrain.sizing.speedup import Batches, Measured
 from elastrain_operator.allocation import worth
 from elastrain_operator.allocation.allocate import allocate
 from elastrain_operator.allocation.goals import REACH, REVIEW_SECONDS, SOON_SECONDS
-from elastrain_operator.allocation.model import Claims, Job, Kind, Node, Policy, Share, Sharing, Snapshot, Worker
+from elastrain_operator.allocation.snapshot import (
+    Claims,
+    Job,
+    Node,
+    Policy,
+    Share,
+    Sharing,
+    Snapshot,
+    Worker,
+    WorkerShape,
+)
 
 NOW = datetime(2030, 1, 2, tzinfo=UTC)
 HOUR = 3600.0
 GPU = "nvidia.com/gpu"
-ONE = Kind(((GPU, 1), ("pods", 1)))
+ONE = WorkerShape(((GPU, 1), ("pods", 1)))
 EFFICIENT = Policy(sharing=Sharing.EFFICIENT, hysteresis=0, pause=1.0, startup=0)
 WELL = tuple(Measured(w, 1 + (w > 4), 1 / w) for w in (1, 4, 16))
 """Times of a job whose speed is proportional to its workers."""
@@ -233,7 +243,7 @@ def test_priorities_bind_before_speeds():
 
 
 def test_jobs_bound_to_other_nodes_do_not_compete():
-    def pool(name: str) -> Kind:
+    def pool(name: str) -> WorkerShape:
         return replace(ONE, place=replace(ONE.place, selector=(("pool", name),)))
 
     nodes = tuple(Node(f"n{i}", {GPU: 4, "pods": 9}, labels={"pool": "ab"[i % 2]}) for i in range(4))

@@ -10,15 +10,16 @@ import pytest
 
 from elastrain.api.job import JobStatus
 from elastrain.etcd import EtcdConfig
-from elastrain_operator.apply import groups
 from elastrain_operator.config import GangConfig, OperatorConfig, WorkerEtcd
+from elastrain_operator.facts import Coordination, Gang, JobRef, Observed, RefusalKind
+from elastrain_operator.job import gangs
+from elastrain_operator.job.plan import plan
+from elastrain_operator.job.state import LoopState
 from elastrain_operator.kube.errors import ApiError
 from elastrain_operator.kube.refusals import Refused
-from elastrain_operator.model import Coordination, Group, JobRef, LoopState, Observed, RefusalKind
-from elastrain_operator.plan import plan
-from elastrain_operator.pod import group, manifest
-from elastrain_operator.pod.group import SCHEDULERS
-from elastrain_operator.policy.report import gang
+from elastrain_operator.pod import gang, manifest
+from elastrain_operator.pod.gang import SCHEDULERS
+from elastrain_operator.policy.report import gang as report
 from workers import workers_at
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -88,7 +89,7 @@ def test_gang_is_the_minimum_in_the_words_of_its_scheduler(make_spec, scheduler)
 
 
 def test_names_fit_into_a_label():
-    assert len(group.name(JobRef("ns", "j" * 50, "0" * 36))) <= 63
+    assert len(gang.name(JobRef("ns", "j" * 50, "0" * 36))) <= 63
 
 
 @pytest.mark.parametrize(
@@ -137,17 +138,17 @@ def spec(make_spec):
 
 
 def keep(api, spec, state, scheduler="coscheduling"):
-    return asyncio.run(groups.Groups(api, GangConfig(scheduler=scheduler)).keep(JOB, spec, state))
+    return asyncio.run(gangs.Gangs(api, GangConfig(scheduler=scheduler)).keep(JOB, spec, state))
 
 
 def test_group_is_written_before_pods_name_it_and_again_only_if_it_changes(spec):
     api, state = Api(), LoopState()
-    known = groups.Groups(api, GangConfig(scheduler="coscheduling"))
+    known = gangs.Gangs(api, GangConfig(scheduler="coscheduling"))
     assert known.mark({"spec": {}}, JOB, state) == {"spec": {}}
     assert keep(api, spec(), state) is None
     assert keep(api, spec(), state) is None
     assert api.calls == [f"apply {NAME} 2"]
-    assert known.mark({"spec": {}}, JOB, state)["metadata"]["labels"] == {group.COSCHEDULING_LABEL: NAME}
+    assert known.mark({"spec": {}}, JOB, state)["metadata"]["labels"] == {gang.COSCHEDULING_LABEL: NAME}
     keep(api, spec(3), state)
     assert api.calls[1:] == [f"apply {NAME} 3"]
 
@@ -164,21 +165,21 @@ def test_a_workload_is_replaced_since_its_minimum_is_immutable(spec):
 
 def test_pods_are_created_without_a_gang_if_its_api_is_not_served_and_the_job_says_so(spec, monkeypatch):
     now = [NOW]
-    monkeypatch.setattr(groups.clock, "now", lambda: now[0])
+    monkeypatch.setattr(gangs.clock, "now", lambda: now[0])
     api, state = (
         Api(ApiError("apply", 404, "NotFound", "the server could not find the requested resource")),
         LoopState(),
     )
     assert keep(api, spec(), state) is None
-    assert groups.Groups(api, GangConfig(scheduler="coscheduling")).mark({}, JOB, state) == {}
-    (said,) = gang.claim(state.group, 2, was_reported=False)
+    assert gangs.Gangs(api, GangConfig(scheduler="coscheduling")).mark({}, JOB, state) == {}
+    (said,) = report.claim(state.gang, 2, was_reported=False)
     assert (said.status, said.reason) == ("False", "GangSchedulerMissing")
     assert "does not serve PodGroup of scheduling.x-k8s.io/v1alpha1 (gang.scheduler: coscheduling)" in said.message
     keep(api, spec(), state)
     assert len(api.calls) == 1
-    now[0] = NOW + groups.RETRY
+    now[0] = NOW + gangs.RETRY
     keep(api, spec(), state)
-    (said,) = gang.claim(state.group, 2, was_reported=True)
+    (said,) = report.claim(state.gang, 2, was_reported=True)
     assert (said.status, said.reason) == ("True", "Grouped")
 
 
@@ -198,13 +199,13 @@ def test_a_refused_gang_is_a_refusal_of_the_pods(spec, error, kind):
 def test_an_unanswered_write_is_no_answer(spec):
     state = LoopState()
     assert isinstance(keep(Api(ApiError("apply", 503, "", "busy")), spec(), state), ApiError)
-    assert state.group is None
+    assert state.gang is None
 
 
 def test_group_is_removed_with_the_last_worker_of_a_suspended_job(make_spec):
     def wanted(*pods, **spec):
         seen = Observed(JOB, pods, Coordination())
-        return plan(make_spec(minReplicas=1, **spec), JobStatus(), seen, NOW).group
+        return plan(make_spec(minReplicas=1, **spec), JobStatus(), seen, NOW).gang
 
     assert wanted()
     assert wanted(pod(0), suspend=True)
@@ -213,12 +214,12 @@ def test_group_is_removed_with_the_last_worker_of_a_suspended_job(make_spec):
 
 def test_a_failed_removal_is_tried_again_and_a_job_of_another_scheduler_costs_nothing(spec, make_spec):
     api, state = Api(ApiError("remove", 503, "", "busy")), LoopState()
-    known = groups.Groups(api, GangConfig(scheduler="coscheduling"))
+    known = gangs.Gangs(api, GangConfig(scheduler="coscheduling"))
     asyncio.run(known.follow(JOB, spec(), state, wanted=False))
-    assert state.group is None
+    assert state.gang is None
     asyncio.run(known.follow(JOB, spec(), state, wanted=False))
     asyncio.run(known.follow(JOB, spec(), state, wanted=False))
-    assert (api.calls, state.group) == ([f"remove {NAME}"] * 2, Group())
+    assert (api.calls, state.gang) == ([f"remove {NAME}"] * 2, Gang())
     api = Api()
     keep(api, make_spec(template=template()), LoopState(), "volcano")
     assert not api.calls

@@ -10,7 +10,7 @@ import pytest
 import builders
 from elastrain.api.job import ConditionType, GenerationStatus, JobStatus
 from elastrain.api.records import Health, Member
-from elastrain_operator.model import Coordination, Severity
+from elastrain_operator.facts import Coordination, Severity
 from elastrain_operator.policy.report import events, health
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)

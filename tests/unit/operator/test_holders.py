@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import builders
 from elastrain.api.records import Generation, Member, Phase, Progress, Rescale, Target
-from elastrain_operator.model import Coordination, Ending
+from elastrain_operator.facts import Coordination, Ending
 from elastrain_operator.policy.size.holders import holders, last, staying
 from workers import workers_at
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from budgets import examples
 from elastrain.api.keys import JobKeys
 from elastrain.etcd import Batch, Delete, Event, KeyValue, Put
-from elastrain_operator.observe.intake import Intake, Limits
+from elastrain_operator.records.intake import Intake, Limits
 
 ONE, TWO = JobKeys("ns", "one", "uid-1"), JobKeys("ns", "two", "uid-2")
 LIMITS = Limits(record=1000, member=100, job=5000, all=8000, changes=10)

@@ -11,12 +11,12 @@ from conditions import until
 from elastrain.reflector import Problem
 from elastrain_operator import clock
 from elastrain_operator.allocation.match import lets_go, takes
-from elastrain_operator.allocation.model import Place, Toleration
+from elastrain_operator.allocation.snapshot import NodeRules, Toleration
+from elastrain_operator.cluster import dwell, refusal
+from elastrain_operator.cluster.inventory import Inventory
+from elastrain_operator.cluster.permission import Right, is_allowed
+from elastrain_operator.cluster.refusal import Reviews
 from elastrain_operator.kube.client import ApiError
-from elastrain_operator.kube.permission import Right, is_allowed
-from elastrain_operator.observe import dwell, refusal
-from elastrain_operator.observe.inventory import Inventory
-from elastrain_operator.observe.refusal import Refusal
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 GPU = "nvidia.com/gpu"
@@ -140,7 +140,7 @@ def test_a_confirmed_refusal_makes_the_cluster_unknown_until_it_is_listed_again(
 
 
 def test_only_unanimous_reviews_over_a_minute_confirm_a_refusal():
-    refused = Refusal()
+    refused = Reviews()
     for second in range(0, 60, 10):
         refused = refused.after(False, float(second))
         assert not refused.confirmed
@@ -187,12 +187,12 @@ class Seen:
     def wait(self, seconds: float) -> None:
         self.now += timedelta(seconds=seconds)
 
-    def moves(self, place: Place | None = None) -> bool:
+    def moves(self, place: NodeRules | None = None) -> bool:
         (node,) = self.inventory.nodes(self.now)
-        return lets_go(node, place or Place())
+        return lets_go(node, place or NodeRules())
 
     def takes_new_workers(self) -> bool:
-        return takes(self.inventory.nodes(self.now)[0], Place())
+        return takes(self.inventory.nodes(self.now)[0], NodeRules())
 
 
 def taint(key: str, effect: str = "NoSchedule") -> dict:
@@ -246,5 +246,5 @@ def test_workers_move_at_once_if_their_node_ends_them(ending, monkeypatch):
 def test_a_toleration_for_seconds_only_postpones_the_end(monkeypatch):
     seen = Seen(monkeypatch)
     seen.show(**taint("maintenance", "NoExecute"))
-    assert not seen.moves(Place(tolerations=(Toleration("maintenance", "Exists"),)))
-    assert seen.moves(Place(tolerations=(Toleration("maintenance", "Exists", bounded=True),)))
+    assert not seen.moves(NodeRules(tolerations=(Toleration("maintenance", "Exists"),)))
+    assert seen.moves(NodeRules(tolerations=(Toleration("maintenance", "Exists", bounded=True),)))

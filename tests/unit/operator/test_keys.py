@@ -12,7 +12,6 @@ import pytest
 from elastrain_operator import clock
 from elastrain_operator.keys import certificates, keeper
 from elastrain_operator.keys.certificates import Pair
-from elastrain_operator.keys.cluster import Secret
 from elastrain_operator.keys.decide import (
     DAY,
     LOOK,
@@ -29,6 +28,7 @@ from elastrain_operator.keys.decide import (
     decide,
 )
 from elastrain_operator.keys.keeper import CA, CA_KEY, CERTIFICATE, TRUSTED, Keeper, MissingSecret, Names
+from elastrain_operator.keys.secrets import Secret
 from elastrain_operator.kube.client import ApiError
 
 HOSTS = frozenset({"etcd.training.svc", "127.0.0.1"})

@@ -9,14 +9,14 @@ import pytest
 
 from elastrain.api.job import JobSpec, JobStatus
 from elastrain_operator import clock
+from elastrain_operator.facts import Charge, JobRef, Observed, PodPlacement
 from elastrain_operator.kueue import parse, render
+from elastrain_operator.kueue.admission import MISSING_PATIENCE, decide
 from elastrain_operator.kueue.apply import changed
-from elastrain_operator.kueue.decide import MISSING_PATIENCE, decide
 from elastrain_operator.kueue.jobs import KueueJobs
-from elastrain_operator.kueue.model import (
+from elastrain_operator.kueue.workload import (
     Activate,
     Change,
-    Charge,
     Create,
     Decision,
     Delete,
@@ -24,7 +24,6 @@ from elastrain_operator.kueue.model import (
     Flavor,
     Holder,
     Memory,
-    Placement,
     Queue,
     Ready,
     Release,
@@ -33,7 +32,6 @@ from elastrain_operator.kueue.model import (
     Workload,
 )
 from elastrain_operator.metrics import process as metrics
-from elastrain_operator.model import JobRef, Observed
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 JOB = Request("job-1", "lq", minimum=2, wanted=5, shape="s")
@@ -100,7 +98,7 @@ def test_no_extra_waits_in_a_strict_queue_unless_the_job_asks() -> None:
 
 def test_pods_take_vacant_seats_with_the_placement_of_their_flavor() -> None:
     made = decided(BASE, running(1), pods=PODS[:1])
-    place = Placement((("pool", "a"),), FLAVORS["a"].tolerations)
+    place = PodPlacement((("pool", "a"),), FLAVORS["a"].tolerations)
     assert made.charges == (Charge("job-1", place), Charge("job-1-1", place))
     assert made.share.size == 3
 
@@ -244,7 +242,7 @@ def test_a_seated_pod_has_its_placement_and_no_queue_of_its_own() -> None:
         "metadata": {"labels": {"a": "b", "kueue.x-k8s.io/queue-name": "lq"}, "annotations": {}},
         "spec": {"nodeSelector": {"x": "y"}, "containers": []},
     }
-    place = Placement((("pool", "a"),), ({"key": "gpu"},), (("l", "1"),), (("n", "2"),))
+    place = PodPlacement((("pool", "a"),), ({"key": "gpu"},), (("l", "1"),), (("n", "2"),))
     made = render.charged_to(pod, Charge("job-1", place, topology=True))
     assert made["metadata"]["labels"] == {"a": "b", "l": "1", "kueue.x-k8s.io/podset": "worker"}
     assert made["metadata"]["annotations"] == {"n": "2", "kueue.x-k8s.io/workload": "job-1"}

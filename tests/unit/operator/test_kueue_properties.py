@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from budgets import examples
-from elastrain_operator.kueue.decide import decide
-from elastrain_operator.kueue.model import (
+from elastrain_operator.kueue.admission import decide
+from elastrain_operator.kueue.workload import (
     AHEAD,
     Activate,
     Change,

@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 import builders
 from elastrain.api.job import GenerationStatus, JobStatus
 from elastrain.api.records import Member, Progress, Rescale
-from elastrain_operator.allocation.model import Share
-from elastrain_operator.model import Coordination, JobRef, Observed
+from elastrain_operator.allocation.snapshot import Share
+from elastrain_operator.facts import Coordination, JobRef, Observed
 from elastrain_operator.policy.size.claims import Creation, claims
 from workers import workers_at
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from budgets import examples
-from elastrain_operator.leader.decide import (
+from elastrain_operator.leader.lease import (
     Acquire,
     LeaseObservation,
     Record,

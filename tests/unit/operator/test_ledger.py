@@ -13,9 +13,9 @@ import builders
 from budgets import examples
 from elastrain.api.job import AcceleratorSeconds, GenerationStatus
 from elastrain.api.records import Member, Progress, Rescale, Target
-from elastrain_operator.model import Coordination, Ending, Pod
+from elastrain_operator.facts import Coordination, Ending, Pod
 from elastrain_operator.policy.report import accelerator_seconds
-from elastrain_operator.policy.report.accelerator_seconds import Place, account, continued, place, rounded
+from elastrain_operator.policy.report.accelerator_seconds import TrainingWorkers, account, continued, place, rounded
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
 PARTS = ("training", "rescaling", "waiting", "redone", "spare")
@@ -51,7 +51,7 @@ def total(usage: AcceleratorSeconds) -> float:
 
 
 PODS = (pod(0, accelerators=2), pod(1, accelerators=2))
-TRAIN = Place(frozenset({"job-0", "job-1"}), "training")
+TRAIN = TrainingWorkers(frozenset({"job-0", "job-1"}), "training")
 TRAINING = account(None, PODS, TRAIN, report(), at(0))
 
 
@@ -62,7 +62,7 @@ def test_usage_begins_with_the_first_observation():
 
 
 def test_time_in_a_generation_is_training_and_outside_of_it_waiting():
-    only_one = account(TRAINING, PODS, Place(frozenset({"job-0"}), "training"), report(), at(10))
+    only_one = account(TRAINING, PODS, TrainingWorkers(frozenset({"job-0"}), "training"), report(), at(10))
     later = account(only_one, PODS, None, None, at(20))
     assert (later.training, later.waiting) == (40 + 20, 20)
 
@@ -77,14 +77,14 @@ def test_a_reported_pause_is_taken_from_the_next_seconds_only():
 
 
 def test_a_pause_that_was_seen_is_not_counted_again_when_it_is_measured():
-    broken = account(TRAINING, PODS, Place(TRAIN.workers, "rescaling"), report(), at(10))
+    broken = account(TRAINING, PODS, TrainingWorkers(TRAIN.workers, "rescaling"), report(), at(10))
     healed = account(broken, PODS, TRAIN, report(), at(15))
     told = account(healed, PODS, TRAIN, report(2, 100, 0.5, rescale(2, pause=6.0)), at(15))
     assert (told.rescaling, told.owed_rescaling) == (20, 4), "five of the six seconds were seen"
 
 
 def test_below_the_minimum_survivors_wait_and_the_measured_pause_contains_it():
-    lacking = account(TRAINING, PODS, Place(TRAIN.workers, "waiting"), report(), at(10))
+    lacking = account(TRAINING, PODS, TrainingWorkers(TRAIN.workers, "waiting"), report(), at(10))
     healed = account(lacking, PODS, TRAIN, report(2, 100, 0.5, rescale(2, pause=100.0)), at(110))
     assert (healed.waiting, healed.rescaling, healed.owed_rescaling) == (400, 0, 0)
 
@@ -143,8 +143,8 @@ def test_a_pod_holds_accelerators_from_its_binding():
     pending = dataclasses.replace(pod(2), bound=None)
     late = pod(3, bound=7)
     assert total(account(TRAINING, (pending, late), None, None, at(0))) == 0
-    began = account(None, (pending,), Place(), None, at(0))
-    assert total(account(began, (pending, late), Place(), None, at(10))) == pytest.approx(3)
+    began = account(None, (pending,), TrainingWorkers(), None, at(0))
+    assert total(account(began, (pending, late), TrainingWorkers(), None, at(10))) == pytest.approx(3)
 
 
 def test_an_ended_worker_holds_accelerators_while_its_sidecars_run():
@@ -190,14 +190,18 @@ def seen(
 @pytest.mark.parametrize(
     ("coordination", "finishing", "expected"),
     [
-        (seen("a", "b"), False, Place(frozenset({"job-a", "job-b"}), "training")),
-        (seen("a", "b", "c"), False, Place(frozenset({"job-a", "job-b"}), "training")),
-        (seen("a"), False, Place(frozenset({"job-a"}), "rescaling")),
-        (seen("a", least=2), False, Place(frozenset({"job-a"}), "waiting")),
-        (seen("a"), True, Place(frozenset({"job-a"}), "training")),
-        (seen("a", "b", broken=3), False, Place(frozenset({"job-a", "job-b"}), "rescaling")),
-        (seen("a", "b", number=4, placed=("a",)), False, Place(frozenset({"job-a", "job-b"}), "training")),
-        (seen("a", "b", number=4, placed=("a",), ended=(3,)), False, Place(frozenset({"job-a", "job-b"}), "rescaling")),
+        (seen("a", "b"), False, TrainingWorkers(frozenset({"job-a", "job-b"}), "training")),
+        (seen("a", "b", "c"), False, TrainingWorkers(frozenset({"job-a", "job-b"}), "training")),
+        (seen("a"), False, TrainingWorkers(frozenset({"job-a"}), "rescaling")),
+        (seen("a", least=2), False, TrainingWorkers(frozenset({"job-a"}), "waiting")),
+        (seen("a"), True, TrainingWorkers(frozenset({"job-a"}), "training")),
+        (seen("a", "b", broken=3), False, TrainingWorkers(frozenset({"job-a", "job-b"}), "rescaling")),
+        (seen("a", "b", number=4, placed=("a",)), False, TrainingWorkers(frozenset({"job-a", "job-b"}), "training")),
+        (
+            seen("a", "b", number=4, placed=("a",), ended=(3,)),
+            False,
+            TrainingWorkers(frozenset({"job-a", "job-b"}), "rescaling"),
+        ),
     ],
     ids=["whole", "a joiner", "lost one", "too few", "finishing", "broken", "planned change", "ended"],
 )
@@ -206,8 +210,8 @@ def test_a_generation_trains_until_it_is_known_to_be_broken(coordination, finish
 
 
 def test_no_worker_trains_without_a_generation_or_in_an_empty_one():
-    assert place(None, seen("a"), False) == Place()
-    assert place(GenerationStatus(number=4, size=0, reason="Suspend"), seen("a"), False) == Place()
+    assert place(None, seen("a"), False) == TrainingWorkers()
+    assert place(GenerationStatus(number=4, size=0, reason="Suspend"), seen("a"), False) == TrainingWorkers()
 
 
 # ---- whatever happens ------------------------------------------------------------------------------------------------
@@ -227,9 +231,9 @@ class History:
     def __init__(self) -> None:
         self.now, self.held, self.ordinal, self.slack = 0.0, 0.0, 0, 1e-6
         self.pods: dict[str, Pod] = {}
-        self.place: Place | None = Place()
+        self.place: TrainingWorkers | None = TrainingWorkers()
         self.progress: Progress | None = None
-        self.usage = self.written = rounded(account(None, (), Place(), None, at(0)))
+        self.usage = self.written = rounded(account(None, (), TrainingWorkers(), None, at(0)))
 
     def running(self) -> list[Pod]:
         return [p for p in self.pods.values() if not p.over]
@@ -261,7 +265,7 @@ class History:
                     del self.pods[gone.name]
                 wrote = True  # status.replicas has changed
             case ("train", int(count), str(use)):
-                self.place = Place(frozenset(p.name for p in self.running()[:count]), use)  # type: ignore[arg-type]
+                self.place = TrainingWorkers(frozenset(p.name for p in self.running()[:count]), use)  # type: ignore[arg-type]
             case ("rescale", float(pause), int(lost), pace):
                 number = self.progress.generation + 1 if self.progress else 1
                 self.progress = report(number, 1, pace, rescale(number, pause, lost=lost))
@@ -284,7 +288,7 @@ def test_the_parts_add_up_to_the_total_for_any_history_and_operator(history):
 @given(st.lists(st.floats(0.1, 20), min_size=1, max_size=5), st.integers(1, 6))
 def test_every_measured_pause_is_booked_in_the_end(pauses, accelerators):
     pods = (pod(0, accelerators=accelerators),)
-    inside = Place(frozenset({"job-0"}), "training")
+    inside = TrainingWorkers(frozenset({"job-0"}), "training")
     usage = account(None, pods, inside, report(0), at(0))
     for n, pause in enumerate(pauses, 1):
         usage = account(usage, pods, inside, report(n, 1, 0.1, rescale(n, pause)), at(n))

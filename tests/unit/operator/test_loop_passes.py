@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from conditions import until
-from elastrain_operator.model import Trouble
-from elastrain_operator.observe import parse
-from elastrain_operator.reconcile import loop as loop_module
-from elastrain_operator.reconcile.loops import STATUS_SHARE
+from elastrain_operator.facts import Trouble
+from elastrain_operator.job import loop as loop_module
+from elastrain_operator.job.loops import STATUS_SHARE
+from elastrain_operator.watch import parse
 from loop_world import JOB, World, body, run
 from operator_fixtures import NOW
 

@@ -9,11 +9,11 @@ import pytest
 
 from conditions import until
 from elastrain.api.keys import JobKeys
-from elastrain_operator import plan
+from elastrain_operator.facts import Pod
+from elastrain_operator.job import loop as loop_module
+from elastrain_operator.job import plan
 from elastrain_operator.kube.client import ApiError
-from elastrain_operator.model import Pod
-from elastrain_operator.observe import parse
-from elastrain_operator.reconcile import loop as loop_module
+from elastrain_operator.watch import parse
 from loop_world import body, named, run
 from operator_fixtures import NOW
 

@@ -12,10 +12,11 @@ from conditions import until
 from elastrain.api.job import JobStatus, Leaving
 from elastrain.api.records import Outcome, Termination
 from elastrain_operator import clock
-from elastrain_operator.model import Coordination, Ending, JobRef, LoopState, Observed
-from elastrain_operator.observe import parse
-from elastrain_operator.plan import plan
-from elastrain_operator.reconcile import loop as loop_module
+from elastrain_operator.facts import Coordination, Ending, JobRef, Observed
+from elastrain_operator.job import loop as loop_module
+from elastrain_operator.job.plan import plan
+from elastrain_operator.job.state import LoopState
+from elastrain_operator.watch import parse
 from loop_world import JOB, body, run
 from operator_fixtures import NOW
 from workers import workers_at

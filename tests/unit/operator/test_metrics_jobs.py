@@ -20,8 +20,8 @@ from elastrain.api.job import (
 )
 from elastrain.api.job.status import BatchStatus, LargerBatch, ProgressStatus
 from elastrain.api.records import Progress, Rescale
-from elastrain_operator.metrics.jobs import METRICS, PAUSE_BUCKETS, JobMeter, JobSeries, Tally, escaped
-from elastrain_operator.model import Coordination, JobRef, Observed
+from elastrain_operator.facts import Coordination, JobRef, Observed
+from elastrain_operator.job.meter import METRICS, PAUSE_BUCKETS, JobMeter, JobSeries, Tally, escaped
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 REPORT = Progress(generation=2, world_size=4, members=4, step=100, total_steps=1000, samples=25_600, step_seconds=0.5)

@@ -6,8 +6,8 @@ import pytest
 
 from elastrain.api.job import JobStatus
 from elastrain.api.records import Outcome, Termination
-from elastrain_operator.model import Trouble
-from elastrain_operator.observe import parse
+from elastrain_operator.facts import Trouble
+from elastrain_operator.watch import parse
 from operator_fixtures import NOW
 
 

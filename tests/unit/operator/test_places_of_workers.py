@@ -13,10 +13,9 @@ from elastrain.api import names
 from elastrain.api.job import ConditionType, JobSpec
 from elastrain.api.records import Outcome, Termination
 from elastrain.etcd import EtcdConfig
-from elastrain_operator.allocation.model import Share
+from elastrain_operator.allocation.snapshot import Share
 from elastrain_operator.config import OperatorConfig, WorkerEtcd
-from elastrain_operator.kueue.model import Charge
-from elastrain_operator.model import DisruptionBudget, Pod, Slot
+from elastrain_operator.facts import Charge, DisruptionBudget, Pod, Slot
 from elastrain_operator.pod import manifest
 from elastrain_operator.policy.size import budget, groups
 from job_world import JOB, START, JobWorld, template

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from budgets import examples
 from elastrain.api.job import JobStatus, Leaving
 from elastrain.api.records import Outcome, Progress, Target, Termination
-from elastrain_operator.allocation.model import Share
-from elastrain_operator.model import Coordination, LoopState, Observed, Plan, Pod
+from elastrain_operator.allocation.snapshot import Share
+from elastrain_operator.facts import Coordination, Observed, Pod
+from elastrain_operator.job.state import LoopState, Plan
 from elastrain_operator.policy.ending import verdict
 from elastrain_operator.policy.losses import lost
 from elastrain_operator.policy.size import wanted as size

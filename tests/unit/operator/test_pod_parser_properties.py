@@ -15,11 +15,11 @@ from elastrain.api import names
 from elastrain.api.job import JobSpec, JobStatus
 from elastrain.api.keys import JobKeys
 from elastrain.api.records import Outcome
-from elastrain_operator.model import Coordination, JobRef, Observed, Pod
-from elastrain_operator.observe import parse
-from elastrain_operator.observe.pods import Pods
-from elastrain_operator.plan import plan
+from elastrain_operator.facts import Coordination, JobRef, Observed, Pod
+from elastrain_operator.job.plan import plan
 from elastrain_operator.pod import manifest
+from elastrain_operator.watch import parse
+from elastrain_operator.watch.pods import WorkerPods
 from raw_cluster import TEMPLATE
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -108,7 +108,7 @@ def _places(value: Any, owned: bool) -> list[tuple[Any, Any]]:
 @given(ANYTHING.filter(lambda x: isinstance(x, dict)) | pods(owned=True) | pods(owned=False), st.booleans())
 def test_no_pod_raises_and_none_is_attributed_to_a_job_that_does_not_control_it(body, again):
     seen: list[JobKeys] = []
-    store = Pods(None, (), lambda job, pod, gone: seen.append(job))
+    store = WorkerPods(None, (), lambda job, pod, gone: seen.append(job))
     for shown in (body, {**body, "status": {}}) if again else (body,):
         if (read := store._read(shown)) is not None:
             store._keep(read)

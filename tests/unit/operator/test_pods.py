@@ -6,10 +6,10 @@ import pytest
 
 from elastrain.api import names
 from elastrain.api.keys import JobKeys
-from elastrain_operator.allocation.model import Held
-from elastrain_operator.model import JobRef
-from elastrain_operator.observe.pods import Pods
+from elastrain_operator.allocation.snapshot import Held
+from elastrain_operator.facts import JobRef
 from elastrain_operator.pod import manifest
+from elastrain_operator.watch.pods import WorkerPods
 
 JOB = JobKeys("default", "job", "job-uid")
 OTHER = JobKeys("default", "other", "other-uid")
@@ -39,7 +39,7 @@ def strays() -> dict[str, Held | None]:
     return {}
 
 
-class Watched(Pods):
+class Watched(WorkerPods):
     """The store, as its watch feeds it."""
 
     def show(self, body: dict, kind: str = "MODIFIED") -> None:

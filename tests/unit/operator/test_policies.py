@@ -18,11 +18,10 @@ from elastrain.api.records import (
     Target,
     Termination,
 )
-from elastrain_operator.model import Cause, Coordination, Ending, Loss, Pod
+from elastrain_operator.facts import Cause, ConditionUpdate, Coordination, Ending, Loss, Pod
 from elastrain_operator.policy.ending import clean, verdict
 from elastrain_operator.policy.losses import pacing, restarts
 from elastrain_operator.policy.report import conditions, events, progress
-from elastrain_operator.policy.report.conditions import Claim
 from elastrain_operator.policy.size import drain, target, workers
 from workers import workers_at
 
@@ -258,10 +257,14 @@ def test_last_rescale_keeps_the_time_at_which_it_was_first_seen():
 
 # ---- conditions and events -------------------------------------------------------------------------------------------
 def test_transition_time_moves_only_if_the_status_changes():
-    first = conditions.merge([], [Claim(ConditionType.RUNNING, "True", "Training", "1")], 1, NOW)
-    same = conditions.merge(first, [Claim(ConditionType.RUNNING, "True", "Training", "2")], 2, NOW + seconds(5))
+    first = conditions.merge([], [ConditionUpdate(ConditionType.RUNNING, "True", "Training", "1")], 1, NOW)
+    same = conditions.merge(
+        first, [ConditionUpdate(ConditionType.RUNNING, "True", "Training", "2")], 2, NOW + seconds(5)
+    )
     assert (same[0].last_transition_time, same[0].message, same[0].observed_generation) == (NOW.isoformat(), "2", 2)
-    other = conditions.merge(same, [Claim(ConditionType.RUNNING, "False", "NoGeneration")], 2, NOW + seconds(9))
+    other = conditions.merge(
+        same, [ConditionUpdate(ConditionType.RUNNING, "False", "NoGeneration")], 2, NOW + seconds(9)
+    )
     assert other[0].last_transition_time == (NOW + seconds(9)).isoformat()
 
 

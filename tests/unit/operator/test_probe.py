@@ -13,13 +13,14 @@ import builders
 from elastrain.api.job import JobStatus
 from elastrain.api.records import Member, Target
 from elastrain.etcd import EtcdConfig
-from elastrain_operator.allocation.model import Share
-from elastrain_operator.apply.executor import Executor
+from elastrain_operator.allocation.snapshot import Share
 from elastrain_operator.config import OperatorConfig, WorkerEtcd
+from elastrain_operator.facts import Coordination, JobRef, Observed, Refusal, RefusalKind, Trouble
+from elastrain_operator.job.executor import Executor
+from elastrain_operator.job.plan import plan
+from elastrain_operator.job.state import LoopState, Plan
 from elastrain_operator.kube.errors import ApiError
-from elastrain_operator.model import Coordination, JobRef, LoopState, Observed, Plan, Refusal, RefusalKind, Trouble
-from elastrain_operator.plan import plan
-from elastrain_operator.policy.size.rollout import version
+from elastrain_operator.pod.template import version
 from workers import workers_at
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)

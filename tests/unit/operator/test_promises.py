@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 import pytest
 
 from elastrain_operator.allocation import promise
-from elastrain_operator.allocation.model import Job, Worker
+from elastrain_operator.allocation.snapshot import Job, Worker
 from shared_cluster import ONE, START, Cluster
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -10,12 +11,14 @@ import builders
 from elastrain.api import names
 from elastrain.api.job import JobStatus
 from elastrain.api.records import Member
-from elastrain_operator.model import Coordination, EndedMember, JobRef, LoopState, Observed
-from elastrain_operator.observe import parse
-from elastrain_operator.observe.pods import Pods
-from elastrain_operator.plan import plan
+from elastrain_operator.facts import Coordination, EndedMember, JobRef, Observed
+from elastrain_operator.job import plan as plans
+from elastrain_operator.job.plan import plan
+from elastrain_operator.job.state import LoopState
 from elastrain_operator.pod import manifest
 from elastrain_operator.policy.losses.proof import ended_members
+from elastrain_operator.watch import parse
+from elastrain_operator.watch.pods import WorkerPods
 from loop_world import CONFIG
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -126,10 +129,13 @@ def test_nothing_ends_if_membership_is_unknown_or_the_lease_is():
 def gone_pods(*seen, last) -> list:
     """What remains of a pod after its deletion, whose ``last`` version the watch may show."""
     gone = []
-    pods = Pods(lambda job, pod, is_gone: gone.append(pod) if is_gone else None)
+    pods = WorkerPods(None, (), lambda job, pod, is_gone: gone.append(pod) if is_gone else None)
+    (watch,) = pods._watches
     for raw in seen:
-        pods.see(raw)
-    pods.forget("uid-1", last)
+        watch._put("default/job-1", pods._read(raw))
+    if last is not None:
+        watch._put("default/job-1", pods._read(last))
+    pods._forget("uid-1")
     return gone
 
 
@@ -142,6 +148,19 @@ def test_a_pod_that_is_gone_is_proof_only_by_its_last_report(last, ends, make_sp
     seen = Observed(JobRef("ns", "job", "uid", 1), (), etcd(member()))
     made = plan(make_spec(replicas=2), JobStatus(next_ordinal=2), seen, NOW, state)
     assert made.ended == ((EndedMember("job-1.1", 71),) if ends else ())
+
+
+@pytest.mark.parametrize("whose", ["spec breaks a rule", "job is being deleted"])
+def test_the_lease_ends_also_if_nothing_else_is_planned(whose):
+    """Survivors train on, and wait for the lost member as others do."""
+    pod = parse.pod(PROOF["the pod has failed"], NOW)
+    seen = Observed(JobRef("ns", "job", "uid", 1), (), etcd(member()))
+    for observed, state in ((replace(seen, pods=(pod,)), LoopState()), (seen, LoopState(gone={pod.uid: pod}))):
+        if whose == "spec breaks a rule":
+            made = plans.refuse(JobStatus(), observed, "spec.minReplicas: 9: too many", NOW, state)
+        else:
+            made = plans.deleted(JobStatus(), observed, ("example.com/hold",), NOW, state)
+        assert made.ended == (EndedMember("job-1.1", 71),)
 
 
 def test_a_plan_ends_the_lease_and_replaces_the_worker(make_spec):

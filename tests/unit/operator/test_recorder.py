@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from elastrain_operator.apply import recorder as recorders
-from elastrain_operator.apply.recorder import Recorder
+from elastrain_operator.facts import JobEvent, JobRef, Severity
+from elastrain_operator.job import recorder as recorders
+from elastrain_operator.job.recorder import Recorder
 from elastrain_operator.kube.errors import ApiError
 from elastrain_operator.metrics.process import EVENTS
-from elastrain_operator.model import JobEvent, JobRef, Severity
 
 JOB = JobRef("ns", "job", "uid")
 LIMITED = ApiError("record", 429, "TooManyRequests", "limit reached", {"retryAfterSeconds": 0.05})

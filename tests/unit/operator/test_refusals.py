@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elastrain_operator.facts import RefusalKind
 from elastrain_operator.kube import errors
 from elastrain_operator.kube.refusals import refused
 from elastrain_operator.kube.repeats import is_creation_worth_repeating
-from elastrain_operator.model import RefusalKind
 
 ANSWERS = json.loads((Path(__file__).parent / "golden/refusals.json").read_text())
 KINDS = {

@@ -12,7 +12,7 @@ import yaml
 from elastrain.api import names
 from elastrain.etcd import EtcdConfig
 from elastrain_operator.config import OperatorConfig, WorkerEtcd
-from elastrain_operator.model import JobRef
+from elastrain_operator.facts import JobRef
 from elastrain_operator.pod import manifest
 
 JOB = JobRef("team-a", "digits", "0f0e", 3)

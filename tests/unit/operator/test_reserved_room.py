@@ -15,18 +15,28 @@ from budgets import examples
 from conditions import until
 from elastrain.api.job import JobSpec
 from elastrain_operator.allocation.allocate import allocate
-from elastrain_operator.allocation.model import Claims, Held, Job, Kind, Node, Place, Policy, Snapshot, Worker
-from elastrain_operator.kueue.decide import decide
+from elastrain_operator.allocation.snapshot import (
+    Claims,
+    Held,
+    Job,
+    Node,
+    NodeRules,
+    Policy,
+    Snapshot,
+    Worker,
+    WorkerShape,
+)
+from elastrain_operator.cluster import capacity as capacity_module
+from elastrain_operator.cluster.capacity import Capacity
+from elastrain_operator.facts import Pod
+from elastrain_operator.kueue.admission import decide
 from elastrain_operator.kueue.jobs import KueuePass
-from elastrain_operator.kueue.model import Flavor, Holder, Memory, Queue, Request, View, Workload
-from elastrain_operator.model import Pod
-from elastrain_operator.reconcile import capacity as capacity_module
-from elastrain_operator.reconcile.capacity import Capacity
+from elastrain_operator.kueue.workload import Flavor, Holder, Memory, Queue, Request, View, Workload
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 GPU = "nvidia.com/gpu"
-ONE = Kind(((GPU, 1), ("pods", 1)))
-A100 = dataclasses.replace(ONE, place=Place((("pool", "a100"),)))
+ONE = WorkerShape(((GPU, 1), ("pods", 1)))
+A100 = dataclasses.replace(ONE, place=NodeRules((("pool", "a100"),)))
 
 
 def node(name: str, free: int, pool: str = "") -> Node:
@@ -40,7 +50,9 @@ def job(most: int, on: tuple[str, ...] = (), spares: int = 0, least: int = 1) ->
     return Job("j", "ns", "j", least, most, ONE, workers=workers, size=len(on) - spares, trains=bool(on), spares=spares)
 
 
-def size(nodes: list[Node], shared: Job, reserved: Mapping[Kind, int], leaving: tuple[Held, ...] = ()) -> int | None:
+def size(
+    nodes: list[Node], shared: Job, reserved: Mapping[WorkerShape, int], leaving: tuple[Held, ...] = ()
+) -> int | None:
     seen = Snapshot(tuple(nodes), (shared,), leaving, tuple(reserved.items()))
     return allocate(seen, Policy(hysteresis=0), NOW).shares["j"].size
 
@@ -92,7 +104,7 @@ BASE = Workload("job-1", "b", 0, "lq", 2, 100, shape="s", reserved=True, admitte
 EXTRA = dataclasses.replace(BASE, name="job-1-1", uid="e", index=1, count=1, priority=99)
 
 
-def unbound(*workloads: Workload, pods: tuple[Holder, ...] = (), **more: object) -> Mapping[Kind, int] | None:
+def unbound(*workloads: Workload, pods: tuple[Holder, ...] = (), **more: object) -> Mapping[WorkerShape, int] | None:
     flavors = {"a": Flavor((("pool", "a100"),))}
     view = View(workloads=workloads, queue=Queue("cq"), flavors=flavors, priority=100)
     view = dataclasses.replace(view, **more)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from elastrain_operator.allocation import explanations
-from elastrain_operator.allocation.model import Job, Kind, Place, Requirement, Taint, Toleration
-from elastrain_operator.observe import nodes, resources
+from elastrain_operator.allocation import explanations, resources
+from elastrain_operator.allocation.snapshot import Job, NodeRules, Requirement, Taint, Toleration, WorkerShape
+from elastrain_operator.cluster import nodes
+from elastrain_operator.pod import shape as shapes
+from elastrain_operator.pod.shape import shape
 
 GPU = "nvidia.com/gpu"
 
@@ -94,13 +96,13 @@ def test_kind_follows_the_template():
         "tolerations": [{"key": "spot", "operator": "Exists"}],
         "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}},
     }
-    place = Place(
+    place = NodeRules(
         (("pool", "a100"),),
         ((Requirement("zone", "In", ("a",)),),),
         (Toleration("spot", "Exists"), Toleration(GPU, "Exists", effect="NoSchedule")),
         ("sick",),
     )
-    assert nodes.kind({"spec": spec}, ["sick"]) == Kind(((GPU, 4), ("pods", 1)), place)
+    assert shape({"spec": spec}, ["sick"]) == WorkerShape(((GPU, 4), ("pods", 1)), place)
 
 
 REQUIRED = {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "zone"}]}
@@ -126,7 +128,7 @@ PREFERRED = {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1}]}
 def test_answer_names_what_the_allocator_does_not_know(spec, unknown):
     """Claims of devices, zones of volumes, pod affinity and other schedulers are not in its books."""
     template = {"spec": {"containers": [{"name": "trainer"}], **spec}}
-    assert ", ".join(nodes.unknown(template)) == unknown
-    job = Job("u", "ns", "j", 1, 2, nodes.kind(template), unknown=nodes.unknown(template))
+    assert ", ".join(shapes.unknown(template)) == unknown
+    job = Job("u", "ns", "j", 1, 2, shape(template), unknown=shapes.unknown(template))
     said = f"the allocator does not know the template's {unknown}" if unknown else ""
     assert explanations.blind(job) == said

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from budgets import examples
 from elastrain.api.job import JobSpec, JobStatus
 from elastrain.api.records import Generation, GenerationMember, Member, Outcome, Phase, Termination
-from elastrain_operator.model import Coordination, Observed, Plan, Pod, Refusal, RefusalKind, Trouble
-from elastrain_operator.plan import plan
+from elastrain_operator.facts import Coordination, Observed, Pod, Refusal, RefusalKind, Trouble
+from elastrain_operator.job.plan import plan
+from elastrain_operator.job.state import Plan
+from elastrain_operator.pod.template import version
 from elastrain_operator.policy.size import rollout
 from job_world import JOB, JobWorld, template
 
@@ -25,7 +27,7 @@ def spec(image: str = "a", **fields) -> JobSpec:
     return JobSpec.model_validate({"maxReplicas": 3, "template": template(image), **fields})
 
 
-VERSIONS = {image: rollout.version(spec(image).template) for image in "abc"}
+VERSIONS = {image: version(spec(image).template) for image in "abc"}
 
 
 class World(JobWorld):
@@ -316,5 +318,5 @@ def test_all_workers_have_the_last_template_in_the_end_and_enough_train_at_all_t
 
 
 def test_version_depends_on_the_content_and_not_on_its_order():
-    assert rollout.version({"a": 1, "b": [1, 2]}) == rollout.version({"b": [1, 2], "a": 1})
-    assert rollout.version({"a": 1}) != rollout.version({"a": 2})
+    assert version({"a": 1, "b": [1, 2]}) == version({"b": [1, 2], "a": 1})
+    assert version({"a": 1}) != version({"a": 2})

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from elastrain_operator.model import Ending, Pod, Trouble
+from elastrain_operator.facts import Ending, Pod, Trouble
 from elastrain_operator.policy.report.routine import is_routine
 
 NOW = datetime(2030, 1, 1, 12, tzinfo=UTC)

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from budgets import examples
-from elastrain_operator.kueue.model import Charge
-from elastrain_operator.model import Pod, Slot
+from elastrain_operator.facts import Charge, Pod, Slot
 from elastrain_operator.policy.size import groups
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)

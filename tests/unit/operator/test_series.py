@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from budgets import examples
-from elastrain_operator.model import JobEvent, JobRef
+from elastrain_operator.facts import JobEvent, JobRef
 from elastrain_operator.policy.report import series
 from elastrain_operator.policy.report.series import COMBINED, DISTINCT, WINDOW, EventQueue, Series
 from operator_fixtures import NOW

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from budgets import examples
 from elastrain.sizing.speedup import Batches, Measured, learned
 from elastrain_operator.allocation.allocate import allocate
-from elastrain_operator.allocation.model import Job, Kind, Node, Policy, Sharing, Snapshot, Worker
+from elastrain_operator.allocation.snapshot import Job, Node, Policy, Sharing, Snapshot, Worker, WorkerShape
 from elastrain_operator.allocation.utility import FREE_RESCALES, RESCALE_SECONDS
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
 GPU = "nvidia.com/gpu"
-ONE = Kind(((GPU, 1), ("pods", 1)))
+ONE = WorkerShape(((GPU, 1), ("pods", 1)))
 TICK = 60.0
 NODES = tuple(Node(f"n{i}", {GPU: 4, "pods": 99}) for i in range(3))
 GPUS = 12

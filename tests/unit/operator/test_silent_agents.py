@@ -9,8 +9,9 @@ import pytest
 import builders
 from elastrain.api.job import JobStatus, LossStreak
 from elastrain.api.records import Member
-from elastrain_operator.model import Coordination, JobRef, LoopState, Observed
-from elastrain_operator.plan import plan
+from elastrain_operator.facts import Coordination, JobRef, Observed
+from elastrain_operator.job.plan import plan
+from elastrain_operator.job.state import LoopState
 from elastrain_operator.policy.losses.silent_agents import ANSWER_SECONDS
 from workers import workers_at
 

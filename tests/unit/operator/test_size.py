@@ -12,9 +12,9 @@ from elastrain.api.job import GenerationStatus, JobStatus, MeasuredSize
 from elastrain.api.job.status import BatchStatus
 from elastrain.api.records import Generation, Member, Progress, Target
 from elastrain.sizing.speedup import Batches, Measured
-from elastrain_operator.allocation.model import Held, Share, Worker
-from elastrain_operator.model import Coordination, Ending, JobRef, Observed
-from elastrain_operator.plan import plan
+from elastrain_operator.allocation.snapshot import Held, Share, Worker
+from elastrain_operator.facts import Coordination, Ending, JobRef, Observed
+from elastrain_operator.job.plan import plan
 from elastrain_operator.policy.size import wanted as size
 from elastrain_operator.policy.size.claims import Creation, claims
 from workers import workers_at

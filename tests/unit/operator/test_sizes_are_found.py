@@ -12,11 +12,11 @@ import pytest
 
 from elastrain.sizing.speedup import Measured
 from elastrain_operator.allocation.allocate import allocate
-from elastrain_operator.allocation.model import Job, Kind, Node, Policy, Sharing, Snapshot, Worker
+from elastrain_operator.allocation.snapshot import Job, Node, Policy, Sharing, Snapshot, Worker, WorkerShape
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
 GPU = "nvidia.com/gpu"
-ONE = Kind(((GPU, 1), ("pods", 1)))
+ONE = WorkerShape(((GPU, 1), ("pods", 1)))
 TICK, PAUSE, BEGINS, MEASURES = 5.0, 1.5, 5.0, 5.0
 """Seconds: between two decisions, of a rescale, until a new worker trains, until the steps of a size are measured."""
 EFFICIENT = Policy(sharing=Sharing.EFFICIENT, hysteresis=5.0, pause=PAUSE)

@@ -10,11 +10,11 @@ import pytest
 from conditions import until
 from elastrain.api.job import JobStatus
 from elastrain.api.records import Member, Termination
-from elastrain_operator import plan
-from elastrain_operator.model import Cause, Coordination, Ending, Observed, Pod
-from elastrain_operator.observe import parse
+from elastrain_operator.facts import Cause, Coordination, Ending, Observed, Pod
+from elastrain_operator.job import plan
 from elastrain_operator.policy.losses.causes import judge
 from elastrain_operator.policy.report import unreadable
+from elastrain_operator.watch import parse
 from loop_world import World, body, run
 from operator_fixtures import NOW
 

@@ -13,12 +13,14 @@ from budgets import examples
 from elastrain.api.job import GenerationStatus, JobSpec, SparesStatus
 from elastrain.api.records import Member, Outcome, Phase, Target, Termination
 from elastrain.etcd import EtcdConfig
-from elastrain_operator.allocation.model import Share
+from elastrain_operator.allocation.snapshot import Share
 from elastrain_operator.config import OperatorConfig, WorkerEtcd
-from elastrain_operator.model import Coordination, Observed, Plan
+from elastrain_operator.facts import Coordination, Observed
+from elastrain_operator.job.state import Plan
 from elastrain_operator.pod import manifest
+from elastrain_operator.pod.template import version
 from elastrain_operator.policy.report import accelerator_seconds
-from elastrain_operator.policy.size import rollout, spares, victims
+from elastrain_operator.policy.size import spares, victims
 from job_world import JOB, START, JobWorld, template
 from workers import workers_at
 
@@ -131,7 +133,7 @@ def test_the_templates_anti_affinity_takes_precedence_for_a_spare():
 # ---- what it costs --------------------------------------------------------------------------------------------------
 def test_accelerator_seconds_of_a_spare_are_booked_as_such():
     pods = tuple(pod(i, bound=START) for i in range(3))
-    place = accelerator_seconds.Place(frozenset({"job-0", "job-1"}), "training", frozenset({"job-2"}))
+    place = accelerator_seconds.TrainingWorkers(frozenset({"job-0", "job-1"}), "training", frozenset({"job-2"}))
     usage = accelerator_seconds.account(None, pods, place, None, START)
     later = accelerator_seconds.account(usage, pods, None, None, START + timedelta(seconds=10))
     assert (later.training, later.spare, later.waiting) == (20, 10, 0)
@@ -222,7 +224,7 @@ def test_a_changed_template_replaces_spares_before_any_worker_that_trains(world)
         world.now += timedelta(seconds=1)
     assert len(world.training()) == 3, "a new spare replaces an old worker: no worker is missing meanwhile"
     assert world.settled() == (3, 4, SparesStatus(ready=1, desired=1))
-    assert {p.template for p in world.live()} == {rollout.version(template("b"))}
+    assert {p.template for p in world.live()} == {version(template("b"))}
 
 
 @examples(60)
@@ -257,5 +259,5 @@ def test_workers_and_spares_have_the_desired_numbers_in_the_end_for_any_history(
     more = world.spec.warm_spares if wanted else 0
     assert (len(world.training()), len(world.live())) == (wanted, wanted + more)
     assert world.status.spares == (SparesStatus(ready=more, desired=more) if world.spec.warm_spares else None)
-    assert {p.template for p in world.live()} <= {rollout.version(world.spec.template)}, "the roll-out has ended"
+    assert {p.template for p in world.live()} <= {version(world.spec.template)}, "the roll-out has ended"
     assert world.status.replicas == wanted

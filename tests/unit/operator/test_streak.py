@@ -8,8 +8,8 @@ import pytest
 
 from elastrain.api.job import JobStatus
 from elastrain.api.records import Progress
-from elastrain_operator.model import Cause, Coordination, JobRef, Loss, Observed, Pod
-from elastrain_operator.plan import plan
+from elastrain_operator.facts import Cause, Coordination, JobRef, Loss, Observed, Pod
+from elastrain_operator.job.plan import plan
 from elastrain_operator.policy.losses import pacing, streak
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)

@@ -9,7 +9,7 @@ import pytest
 import builders
 from elastrain.api.job import SuccessPolicy
 from elastrain.api.records import Outcome, Progress, Termination
-from elastrain_operator.model import Coordination, Ending, Pod
+from elastrain_operator.facts import Coordination, Ending, Pod
 from elastrain_operator.policy.ending import success, verdict
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)

@@ -18,9 +18,9 @@ from elastrain_operator.supervise import Tasks
 SUPERVISED_OTHERWISE = {
     "supervise.py": "the supervisor itself",
     "app.py": "ends one job: asyncio reports its error",
-    "apply/recorder.py": "a group that fails as a whole, in a supervised task",
-    "reconcile/loop.py": "the loop catches everything of a pass",
-    "leader/process.py": "awaited; its end ends the process",
+    "job/recorder.py": "a group that fails as a whole, in a supervised task",
+    "job/loop.py": "the loop catches everything of a pass",
+    "process.py": "awaited; its end ends the process",
 }
 
 

@@ -8,9 +8,9 @@ import pytest
 
 from conditions import until
 from elastrain.api.keys import JobKeys
-from elastrain_operator.apply import sweep
-from elastrain_operator.apply.sweep import Sweeper
 from elastrain_operator.kube.client import ApiError
+from elastrain_operator.records import sweep
+from elastrain_operator.records.sweep import Sweeper
 
 ONE, TWO, THREE = (JobKeys("ns", name, f"uid-{name}") for name in ("one", "two", "three"))
 

@@ -8,8 +8,8 @@ import pytest
 
 from elastrain.api.keys import JobKeys
 from elastrain.etcd import EtcdUnavailable
-from elastrain_operator.apply import sweep
-from elastrain_operator.apply.sweep import Sweeper
+from elastrain_operator.records import sweep
+from elastrain_operator.records.sweep import Sweeper
 
 GONE, HERE, SERVED = JobKeys("ns", "gone", "1"), JobKeys("ns", "here", "2"), JobKeys("ns", "served", "3")
 

@@ -9,11 +9,11 @@ from elastrain import tracing
 from elastrain.api.job import GenerationStatus, JobSpec, JobStatus
 from elastrain.etcd import EtcdConfig
 from elastrain.tracing import Tracer
-from elastrain_operator import tracing as trace
 from elastrain_operator.config import OperatorConfig, WorkerEtcd
-from elastrain_operator.model import JobRef
+from elastrain_operator.facts import JobRef
+from elastrain_operator.job import traces as trace
+from elastrain_operator.job.traces import Traces
 from elastrain_operator.pod import manifest
-from elastrain_operator.tracing import Traces
 
 JOB = JobRef("default", "digits", "uid-1", 1)
 

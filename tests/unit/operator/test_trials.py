@@ -9,12 +9,12 @@ import pytest
 
 from elastrain.sizing.speedup import Measured, learned
 from elastrain_operator.allocation.allocate import allocate
-from elastrain_operator.allocation.model import Job, Kind, Node, Policy, Share, Sharing, Snapshot, Worker
+from elastrain_operator.allocation.snapshot import Job, Node, Policy, Share, Sharing, Snapshot, Worker, WorkerShape
 from elastrain_operator.allocation.trials import PATIENCE_SECONDS, PAUSES
 
 NOW = datetime(2030, 1, 2, tzinfo=UTC)
 GPU = "nvidia.com/gpu"
-ONE = Kind(((GPU, 1), ("pods", 1)))
+ONE = WorkerShape(((GPU, 1), ("pods", 1)))
 EFFICIENT = Policy(sharing=Sharing.EFFICIENT, hysteresis=0, pause=1.0, startup=0)
 WELL = (Measured(2, 1, 0.5), Measured(4, 1, 0.25), Measured(6, 2, 0.17))
 """Times of a job whose speed is proportional to its workers."""

@@ -11,8 +11,8 @@ from conditions import until
 from elastrain.api import names
 from elastrain.api.keys import JobKeys
 from elastrain_operator.kube.client import ApiError
-from elastrain_operator.observe import pods as module
-from elastrain_operator.observe.pods import Pods
+from elastrain_operator.watch import pods as module
+from elastrain_operator.watch.pods import WorkerPods
 
 JOB = JobKeys("default", "job", "job-uid")
 
@@ -26,7 +26,7 @@ class World:
         self.reads = 0
         self.refusals: list[ApiError] = []
         self.gone: list[str] = []
-        self.store = Pods(self, (), self._changed)
+        self.store = WorkerPods(self, (), self._changed)
 
     def _changed(self, job, pod, gone) -> None:
         if gone:

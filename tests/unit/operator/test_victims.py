@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 
 import builders
 from elastrain.api.records import Health, Member
-from elastrain_operator.allocation.model import Share
-from elastrain_operator.model import Coordination
+from elastrain_operator.allocation.snapshot import Share
+from elastrain_operator.facts import Coordination
 from elastrain_operator.policy.size import victims
 from workers import workers_at
 

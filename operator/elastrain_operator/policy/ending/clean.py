@@ -13,8 +13,7 @@ from datetime import datetime, timedelta
 from elastrain.api.job import CleanPodPolicy, ConditionType
 from elastrain.api.names import headcount
 from elastrain.api.records import Outcome
-from elastrain_operator.model import Deletion, Pod
-from elastrain_operator.policy.report.conditions import Claim
+from elastrain_operator.facts import ConditionUpdate, Deletion, Pod
 
 KEPT_FAILURES = 3
 """Failed pods of a running job that stay for ``kubectl logs``: the newest ones."""
@@ -106,7 +105,7 @@ def of_deleted_job(pods: Sequence[Pod], finalizers: Sequence[str]) -> tuple[Dele
     return tuple(Deletion(p.name, p.uid, "the job is being deleted") for p in pods if not p.over and not p.terminating)
 
 
-def deleted_job_claim(pods: Sequence[Pod], finalizers: Sequence[str]) -> Claim:
+def deleted_job_claim(pods: Sequence[Pod], finalizers: Sequence[str]) -> ConditionUpdate:
     """The condition PodsReady of such a job."""
     live = sum(not p.over for p in pods)
     text = "the job is being deleted"
@@ -116,4 +115,4 @@ def deleted_job_claim(pods: Sequence[Pod], finalizers: Sequence[str]) -> Claim:
         text += f"; {headcount(live)} leaving"
     if finalizers:
         text += f"; its object remains until these finalizers are removed: {', '.join(finalizers)}"
-    return Claim(ConditionType.PODS_READY, "False", "JobDeleted", text)
+    return ConditionUpdate(ConditionType.PODS_READY, "False", "JobDeleted", text)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from elastrain.api.job import ConditionType, SuccessPolicy
-from elastrain_operator.model import Coordination, Pod
+from elastrain_operator.facts import Coordination, Pod, Verdict
 from elastrain_operator.policy.ending import verdict as verdicts
-from elastrain_operator.policy.ending.verdict import Verdict
 from elastrain_operator.policy.losses.causes import judge
 
 

@@ -3,25 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from elastrain.api.job import ConditionType, JobSpec, JobStatus, RestartCounts
 from elastrain.api.names import DIVERGED
 from elastrain.api.records import Outcome, Phase
-from elastrain_operator.model import Cause, Coordination, Loss, Pod
+from elastrain_operator.facts import Cause, Coordination, Loss, Pod, Verdict
 from elastrain_operator.policy.losses import failures
 from elastrain_operator.policy.losses import restarts as budget
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """How a job ended."""
-
-    condition: ConditionType
-    """SUCCEEDED or FAILED."""
-    reason: str
-    message: str
 
 
 def terminal_condition(status: JobStatus) -> ConditionType | None:

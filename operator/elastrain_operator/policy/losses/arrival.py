@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from elastrain.api.records import Member, Phase
-from elastrain_operator.model import UNSCHEDULABLE, Coordination, Pod, Trouble
+from elastrain_operator.facts import UNSCHEDULABLE, Coordination, Pod, Trouble
 
 ARRIVAL_PATIENCE = 60.0
 """Seconds from a pod's creation until a running container that does not train is reported: importing torch may take

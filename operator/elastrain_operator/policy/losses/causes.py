@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from elastrain.api import names
 from elastrain.api.records import Outcome
-from elastrain_operator.model import Cause, Ending, Loss, Pod
+from elastrain_operator.facts import Cause, Ending, Loss, Pod
 
 _PREEMPTION = frozenset({"PreemptionByScheduler", "Preempted", "Preempting", "PreemptionByKubeScheduler"})
 _DISRUPTED = frozenset(

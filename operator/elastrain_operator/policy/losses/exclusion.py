@@ -12,8 +12,7 @@ from datetime import datetime, timedelta
 
 from elastrain.api import names
 from elastrain.api.job import Condition, ConditionType, ExcludedNode, NodeLoss
-from elastrain_operator.model import Cause, Loss
-from elastrain_operator.policy.report.conditions import Claim
+from elastrain_operator.facts import Cause, ConditionUpdate, Loss
 
 WINDOW = timedelta(minutes=30)
 """Losses further apart are unrelated."""
@@ -74,14 +73,14 @@ def update(
     return NodeExclusions(tuple(standing.values())[-MOST_NODES:], tuple(recent)[-MOST_LOSSES:])
 
 
-def claim(exclusions: NodeExclusions, before: Iterable[Condition]) -> tuple[Claim, ...]:
+def claim(exclusions: NodeExclusions, before: Iterable[Condition]) -> tuple[ConditionUpdate, ...]:
     """The condition NodesExcluded; none for a job that has never excluded a node."""
     kind = ConditionType.NODES_EXCLUDED
     if exclusions.excluded:
         text = "; ".join(f"{e.node} until {e.until}: {e.message}" for e in exclusions.excluded)
-        return (Claim(kind, "True", exclusions.excluded[-1].reason, f"new workers avoid {text}"),)
+        return (ConditionUpdate(kind, "True", exclusions.excluded[-1].reason, f"new workers avoid {text}"),)
     if any(c.type == kind for c in before):
-        return (Claim(kind, "False", "NoneExcluded", "new workers may run on every node"),)
+        return (ConditionUpdate(kind, "False", "NoneExcluded", "new workers may run on every node"),)
     return ()
 
 

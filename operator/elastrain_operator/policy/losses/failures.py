@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from elastrain.api.job import LastFailure
-from elastrain_operator.model import Cause, Loss
+from elastrain_operator.facts import Cause, Loss
 
 INCIDENT = timedelta(seconds=10)
 """Failures of concurrent workers within this time have one origin: the first of them."""

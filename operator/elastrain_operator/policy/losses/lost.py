@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from elastrain_operator.model import Cause, Coordination, Loss, Pod
+from elastrain_operator.facts import Cause, Coordination, Loss, Pod
 from elastrain_operator.policy.losses import causes
 
 

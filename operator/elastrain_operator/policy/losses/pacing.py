@@ -2,7 +2,7 @@
 
 A wait follows from losses (endings of pods that exist, the last failure whose pod is gone, a streak of losses without a
 committed step, workers that did not start in time), or from the API server's refusal of a pod. The latest one counts.
-(A minimum that was released in favour of other jobs wants no workers: :mod:`elastrain_operator.policy.size.gang`.)
+(A minimum that was released in favour of other jobs wants no workers: :mod:`elastrain_operator.policy.size.minimum`.)
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 
 from elastrain.api.job import JobSpec, LastFailure, LossStreak, RestartCounts, Withdrawal
-from elastrain_operator.model import Cause, Pod, Refusal
+from elastrain_operator.facts import Cause, Pod, Refusal
 from elastrain_operator.policy.losses.causes import judge
 
 FIRST_DELAY = 10.0

@@ -7,8 +7,7 @@ from datetime import datetime, timedelta
 
 from elastrain.api.job import ConditionType, JobSpec, Withdrawal
 from elastrain.api.names import headcount
-from elastrain_operator.model import Deletion, Pod
-from elastrain_operator.policy.ending.verdict import Verdict
+from elastrain_operator.facts import Deletion, Pod, Verdict
 
 QUEUED = "SchedulingGated"
 """Kubernetes' reason for a pod that a queue such as Kueue holds back: the pod is not late."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from elastrain_operator.model import Coordination, EndedMember, Pod
+from elastrain_operator.facts import Coordination, EndedMember, Pod
 
 
 def ended_members(pods: Iterable[Pod], members: Coordination | None) -> tuple[EndedMember, ...]:

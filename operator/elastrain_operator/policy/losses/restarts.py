@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from elastrain.api.job import RestartCounts
-from elastrain_operator.model import Cause, Loss, Pod
+from elastrain_operator.facts import Cause, Loss, Pod
 
 
 @dataclass(frozen=True, slots=True)

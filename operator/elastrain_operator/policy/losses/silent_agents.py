@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 
-from elastrain_operator.model import Cause, Coordination, Loss, Pod
+from elastrain_operator.facts import Cause, Coordination, Loss, Pod
 
 ANSWER_SECONDS = 300.0
 """Seconds from the operator's first such observation until the worker is replaced. An agent registers within seconds of

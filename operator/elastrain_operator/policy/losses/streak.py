@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from elastrain.api.job import ConditionType, JobSpec, LossStreak
-from elastrain_operator.model import Cause, Loss
-from elastrain_operator.policy.ending.verdict import Verdict
+from elastrain_operator.facts import Cause, Loss, Verdict
 
 STALE = timedelta(hours=1)
 """After this time without a loss a new streak begins: for jobs whose steps are unknown, such as stock torchrun's."""

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from elastrain.api.job import AcceleratorSeconds, GenerationStatus
 from elastrain.api.records import Progress, Rescale
-from elastrain_operator.model import Coordination, Pod
+from elastrain_operator.facts import Coordination, Pod
 from elastrain_operator.policy.report import pace
 
 Use = Literal["training", "rescaling", "waiting"]
@@ -29,7 +29,7 @@ DIGITS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TrainingWorkers:
     """The workers of the generation in force, and what they do."""
 
     workers: frozenset[str] = frozenset()
@@ -42,7 +42,7 @@ class Place:
 def account(
     before: AcceleratorSeconds | None,
     pods: Iterable[Pod],
-    place: Place | None,
+    place: TrainingWorkers | None,
     progress: Progress | None,
     now: datetime,
 ) -> AcceleratorSeconds:
@@ -79,7 +79,7 @@ def continued(usage: AcceleratorSeconds, now: datetime) -> AcceleratorSeconds:
 
 def place(
     generation: GenerationStatus | None, seen: Coordination, finishing: bool, standing_by: frozenset[str] = frozenset()
-) -> Place:
+) -> TrainingWorkers:
     """The workers of the generation in force, and whether it trains; ``standing_by``: warm spares (names).
 
     A generation trains until it is known to be broken: a member is gone or reports a failed collective, or the leader
@@ -87,7 +87,7 @@ def place(
     While the job is ``finishing``, workers exit one by one, and the generation is not broken.
     """
     if generation is None or not generation.size:
-        return Place()
+        return TrainingWorkers()
     number, newest = generation.number, seen.generation
     current = newest is not None and newest.number == number
     ids = {m.id for m in (newest.members if newest and current else seen.earlier(number))}
@@ -97,9 +97,9 @@ def place(
     ended = newest is not None and number in newest.ended
     broken = ended or len(alive) < generation.size or any(m.broken >= number for m in alive)
     if finishing or not broken:
-        return Place(workers, "training", spares)
+        return TrainingWorkers(workers, "training", spares)
     few = seen.target is not None and len(alive) < seen.target.min
-    return Place(workers, "waiting" if few else "rescaling", spares)
+    return TrainingWorkers(workers, "waiting" if few else "rescaling", spares)
 
 
 def fresh(progress: Progress | None, after: int) -> tuple[Rescale, ...]:

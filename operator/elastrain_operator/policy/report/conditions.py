@@ -5,26 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal
 
 from elastrain.api.job import Condition, ConditionType, GenerationStatus, Withdrawal
 from elastrain.api.names import headcount
 from elastrain.api.records import Progress
-from elastrain_operator.allocation.model import Share
-from elastrain_operator.model import Outage, Pod, Refusal, Trouble
-from elastrain_operator.policy.ending.verdict import Verdict
-
-Truth = Literal["True", "False", "Unknown"]
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """A condition without its history."""
-
-    type: ConditionType
-    status: Truth
-    reason: str
-    message: str = ""
+from elastrain_operator.allocation.snapshot import Share
+from elastrain_operator.facts import ConditionUpdate, Outage, Pod, Refusal, Trouble, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +52,9 @@ class ConditionFacts:
     """Why a minimum that was bound in part was released; empty: it was not."""
 
 
-def merge(old: Iterable[Condition], claims: Iterable[Claim], generation: int | None, now: datetime) -> list[Condition]:
+def merge(
+    old: Iterable[Condition], claims: Iterable[ConditionUpdate], generation: int | None, now: datetime
+) -> list[Condition]:
     """Conditions with their history: ``lastTransitionTime`` moves only when the status of a condition changes.
 
     Conditions without a claim stay unchanged.
@@ -91,7 +79,7 @@ def merge(old: Iterable[Condition], claims: Iterable[Claim], generation: int | N
     return sorted(merged.values(), key=lambda c: (order.index(c.type) if c.type in order else len(order), c.type))
 
 
-def active(given: ConditionFacts) -> list[Claim]:
+def active(given: ConditionFacts) -> list[ConditionUpdate]:
     """Claims about a job that has not ended."""
     claims = [_pods_ready(given), coordination(given.outage, given.lost), _suspended(given)]
     if not given.outage:
@@ -101,25 +89,27 @@ def active(given: ConditionFacts) -> list[Claim]:
     return claims
 
 
-def ended(verdict: Verdict) -> list[Claim]:
+def ended(verdict: Verdict) -> list[ConditionUpdate]:
     """Claims about a job that has just ended."""
     message = f"the job has ended: {verdict.reason}"
     over = [
-        Claim(t, "False", verdict.condition.value, message)
+        ConditionUpdate(t, "False", verdict.condition.value, message)
         for t in (ConditionType.PODS_READY, ConditionType.RUNNING, ConditionType.RESCALING, ConditionType.SUSPENDED)
     ]
-    over.append(Claim(ConditionType.WORKERS_HEALTHY, "Unknown", verdict.condition.value, message))
-    return [*over, Claim(verdict.condition, "True", verdict.reason, verdict.message)]
+    over.append(ConditionUpdate(ConditionType.WORKERS_HEALTHY, "Unknown", verdict.condition.value, message))
+    return [*over, ConditionUpdate(verdict.condition, "True", verdict.reason, verdict.message)]
 
 
-def coordination(outage: Outage | None, lost: str = "") -> Claim:
+def coordination(outage: Outage | None, lost: str = "") -> ConditionUpdate:
     """Whether the operator reaches etcd, and etcd has the job's records."""
     if lost:
-        return Claim(ConditionType.COORDINATION_AVAILABLE, "False", "DataLost", lost)
+        return ConditionUpdate(ConditionType.COORDINATION_AVAILABLE, "False", "DataLost", lost)
     if outage is None:
-        return Claim(ConditionType.COORDINATION_AVAILABLE, "True", "Connected", "the operator is connected to etcd")
+        return ConditionUpdate(
+            ConditionType.COORDINATION_AVAILABLE, "True", "Connected", "the operator is connected to etcd"
+        )
     text = f"{outage.message}; meanwhile running workers continue, and no worker is created, drained or scaled"
-    return Claim(ConditionType.COORDINATION_AVAILABLE, "False", outage.reason, text)
+    return ConditionUpdate(ConditionType.COORDINATION_AVAILABLE, "False", outage.reason, text)
 
 
 def phase(claims: Iterable[Condition], ready: int) -> str:
@@ -133,20 +123,22 @@ def phase(claims: Iterable[Condition], ready: int) -> str:
     return "Running" if ConditionType.RUNNING in true else "Pending"
 
 
-def _pods_ready(p: ConditionFacts) -> Claim:
+def _pods_ready(p: ConditionFacts) -> ConditionUpdate:
     kind = ConditionType.PODS_READY
     if p.suspended:
-        return Claim(kind, "False", "Suspended", "suspend is true: 0 workers desired")
+        return ConditionUpdate(kind, "False", "Suspended", "suspend is true: 0 workers desired")
     if p.outage:
         reason = "RecordsUnreadable" if p.outage.reason == "RecordsUnreadable" else "EtcdUnavailable"
-        return Claim(kind, "Unknown", reason, "the training workers are unknown without the job's records in etcd")
+        return ConditionUpdate(
+            kind, "Unknown", reason, "the training workers are unknown without the job's records in etcd"
+        )
     if not p.desired and (p.released or p.share):
-        return Claim(kind, "False", *_unstarted(p))
+        return ConditionUpdate(kind, "False", *_unstarted(p))
     have = f"{p.ready} of {p.desired} {_replicas(p)} train"
     if p.ready == p.desired and not p.draining:
-        return Claim(kind, "True", "AllTrain", have)
+        return ConditionUpdate(kind, "True", "AllTrain", have)
     reason, text = next(_obstacles(p), ("Starting", ""))
-    return Claim(kind, "False", reason, f"{have}; {text}" if text else have)
+    return ConditionUpdate(kind, "False", reason, f"{have}; {text}" if text else have)
 
 
 def _unstarted(p: ConditionFacts) -> tuple[str, str]:
@@ -181,37 +173,37 @@ def _clock(moment: str) -> str:
     return datetime.fromisoformat(moment).isoformat(timespec="seconds")
 
 
-def _suspended(p: ConditionFacts) -> Claim:
+def _suspended(p: ConditionFacts) -> ConditionUpdate:
     kind = ConditionType.SUSPENDED
     if not p.suspended:
-        return Claim(kind, "False", "Active", "suspend is false")
+        return ConditionUpdate(kind, "False", "Active", "suspend is false")
     if p.workers or p.draining:
-        return Claim(kind, "False", "Draining", f"{headcount(len(p.workers) + p.draining)} leaving")
-    return Claim(kind, "True", "Drained", "no worker remains; set suspend to false to resume")
+        return ConditionUpdate(kind, "False", "Draining", f"{headcount(len(p.workers) + p.draining)} leaving")
+    return ConditionUpdate(kind, "True", "Drained", "no worker remains; set suspend to false to resume")
 
 
-def _running(p: ConditionFacts) -> Claim:
+def _running(p: ConditionFacts) -> ConditionUpdate:
     if p.generation and p.generation.size and p.ready:
         text = f"generation {p.generation.number}: {p.ready} of {p.generation.size} {_replicas(p)} alive"
         if p.progress and p.progress.stragglers:
             text += f"; delayed by {', '.join(p.progress.stragglers)}"
-        return Claim(ConditionType.RUNNING, "True", "Training", text)
-    return Claim(ConditionType.RUNNING, "False", "NoGeneration", "no generation trains")
+        return ConditionUpdate(ConditionType.RUNNING, "True", "Training", text)
+    return ConditionUpdate(ConditionType.RUNNING, "False", "NoGeneration", "no generation trains")
 
 
-def _rescaling(p: ConditionFacts) -> Claim:
+def _rescaling(p: ConditionFacts) -> ConditionUpdate:
     kind = ConditionType.RESCALING
     size = p.generation.size if p.generation else 0
     if p.finishing:
-        return Claim(kind, "False", "Finishing", "the training loop has ended")
+        return ConditionUpdate(kind, "False", "Finishing", "the training loop has ended")
     if p.pending_generation is not None and size:
-        return Claim(kind, "True", "Switching", f"members are entering generation {p.pending_generation}")
+        return ConditionUpdate(kind, "True", "Switching", f"members are entering generation {p.pending_generation}")
     if size and size != p.desired:
-        return Claim(kind, "True", "SizeDiffers", f"{_count(size, p)} in the generation, {p.desired} desired")
+        return ConditionUpdate(kind, "True", "SizeDiffers", f"{_count(size, p)} in the generation, {p.desired} desired")
     if size and p.ready < size:
         text = f"{size - p.ready} of {size} {_replicas(p)} of the generation are gone"
-        return Claim(kind, "True", "WorkerLost", text)
-    return Claim(kind, "False", "Settled" if size else "NoGeneration", f"{_count(size, p)} in the generation")
+        return ConditionUpdate(kind, "True", "WorkerLost", text)
+    return ConditionUpdate(kind, "False", "Settled" if size else "NoGeneration", f"{_count(size, p)} in the generation")
 
 
 def _replicas(p: ConditionFacts) -> str:
@@ -223,17 +215,19 @@ def _count(number: int, p: ConditionFacts) -> str:
     return headcount(number) if p.group_size == 1 else f"{number} group{'s' * (number != 1)}"
 
 
-def _checkpoint(progress: Progress | None, problem: str) -> Claim:
+def _checkpoint(progress: Progress | None, problem: str) -> ConditionUpdate:
     kind, state = ConditionType.CHECKPOINT_HEALTHY, progress.checkpoint if progress else None
     if state is not None and state.error:
-        return Claim(kind, "False", "SaveFailed", state.error)
+        return ConditionUpdate(kind, "False", "SaveFailed", state.error)
     if problem:
-        return Claim(kind, "False", "NotDurable", problem)
+        return ConditionUpdate(kind, "False", "NotDurable", problem)
     if state is not None and state.archive_error:
-        return Claim(kind, "False", "CopyFailed", f"{state.archive_error}; step {state.step} is in {state.path}")
+        return ConditionUpdate(
+            kind, "False", "CopyFailed", f"{state.archive_error}; step {state.step} is in {state.path}"
+        )
     if state is not None and (source := state.resumed) is not None:
         message = f"training resumed at step {source.step} from the {source.tier}: {source.path}"
-        return Claim(kind, "True", "Resumed", message)
+        return ConditionUpdate(kind, "True", "Resumed", message)
     if state is None or not state.step:
-        return Claim(kind, "Unknown", "NoneYet", "no durable checkpoint has been written yet")
-    return Claim(kind, "True", "Saved", f"step {state.step} in {state.path}")
+        return ConditionUpdate(kind, "Unknown", "NoneYet", "no durable checkpoint has been written yet")
+    return ConditionUpdate(kind, "True", "Saved", f"step {state.step} in {state.path}")

@@ -8,7 +8,7 @@ from elastrain.api import rescaled
 from elastrain.api.job import Condition, ConditionType, JobStatus
 from elastrain.api.names import headcount
 from elastrain.api.records import Target
-from elastrain_operator.model import JobEvent, Loss, Severity
+from elastrain_operator.facts import JobEvent, Loss, Severity
 from elastrain_operator.policy.losses.failures import last_lines
 from elastrain_operator.policy.report import health
 

@@ -7,8 +7,7 @@ from datetime import datetime
 
 from elastrain.api.job import ConditionType, GenerationStatus, UnhealthyWorker
 from elastrain.api.records import Generation, Health, Member
-from elastrain_operator.model import Coordination, JobEvent, Severity
-from elastrain_operator.policy.report.conditions import Claim
+from elastrain_operator.facts import ConditionUpdate, Coordination, JobEvent, Severity
 
 KEPT = 10
 """Most workers that the status names."""
@@ -36,15 +35,15 @@ def unhealthy(previous: Iterable[UnhealthyWorker], seen: Coordination, now: date
     ]
 
 
-def claim(workers: Sequence[UnhealthyWorker], generation: GenerationStatus | None) -> Claim:
+def claim(workers: Sequence[UnhealthyWorker], generation: GenerationStatus | None) -> ConditionUpdate:
     """The condition WorkersHealthy of a job that has not ended, if etcd is known."""
     kind = ConditionType.WORKERS_HEALTHY
     if workers:
         more = f" (and {len(workers) - 1} more)" if len(workers) > 1 else ""
-        return Claim(kind, "False", _REASONS[Health(workers[0].health)], explanation(workers[0]) + more)
+        return ConditionUpdate(kind, "False", _REASONS[Health(workers[0].health)], explanation(workers[0]) + more)
     if generation is None or not generation.size:
-        return Claim(kind, "Unknown", "NoGeneration", "no generation trains")
-    return Claim(kind, "True", "NoneAccused", "no worker delays the others")
+        return ConditionUpdate(kind, "Unknown", "NoGeneration", "no generation trains")
+    return ConditionUpdate(kind, "True", "NoneAccused", "no worker delays the others")
 
 
 def events_of(before: Iterable[UnhealthyWorker], after: Iterable[UnhealthyWorker], ended: bool) -> Iterable[JobEvent]:

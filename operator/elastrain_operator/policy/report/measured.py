@@ -9,7 +9,7 @@ from elastrain.api import batch
 from elastrain.api.job import MeasuredSize
 from elastrain.api.job.status import BatchStatus, LargerBatch
 from elastrain.api.records import Progress
-from elastrain_operator.model import Coordination, Pod
+from elastrain_operator.facts import Coordination, Pod
 from elastrain_operator.policy.report.pace import step_seconds
 
 KEPT = 12

@@ -6,7 +6,7 @@ from datetime import datetime
 
 from elastrain.api.job import GenerationStatus, LastRescale
 from elastrain.api.records import Rescale
-from elastrain_operator.model import Coordination
+from elastrain_operator.facts import Coordination
 
 
 def in_force(previous: GenerationStatus | None, seen: Coordination) -> tuple[GenerationStatus | None, int]:

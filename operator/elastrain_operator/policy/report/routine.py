@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from elastrain_operator.model import Pod, Trouble
+from elastrain_operator.facts import Pod, Trouble
 
 
 def is_routine(before: Pod | None, now: Pod) -> bool:

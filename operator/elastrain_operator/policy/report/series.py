@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from elastrain_operator.model import JobEvent, JobRef
+from elastrain_operator.facts import JobEvent, JobRef
 
 WINDOW = timedelta(minutes=10)
 """An event that comes later begins a new series."""

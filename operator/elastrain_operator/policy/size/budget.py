@@ -15,7 +15,7 @@ from collections.abc import Collection
 
 from elastrain.api.job import JobSpec
 from elastrain.api.records import Progress
-from elastrain_operator.model import Coordination, DisruptionBudget, Pod
+from elastrain_operator.facts import Coordination, DisruptionBudget, Pod
 from elastrain_operator.policy.report import durability
 from elastrain_operator.policy.size import groups
 from elastrain_operator.policy.size.holders import staying

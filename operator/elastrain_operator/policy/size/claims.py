@@ -10,13 +10,13 @@ from datetime import datetime
 from elastrain.api.accelerators import AcceleratorUnclear
 from elastrain.api.job import JobSpec, JobStatus
 from elastrain.sizing.speedup import Batches, Measured
-from elastrain_operator.allocation.model import PODS, Claims, Held, Job, Kind, Worker
-from elastrain_operator.model import UNSCHEDULABLE, Coordination, Observed, Pod, Refusal
-from elastrain_operator.observe import nodes
+from elastrain_operator.allocation.snapshot import PODS, Claims, Held, Job, Worker, WorkerShape
+from elastrain_operator.facts import UNSCHEDULABLE, Coordination, Observed, Pod, Refusal
+from elastrain_operator.pod.shape import shape, unknown
 from elastrain_operator.policy.losses import pending
 from elastrain_operator.policy.size import groups, holders, victims
 
-_BARE = Kind(((PODS, 1),))
+_BARE = WorkerShape(((PODS, 1),))
 HINDERED = frozenset({UNSCHEDULABLE, pending.QUEUED, "VolumeFailed"})
 """Reasons for which the scheduler has not bound a pod."""
 
@@ -136,16 +136,16 @@ def has_state(active: Iterable[Pod], status: JobStatus, etcd: Coordination | Non
     return bool(names & (trained | placed))
 
 
-def _kind(spec: JobSpec, status: JobStatus) -> Kind:
+def _kind(spec: JobSpec, status: JobStatus) -> WorkerShape:
     try:
-        return nodes.kind(spec.template, (e.node for e in status.excluded_nodes))
+        return shape(spec.template, (e.node for e in status.excluded_nodes))
     except (AttributeError, KeyError, TypeError, ValueError):
         return _BARE  # no valid pod: the API server refuses it, and the job's conditions report it
 
 
 def _unknown(spec: JobSpec) -> tuple[str, ...]:
     try:
-        return nodes.unknown(spec.template)
+        return unknown(spec.template)
     except (AttributeError, TypeError):
         return ()  # no valid pod, as above
 

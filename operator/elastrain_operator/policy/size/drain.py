@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 
 from elastrain.api.job import JobStatus, Leaving
-from elastrain_operator.model import Coordination, Pod
+from elastrain_operator.facts import Coordination, Pod
 
 
 def released(pod: Pod, members: Coordination | None, due: datetime, now: datetime) -> str | None:

@@ -10,20 +10,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from elastrain.api.names import DO_NOT_DISRUPT, SAFE_TO_EVICT
-from elastrain_operator.model import DisruptionBudget, Mark, Pod
+from elastrain_operator.facts import DisruptionBudget, Mark, Pod
+from elastrain_operator.pod.defaults import decides_evictions
 from elastrain_operator.policy.size.holders import last
-
-
-def is_users(template: Mapping[str, Any]) -> bool:
-    """Whether the job's template decides by annotations of its own."""
-    own = (template.get("metadata") or {}).get("annotations") or {}
-    return SAFE_TO_EVICT in own or DO_NOT_DISRUPT in own
-
-
-def values(*, keep: bool) -> dict[str, str | None]:
-    """Annotations of a worker; None: absent. ``keep``: its node must not be removed."""
-    return {SAFE_TO_EVICT: "false" if keep else "true", DO_NOT_DISRUPT: "true" if keep else None}
 
 
 def marks(template: Mapping[str, Any], pods: Collection[Pod], budget: DisruptionBudget | None) -> tuple[Mark, ...]:
@@ -32,7 +21,7 @@ def marks(template: Mapping[str, Any], pods: Collection[Pod], budget: Disruption
 
     If one node has all holders, one of them keeps it: a node with one such pod is not removed.
     """
-    if budget is None or is_users(template):
+    if budget is None or decides_evictions(template):
         return ()
     live = sorted((p for p in pods if not (p.over or p.ending or p.terminating)), key=lambda p: p.ordinal)
     held = [p.name for p in live if p.ordinal in budget.ordinals]

@@ -10,8 +10,7 @@ import itertools
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
-from elastrain_operator.kueue.model import Charge
-from elastrain_operator.model import Pod, Slot
+from elastrain_operator.facts import Charge, Pod, Slot
 
 Group = tuple[Pod, ...]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from elastrain.api.records import Phase, Progress
-from elastrain_operator.model import Coordination, Pod
+from elastrain_operator.facts import Coordination, Pod
 
 
 def holders(pods: Iterable[Pod], seen: Coordination | None) -> frozenset[str] | None:

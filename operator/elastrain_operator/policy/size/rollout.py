@@ -8,20 +8,16 @@ worker is asked to leave: the old workers continue to train.
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any
 
 from elastrain.api.job import ConditionType
 from elastrain.api.records import Phase
-from elastrain_operator.allocation.model import Share
-from elastrain_operator.model import UNSCHEDULABLE, Cause, Coordination, Pod, Refusal, RefusalKind
+from elastrain_operator.allocation.snapshot import Share
+from elastrain_operator.facts import UNSCHEDULABLE, Cause, ConditionUpdate, Coordination, Pod, Refusal, RefusalKind
 from elastrain_operator.policy.losses import pending
 from elastrain_operator.policy.losses.causes import judge
-from elastrain_operator.policy.report.conditions import Claim
 from elastrain_operator.policy.size import victims
 
 ROOM_PATIENCE = 30.0
@@ -74,12 +70,6 @@ class Input:
     now: datetime
     spares: int = 0
     """Warm spares beyond ``desired``: they are replaced first, then each replaces an old worker."""
-
-
-def version(template: Mapping[str, Any]) -> str:
-    """A short name of a template; equal for equal templates, in every version of the operator."""
-    text = json.dumps(template, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def rollout(given: Input) -> Rollout:
@@ -192,16 +182,16 @@ def _stopped(given: Input, new: Sequence[Pod], members: Coordination) -> str:
     return f"{by_script[-1].reason}: {by_script[-1].message}" if by_script else ""
 
 
-def claim(made: Rollout, total: int, was_reported: bool, at_a_time: int) -> tuple[Claim, ...]:
+def claim(made: Rollout, total: int, was_reported: bool, at_a_time: int) -> tuple[ConditionUpdate, ...]:
     """The condition UpToDate; none for a job whose template has never changed while it ran."""
     kind, done = ConditionType.UP_TO_DATE, f"{total - len(made.old)} of {total} workers use the present template"
     if not made.old:
-        return (Claim(kind, "True", "AllUpToDate", done),) if was_reported else ()
+        return (ConditionUpdate(kind, "True", "AllUpToDate", done),) if was_reported else ()
     if at_a_time == 0:
         text = f"{done}; maxUnavailable is 0: the others are replaced only when they are lost"
-        return (Claim(kind, "False", "NotReplaced", text),)
+        return (ConditionUpdate(kind, "False", "NotReplaced", text),)
     if made.stopped:
         text = f"{done}; no other worker is replaced: {made.stopped}. Change spec.template, or set it back"
-        return (Claim(kind, "False", "RolloutStopped", text),)
+        return (ConditionUpdate(kind, "False", "RolloutStopped", text),)
     waits = f"; waiting for {', '.join(made.coming)} to train" if made.coming else ""
-    return (Claim(kind, "False", "RollingOut", f"{done}, {at_a_time} replaced at a time{waits}"),)
+    return (ConditionUpdate(kind, "False", "RollingOut", f"{done}, {at_a_time} replaced at a time{waits}"),)

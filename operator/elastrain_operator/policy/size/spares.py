@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from elastrain.api.job import GenerationStatus, JobSpec, SparesStatus
 from elastrain.api.records import Phase
-from elastrain_operator.allocation.model import Share
-from elastrain_operator.model import Coordination
+from elastrain_operator.allocation.snapshot import Share
+from elastrain_operator.facts import Coordination
 
 
 def wanted(spec: JobSpec, desired: int, workers: int, generation: GenerationStatus | None, share: Share | None) -> int:

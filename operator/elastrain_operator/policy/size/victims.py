@@ -7,8 +7,8 @@ from collections.abc import Collection, Sequence
 
 from elastrain.api.records import Health
 from elastrain.sizing.leaving import WorkerFacts, leave_order, surplus
-from elastrain_operator.allocation.model import Share
-from elastrain_operator.model import Coordination, Pod
+from elastrain_operator.allocation.snapshot import Share
+from elastrain_operator.facts import Coordination, Pod
 from elastrain_operator.policy.size import groups
 
 SICK = {Health.STUCK: 2, Health.SLOW: 1}

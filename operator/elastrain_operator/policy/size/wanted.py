@@ -6,9 +6,8 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 
 from elastrain.api.job import Condition, ConditionType, JobSpec, JobStatus
-from elastrain_operator.allocation.model import Share
-from elastrain_operator.model import Observed
-from elastrain_operator.policy.report.conditions import Claim
+from elastrain_operator.allocation.snapshot import Share
+from elastrain_operator.facts import ConditionUpdate, Observed
 
 ANSWER = timedelta(seconds=3)
 """How long the report of a changed spec waits for the allocator's answer, so that both are one write of the status."""
@@ -41,7 +40,7 @@ def unanswered_since(before: datetime | None, observed: Observed, now: datetime)
 
 def grown(
     old: Iterable[Condition], suspended: bool, share: Share | None, desired: int, cap: int, *, answered: bool = True
-) -> Claim | None:
+) -> ConditionUpdate | None:
     """The condition that explains why the job is not larger; None: it stays as it is, or no explanation has ever
     applied. ``answered``: the share is for the present spec."""
     kind = ConditionType.GROWN
@@ -49,9 +48,9 @@ def grown(
         if not any(c.type == kind for c in old):
             return None
         text = "suspend is true" if suspended else "this operator does not share the cluster out"
-        return Claim(kind, "Unknown", "Suspended" if suspended else "NotShared", text)
+        return ConditionUpdate(kind, "Unknown", "Suspended" if suspended else "NotShared", text)
     if not (share.is_answer and answered) and any(c.type == kind for c in old):
         return None
     if share.size is None:
-        return Claim(kind, "Unknown", share.reason, share.message)
-    return Claim(kind, "True" if desired >= cap else "False", share.reason, share.message)
+        return ConditionUpdate(kind, "Unknown", share.reason, share.message)
+    return ConditionUpdate(kind, "True" if desired >= cap else "False", share.reason, share.message)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from elastrain_operator.model import Pod
+from elastrain_operator.facts import Pod
 
 BATCH = 500
 """Most pods created in one pass. The next pass follows when the watch has shown them, so that a job of two thousand

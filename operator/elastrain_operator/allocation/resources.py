@@ -1,0 +1,90 @@
+"""Kubernetes quantities and the resource requests of pods. Pure; parses raw objects."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from decimal import ROUND_CEILING, Decimal
+from functools import lru_cache
+from typing import Any
+
+from elastrain_operator.allocation.snapshot import PODS, Amounts
+from elastrain_operator.raw import mapping, objects
+
+_QUANTITY = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))(?:[eE]([+-]?\d+)|([numkMGTPE]|[KMGTPE]i)?)")
+_SUFFIX = {
+    "": Decimal(1), "n": Decimal("1e-9"), "u": Decimal("1e-6"), "m": Decimal("1e-3"), "k": Decimal(10**3),
+    "M": Decimal(10**6), "G": Decimal(10**9), "T": Decimal(10**12), "P": Decimal(10**15), "E": Decimal(10**18),
+    "Ki": Decimal(2**10), "Mi": Decimal(2**20), "Gi": Decimal(2**30), "Ti": Decimal(2**40), "Pi": Decimal(2**50),
+    "Ei": Decimal(2**60),
+}  # fmt: skip
+_LARGEST_EXPONENT = 40
+"""Larger quantities are refused: no cluster has them, and the integer would need unbounded memory."""
+
+
+@lru_cache(maxsize=4096)
+def quantity(resource: str, text: str) -> int:
+    """A quantity as an integer: CPU in millicores, everything else in units; fractions are rounded up.
+
+    Raises ``ValueError`` naming the text.
+    """
+    match = _QUANTITY.fullmatch(text.strip())
+    exponent = int(match[2] or 0) if match else 0
+    if match is None or abs(exponent) > _LARGEST_EXPONENT or len(text) > _LARGEST_EXPONENT:
+        raise ValueError(f"{text!r} is not a quantity: write a number with a suffix such as 500m, 2, 16Gi")
+    value = Decimal(match[1]).scaleb(exponent) * _SUFFIX[match[3] or ""]
+    scaled = value * 1000 if resource == "cpu" else value
+    return int(scaled.to_integral_value(rounding=ROUND_CEILING))
+
+
+def amounts(raw: Mapping[str, Any] | None) -> dict[str, int]:
+    """A resource list, such as a node's ``allocatable``, without unreadable entries."""
+    found = {}
+    for resource, text in (raw or {}).items():
+        try:
+            found[str(resource)] = quantity(str(resource), str(text))
+        except ValueError:
+            continue
+    return found
+
+
+def demand(pod_spec: Mapping[str, Any]) -> Amounts:
+    """A pod's resource requests as kube-scheduler counts them: its containers together with its restartable init
+    containers (sidecars), at least each other init container, plus its overhead. A missing request equals the limit.
+    """
+    running = _sum(map(_requests, objects(pod_spec.get("containers"))))
+    starting: dict[str, int] = {}
+    for container in objects(pod_spec.get("initContainers")):
+        if container.get("restartPolicy") == "Always":
+            running = _sum([running, _requests(container)])
+        else:
+            starting = _greatest(starting, _requests(container))
+    total = _sum([_greatest(running, starting), amounts(mapping(pod_spec.get("overhead")))])
+    return frozen({**total, PODS: 1})
+
+
+def frozen(amount: Mapping[str, int]) -> Amounts:
+    """Sorted by name, without zeros; equal amounts are one object, since thousands of pods request the same."""
+    return _shared(tuple(sorted((r, a) for r, a in amount.items() if a > 0)))
+
+
+@lru_cache(maxsize=1024)
+def _shared(amount: Amounts) -> Amounts:
+    return amount
+
+
+def _requests(container: Mapping[str, Any]) -> dict[str, int]:
+    resources = mapping(container.get("resources"))
+    return amounts({**mapping(resources.get("limits")), **mapping(resources.get("requests"))})
+
+
+def _sum(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    total: dict[str, int] = {}
+    for part in parts:
+        for resource, amount in part.items():
+            total[resource] = total.get(resource, 0) + amount
+    return total
+
+
+def _greatest(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
+    return {r: max(one.get(r, 0), other.get(r, 0)) for r in {*one, *other}}

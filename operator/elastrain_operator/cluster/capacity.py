@@ -1,0 +1,230 @@
+"""Shares the cluster out between all jobs: collects claims, calls ``allocate``, distributes the shares."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from datetime import datetime
+from typing import ParamSpec, Protocol, TypeVar
+
+import structlog
+
+from elastrain_operator import clock
+from elastrain_operator.allocation import promise as promises
+from elastrain_operator.allocation.allocate import allocate
+from elastrain_operator.allocation.snapshot import Claims, Held, Job, Node, Policy, Share, Snapshot, WorkerShape
+from elastrain_operator.facts import Pod
+from elastrain_operator.waiting import until
+
+COALESCE = 0.1
+"""Seconds between the first change and the allocation, so that concurrent changes cause one allocation."""
+REST = 0.3
+"""Least seconds between two allocations."""
+IDLE_PARTS = 5
+"""The pause after an allocation is at least this multiple of the processor time it took: see :func:`rest`."""
+NEW_EXPLANATIONS = 20
+"""Most jobs for which only the explanation is updated after an allocation: each update writes a status."""
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+log = structlog.get_logger(__name__)
+
+
+class ClusterView(Protocol):
+    """The part of :class:`elastrain_operator.cluster.inventory.Inventory` that is used."""
+
+    @property
+    def problem(self) -> str | None: ...
+
+    @property
+    def looks(self) -> bool: ...
+
+    @property
+    def denied(self) -> bool: ...
+
+    def nodes(self, now: datetime) -> tuple[Node, ...]: ...
+
+    def next_change(self, now: datetime) -> float | None: ...
+
+    def priority(self, name: str) -> int: ...
+
+
+class Capacity:
+    """Claims in, shares out. Losing its state is safe: jobs keep the size in their status."""
+
+    def __init__(self, policy: Policy, on_share: Callable[[str], None]) -> None:
+        """``on_share`` is called with the UID of a job whose share has changed."""
+        self._policy = policy
+        self._on_share = on_share
+        self._claims: dict[str, Claims] = {}
+        self._shares: dict[str, Share] = {}
+        self._resized: dict[str, datetime] = {}
+        self._promises = promises.Promises()
+        self._pods: dict[str, tuple[str, Held]] = {}
+        """Bound worker pods by UID, each with the UID of its job: they hold room even if no job claims them."""
+        self._reserved: dict[str, Mapping[WorkerShape, int]] = {}
+        """By UID of a job: its pods that Kueue has admitted and that are not bound yet."""
+        self._changed = asyncio.Event()
+        self._unknown = Share(None, "CapacityUnknown", "the cluster is unknown yet", is_answer=False)
+
+    # ---- what jobs see -----------------------------------------------------------------------------------------------
+    def share_of(self, uid: str) -> Share:
+        return self._shares.get(uid, self._unknown)
+
+    def claim(self, uid: str, claims: Claims) -> None:
+        """A job's current claims."""
+        before = self._claims.get(uid)
+        self._claims[uid] = claims
+        self._reserved.pop(uid, None)
+        if claims.job is None:
+            self._shares.pop(uid, None)  # if it resumes, it must be admitted again
+            self._promises.forget(uid)
+        if claims.differs(before):
+            self.nudge()
+
+    def reserve(self, uid: str, admitted: Mapping[WorkerShape, int] | None) -> None:
+        """Kueue decides the job's size; ``admitted``: its pods that are not bound yet. None: unknown, as before."""
+        self._drop(uid)
+        if admitted is not None and admitted != self._reserved.get(uid, {}):
+            self._reserved[uid] = admitted
+            self.nudge()
+
+    def forget(self, uid: str) -> None:
+        """A job is gone."""
+        self._drop(uid)
+        if self._reserved.pop(uid, None):
+            self.nudge()
+
+    def _drop(self, uid: str) -> None:
+        if uid not in self._claims:
+            return
+        for known in (self._claims, self._shares, self._resized):
+            known.pop(uid, None)
+        self._promises.forget(uid)
+        self.nudge()
+
+    def pod_seen(self, job_uid: str, pod: Pod | None, pod_uid: str) -> None:
+        """The current version of a worker pod; ``pod`` None: it is gone."""
+        before = self._pods.pop(pod_uid, None)
+        if pod and pod.node and not pod.over:
+            self._pods[pod_uid] = (job_uid, Held(pod.node, pod.demand))
+        if self._pods.get(pod_uid) != before and job_uid not in self._claims:
+            self.nudge()
+
+    def stray_seen(self, pod_uid: str, held: Held | None) -> None:
+        """What a pod holds that belongs to no job; None: nothing any more."""
+        before = self._pods.pop(pod_uid, None)
+        if held is not None:
+            self._pods[pod_uid] = ("", held)
+        if self._pods.get(pod_uid) != before:
+            self.nudge()
+
+    def nudge(self) -> None:
+        """Something may have changed."""
+        self._changed.set()
+
+    # ---- the one task ------------------------------------------------------------------------------------------------
+    async def run(self, cluster: ClusterView) -> None:
+        """Until cancelled."""
+        again: float | None = None
+        while True:
+            await until(self._changed, again)
+            await asyncio.sleep(COALESCE)
+            self._changed.clear()
+            spent = 0.0
+            try:
+                again, spent = await self._share_out(cluster)
+            except Exception:
+                # A bug must neither end the allocations nor stay hidden: jobs keep their shares.
+                log.exception("allocation failed")
+                again = None
+            await asyncio.sleep(rest(spent))
+
+    async def _share_out(self, cluster: ClusterView) -> tuple[float | None, float]:
+        """One allocation; returns the seconds after which time alone requires another, and its seconds of processor
+        time."""
+        if cluster.problem:
+            self._not_known(cluster.problem, denied=cluster.denied, looks=cluster.looks)
+            return None, 0.0
+        now = clock.now()
+        snapshot, before = timed(self._snapshot, cluster, now)
+        # In a thread, so that the jobs' loops continue; all its arguments are immutable.
+        made, during = await asyncio.to_thread(timed, allocate, snapshot, self._policy, now)
+        _, after = timed(self._distribute, snapshot.jobs, made.shares, now)
+        times = (made.again, cluster.next_change(now), self._promises.next_change(now))
+        return min((s for s in times if s is not None), default=None), before + during + after
+
+    def _snapshot(self, cluster: ClusterView, now: datetime) -> Snapshot:
+        jobs = tuple(self._job(c, cluster, now) for c in self._claims.values() if c.job)
+        leaving = [held for c in self._claims.values() for held in c.leaving]
+        leaving += [held for job, held in self._pods.values() if job not in self._claims]
+        reserved = [item for kinds in self._reserved.values() for item in kinds.items()]
+        return Snapshot(cluster.nodes(now), jobs, tuple(leaving), tuple(reserved))
+
+    def _distribute(self, jobs: Iterable[Job], shares: Mapping[str, Share], now: datetime) -> None:
+        text = NEW_EXPLANATIONS
+        for job in jobs:
+            if self._claims.get(job.uid) is None or self._claims[job.uid].job is None:
+                continue  # gone, ended or suspended in the meantime
+            share, before = shares[job.uid], self._shares.get(job.uid)
+            if share.differs(before):
+                self._give(job, share, now)
+            elif before is not None and share.message != before.message and text:
+                text -= 1
+                self._give(job, share, now)
+
+    def _give(self, job: Job, share: Share, now: datetime) -> None:
+        if share.size != job.size:
+            self._resized[job.uid] = now
+            log.info("share", job=f"{job.namespace}/{job.name}", size=share.size, was=job.size, why=share.message)
+        self._shares[job.uid] = share
+        self._on_share(job.uid)
+
+    def _job(self, claims: Claims, cluster: ClusterView, now: datetime) -> Job:
+        """The allocator's view of a job: its claims, and what became of its grants."""
+        job = claims.job
+        assert job is not None
+        given = self._shares.get(job.uid)
+        priority = cluster.priority(claims.priority_class)
+        return self._promises.follow(
+            replace(
+                job,
+                # Admission decides whether the job may use its class.
+                priority=priority if job.admitted else min(priority, cluster.priority("")),
+                size=given.size if given and given.size is not None else job.size,
+                resized=self._resized.get(job.uid, job.resized),
+            ),
+            given,
+            claims.obstacle,
+            now,
+        )
+
+    def _not_known(self, problem: str, *, denied: bool, looks: bool) -> None:
+        """Jobs keep their size and report why, unless this operator has just begun and ``looks``; new jobs do not wait
+        if a permission is missing."""
+        rule = "running jobs keep their size, new ones start with minReplicas" if denied else "jobs keep their size"
+        text = f"the cluster is unknown: {problem}; meanwhile {rule}"
+        reason = "CapacityDenied" if denied else "CapacityUnknown"
+        self._unknown = Share(None, reason, text, blind=denied, is_answer=not looks)
+        for uid, claims in self._claims.items():
+            if claims.job and self._unknown.differs(self._shares.get(uid)):
+                self._shares[uid] = self._unknown
+                self._on_share(uid)
+
+
+def rest(spent: float) -> float:
+    """Seconds without an allocation after one that took ``spent`` seconds of processor time.
+
+    Allocations then use at most a fifth of a core, while changes keep arriving. Their duration would not do: it grows
+    with the load of the machine, and changes of a spec would wait for it most where the machine is busy.
+    """
+    return max(REST, IDLE_PARTS * spent)
+
+
+def timed(function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> tuple[_T, float]:
+    """What ``function`` returns, and the seconds of processor time that the calling thread took for it."""
+    began = time.thread_time()
+    return function(*args, **kwargs), time.thread_time() - began

@@ -1,0 +1,188 @@
+"""The cluster's capacity for workers: nodes, what other pods hold on them, and the values of priority classes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from types import MappingProxyType
+from typing import Any
+
+from elastrain.api import names
+from elastrain.reflector import CallError, Reflector, Source
+from elastrain_operator import clock
+from elastrain_operator.allocation import resources
+from elastrain_operator.allocation.snapshot import Held, Node
+from elastrain_operator.cluster import dwell, nodes, refusal
+from elastrain_operator.cluster.nodes import NodeFacts
+from elastrain_operator.cluster.permission import Right
+from elastrain_operator.cluster.refusal import Reviews
+from elastrain_operator.waiting import until
+
+# The claims of the jobs contain the workers. (`!=` includes pods without the label.)
+_OTHERS = MappingProxyType(
+    {
+        "labelSelector": f"{names.LABEL_MANAGED_BY}!={names.MANAGED_BY}",
+        "fieldSelector": "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PriorityClass:
+    """A priority class of the cluster."""
+
+    name: str
+    value: int
+    is_default: bool
+
+
+class Inventory:
+    """Kept current by three watches; that of pods shows bound pods that are not workers."""
+
+    def __init__(
+        self,
+        source: Source,
+        on_change: Callable[[], None],
+        is_allowed: Callable[[Right], Awaitable[bool]],
+        is_worker: Callable[[Mapping[str, Any]], bool] = lambda _: False,
+    ) -> None:
+        """``is_allowed``: the API server's review of a right of this operator; raises ``CallError`` without one.
+        ``is_worker`` is called with each pod without the workers' label, and counts it if it is a worker."""
+        self._on_change = on_change
+        self._is_worker = is_worker
+        self._is_allowed = is_allowed
+        self._doubt = asyncio.Event()
+        self._refusals: dict[Right, Reviews] = {}
+        self._closed: dict[str, dict[dwell.Cause, datetime]] = {}
+        told: dict[str, Any] = {"on_change": lambda *_: on_change(), "on_problem": self._problem_changed}
+        noted: dict[str, Any] = {**told, "on_change": self._node_changed}
+        group = "scheduling.k8s.io"
+        classes = f"/apis/{group}/v1/priorityclasses"
+        self._nodes = Reflector(source, "/api/v1/nodes", "nodes", parse=nodes.node, **noted)
+        self._others = Reflector(source, "/api/v1/pods", "pods", _OTHERS, parse=self._other, **told)
+        self._classes = Reflector(source, classes, "priority classes", parse=_priority_class, **told)
+        self._all: tuple[Reflector[Any], ...] = (self._nodes, self._others, self._classes)
+        resources_of = (("", "nodes"), ("", "pods"), (group, "priorityclasses"))
+        self._rights = {
+            kept.what: tuple(Right(verb, *resource) for verb in ("list", "watch"))
+            for kept, resource in zip(self._all, resources_of, strict=True)
+        }
+
+    def _other(self, body: Mapping[str, Any]) -> Held | None:
+        return None if self._is_worker(body) else _held(body)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        await asyncio.gather(*(kept.run() for kept in self._all), self._review())
+
+    @property
+    def problem(self) -> str | None:
+        """Why the cluster is unknown; None: it is known, in an outage as it was before."""
+        for kept in self._all:
+            text = kept.problem.text if kept.problem else f"the {kept.what} of the cluster are not listed yet"
+            missing = self._missing(kept)
+            if missing:
+                return f"{text} (for {refusal.CONFIRM_SECONDS:g} s the API server has confirmed: no right to {missing})"
+            if not kept.listed:
+                return text
+        return None
+
+    @property
+    def looks(self) -> bool:
+        """The cluster is unknown only because its first lists are under way."""
+        return any(not kept.listed for kept in self._all) and not any(kept.problem for kept in self._all)
+
+    @property
+    def denied(self) -> bool:
+        """The cluster stays unknown: the API server has confirmed that a permission is missing."""
+        return any(self._missing(kept) for kept in self._all)
+
+    def nodes(self, now: datetime) -> tuple[Node, ...]:
+        """Nodes by name, with the room that other pods leave for workers."""
+        used: dict[str, dict[str, int]] = {}
+        for held in self._others.values.values():
+            taken = used.setdefault(held.node, {})
+            for resource, amount in held.demand:
+                taken[resource] = taken.get(resource, 0) + amount
+        facts = sorted(self._nodes.values.values(), key=lambda n: n.name)
+        return tuple(node_at(n, used.get(n.name, {}), self._closed.get(n.name, {}), now) for n in facts)
+
+    def next_change(self, now: datetime) -> float | None:
+        """Seconds until time alone changes a node: a cordon or taint has then lasted; None: it does not."""
+        return dwell.next_change(self._closed.values(), now)
+
+    def priority(self, name: str) -> int:
+        """Value of a priority class; without a name that of the default class, or 0 if there is none."""
+        classes = self._classes.values.values()
+        if name:
+            return next((c.value for c in classes if c.name == name), 0)
+        return next((c.value for c in classes if c.is_default), 0)
+
+    # ---- inside ------------------------------------------------------------------------------------------------------
+    def _node_changed(self, _key: str, before: NodeFacts | None, after: NodeFacts | None) -> None:
+        facts = after or before
+        assert facts is not None, "a change has a value before or after it"
+        closed = dwell.update(self._closed.pop(facts.name, {}), after, clock.now())
+        if closed:
+            self._closed[facts.name] = closed
+        self._on_change()
+
+    def _problem_changed(self) -> None:
+        self._doubt.set()
+        self._on_change()
+
+    def _missing(self, kept: Reflector[Any]) -> Right | None:
+        """The right that is missing for a list, by all reviews of the last minute; None: no such proof."""
+        if kept.problem is None or not kept.problem.denied:
+            return None
+        return next((r for r in self._rights[kept.what] if self._refusals.get(r, Reviews()).confirmed), None)
+
+    async def _review(self) -> None:
+        """While a list is refused, ask whether that is a missing permission."""
+        while True:
+            await until(self._doubt, None)
+            self._doubt.clear()
+            while refused := [k for k in self._all if k.problem and k.problem.denied]:
+                before = self.denied
+                for kept in refused:
+                    for right in self._rights[kept.what]:
+                        await self._ask(right)
+                if self.denied != before:
+                    self._on_change()
+                await asyncio.sleep(refusal.ASK_SECONDS)
+            self._refusals.clear()
+
+    async def _ask(self, right: Right) -> None:
+        allowed: bool | None
+        try:
+            allowed = await self._is_allowed(right)
+        except CallError:
+            allowed = None
+        seconds = asyncio.get_running_loop().time()
+        self._refusals[right] = self._refusals.get(right, Reviews()).after(allowed, seconds)
+
+
+def node_at(facts: NodeFacts, used: Mapping[str, int], closed: dwell.Closed, now: datetime) -> Node:
+    """A node with the room that other pods (``used``) leave; ``closed``: since when it has been closed to new pods."""
+    return Node(
+        name=facts.name,
+        room={r: amount - used.get(r, 0) for r, amount in facts.allocatable.items()},
+        labels=facts.labels,
+        taints=dwell.taints(facts, closed, now),
+        ready=facts.ready,
+        cordoned=facts.cordoned,
+        cordon_passing=facts.cordoned and not dwell.cordon_lasts(closed, now),
+        going=facts.going,
+    )
+
+
+def _held(body: Mapping[str, Any]) -> Held | None:
+    """What a bound pod that is not a worker holds."""
+    spec = body.get("spec") or {}
+    return Held(spec["nodeName"], resources.demand(spec)) if spec.get("nodeName") else None
+
+
+def _priority_class(body: Mapping[str, Any]) -> PriorityClass:
+    return PriorityClass(body["metadata"]["name"], int(body.get("value") or 0), bool(body.get("globalDefault")))

@@ -1,0 +1,371 @@
+"""The operator's observations and decisions, as plain immutable values. No client, no framework, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, Literal
+
+from elastrain.api.job import ConditionType
+from elastrain.api.records import Generation, GenerationMember, Member, Progress, Target, Termination
+from elastrain_operator.allocation.snapshot import Amounts, Share
+
+WORKLOAD_NOTE = "kueue.x-k8s.io/workload"
+"""Annotation of a pod: the Workload that it is charged to. Kueue reads it for topology-aware placement."""
+
+
+@dataclass(frozen=True, slots=True)
+class PodPlacement:
+    """Where pods of a Workload may run, and what they carry, by its admission."""
+
+    selector: tuple[tuple[str, str], ...] = ()
+    tolerations: tuple[Mapping[str, Any], ...] = field(default=(), hash=False)
+    labels: tuple[tuple[str, str], ...] = ()
+    annotations: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """What one pod is charged to: a place in an admitted Workload."""
+
+    workload: str
+    placement: PodPlacement = PodPlacement()
+    topology: bool = False
+
+
+DEFAULT_GRACE = 30.0
+"""Kubernetes' default of terminationGracePeriodSeconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How a job ended."""
+
+    condition: ConditionType
+    """SUCCEEDED or FAILED."""
+    reason: str
+    message: str
+
+
+Truth = Literal["True", "False", "Unknown"]
+
+
+@dataclass(frozen=True, slots=True)
+class ConditionUpdate:
+    """A condition without its history."""
+
+    type: ConditionType
+    status: Truth
+    reason: str
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StartAttempts:
+    """A job's attempts to start its minimum."""
+
+    bound: int = 0
+    since: datetime | None = None
+    """Since when it holds a part of the minimum without progress; None: it does not."""
+    releases: int = 0
+    """Releases in a row."""
+    until: datetime | None = None
+    """When its pods are created again; None: it is not released."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobRef:
+    """A job and a generation of its spec."""
+
+    namespace: str
+    name: str
+    uid: str
+    generation: int | None = None
+    """``metadata.generation`` of the planned spec."""
+    uses: str = ""
+    """Its label ``elastrain.dev/uses``, by which the API server finds it (``pod/uses.py``); empty: it has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How the trainer container ended; if it never ran: the pod."""
+
+    at: datetime = field(compare=False)
+    """When this operator first observed it."""
+    record: Termination | None = None
+    """Termination record of the agent; None: it wrote none (killed, evicted, no agent in the image)."""
+    exit_code: int | None = None
+    """None: unknown, since the pod ended without its container's status."""
+    reason: str = ""
+    """Kubernetes' reason: OOMKilled, StartError, Evicted, NodeLost, ..."""
+    message: str = ""
+    ran: float | None = None
+    """Seconds that its container ran, by its node's clock; None: it never ran, or that is unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A worker's group and its place there, if a group has several workers."""
+
+    group: int
+    place: int
+
+
+UNSCHEDULABLE = "Unschedulable"
+"""The scheduler's reason for a pod for which it finds no node."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """Why a worker does not start or train, from its pod's status or from etcd."""
+
+    reason: str
+    """Reason of the condition PodsReady: ImagePullFailed, Unschedulable, VolumeFailed, AgentNotHeard, ..."""
+    message: str
+    """Names the pod and quotes Kubernetes, with container and image."""
+    patience: float = 0.0
+    """Seconds after the pod was first observed before it is reported."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """A worker pod. Built by ``observe.parse.pod`` only. Its times are this operator's observations: those inside a pod
+    are times of other machines' clocks."""
+
+    name: str
+    uid: str
+    ordinal: int
+    seen: datetime = field(compare=False)
+    """When this operator first observed it."""
+    started: bool = False
+    """The trainer container runs or has run."""
+    ready: bool = False
+    went_unready: bool = False
+    """It was Ready and no longer is: its node does not answer, or a probe of the template fails."""
+    terminating: bool = False
+    grace: float = 30.0
+    """Seconds between SIGTERM and SIGKILL."""
+    ending: Ending | None = None
+    over: bool = False
+    """All its containers have ended: its resources are free."""
+    processes_ended: bool = False
+    """Proven: its kubelet has reported the end of the trainer container, which never starts again (``proof.py``)."""
+    disruption: str = ""
+    """Reason of a true condition DisruptionTarget: PreemptionByScheduler, EvictionByEvictionAPI, ..."""
+    trouble: Trouble | None = None
+    node: str = ""
+    """Name of its node; empty until it is scheduled."""
+    template: str = ""
+    """Version of its template (``rollout.version``); empty: unknown."""
+    bound: datetime | None = None
+    """When it was first observed on a node: from then on it holds its accelerators. None: not bound."""
+    accelerators: int = 1
+    """Accelerators that it holds; 1 if it requests none."""
+    demand: Amounts = ()
+    """Its resource requests."""
+    workload: str = ""
+    """Kueue's Workload that it is charged to; empty: none."""
+    kept: bool | None = None
+    """Whether its annotations keep autoscalers from removing its node; None: it has none."""
+    slot: Slot | None = None
+    """From its labels; None: it has no group."""
+
+
+class Cause(StrEnum):
+    """Field names of ``status.restarts``."""
+
+    USER = "user"
+    INFRASTRUCTURE = "infrastructure"
+    PREEMPTION = "preemption"
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A worker that ended or disappeared without having been asked to leave."""
+
+    pod: Pod
+    cause: Cause
+    reason: str
+    """One CamelCase word."""
+    message: str
+    """What happened, in one line."""
+    log_tail: str = ""
+
+
+def _unknown(_number: int) -> tuple[GenerationMember, ...]:
+    return ()
+
+
+@dataclass(frozen=True, slots=True)
+class Coordination:
+    """The job's records in etcd at one revision."""
+
+    target: Target | None = None
+    members: tuple[Member, ...] = ()
+    generation: Generation | None = None
+    progress: Progress | None = None
+    highest: int = 0
+    """Greatest number of a generation that this operator has seen in any record, also in one that etcd has lost."""
+    earlier: Callable[[int], tuple[GenerationMember, ...]] = field(default=_unknown, compare=False, repr=False)
+    """Members of one of the last few generations, by its number; empty if it is unknown."""
+    leases: Mapping[str, int] = field(default_factory=dict, compare=False)
+    """Leases that hold the members' keys, by the member's id."""
+
+    def member_of(self, worker: str) -> Member | None:
+        """The live member of a worker (pod name)."""
+        return next((m for m in self.members if m.worker == worker), None)
+
+    def trains(self, worker: str) -> bool:
+        """Whether the newest generation includes a worker (pod name)."""
+        return self.generation is not None and any(m.worker == worker for m in self.generation.members)
+
+
+class RefusalKind(StrEnum):
+    """Why a pod cannot be created; reasons of the condition PodsReady."""
+
+    TEMPLATE_INVALID = "TemplateInvalid"
+    QUOTA_EXCEEDED = "QuotaExceeded"
+    POD_SECURITY = "PodSecurityViolated"
+    LIMIT_RANGE = "LimitRangeViolated"
+    ADMISSION_DENIED = "AdmissionDenied"
+    """By a webhook or a ValidatingAdmissionPolicy."""
+    NOT_PERMITTED = "CreationForbidden"
+    """RBAC does not allow the operator to create pods."""
+    NAMESPACE_ENDS = "NamespaceTerminating"
+    OTHER = "CreationRefused"
+    CREDENTIALS = "CredentialsRefused"
+    NAME_TAKEN = "NameTaken"
+    """Another object has the pod's name: the ordinal is used up."""
+    WEBHOOK_FAILED = "WebhookFailed"
+    """An admission webhook does not answer, or with an error."""
+    BUSY = "ApiServerBusy"
+    """Overload, rate limits, races, no answer in time."""
+    ETCD_DENIED = "EtcdDenied"
+
+    @property
+    def lasts(self) -> bool:
+        """Whether the refusal is about this job, and ends only by a change of its template, its namespace or a policy.
+        Otherwise the cause is elsewhere, and creation succeeds again without a change of the job."""
+        return self not in _PASSING
+
+
+_PASSING = frozenset(
+    {RefusalKind.NAME_TAKEN, RefusalKind.WEBHOOK_FAILED, RefusalKind.BUSY, RefusalKind.ETCD_DENIED}
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The last refusal to create a pod."""
+
+    kind: RefusalKind
+    message: str
+    at: datetime
+    attempts: int = 1
+    """Refusals in a row."""
+    generation: int | None = None
+    """``metadata.generation`` of the spec that was refused: a changed spec is tried at once."""
+    retry: float = 0.0
+    """Seconds from ``at`` for which the API server asked for patience; 0: it named none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outage:
+    """Why etcd, or the records of one job, are unknown."""
+
+    reason: str = "EtcdUnavailable"
+    """EtcdUnavailable, EtcdDenied, EtcdRefusesWrites or, for one job, RecordsUnreadable or RecordsRefused."""
+    message: str = "not connected yet"
+
+
+@dataclass(frozen=True, slots=True)
+class DisruptionBudget:
+    """A job's PodDisruptionBudget: of these workers, evictions leave at least ``least``."""
+
+    ordinals: tuple[int, ...] = ()
+    """Empty: no budget."""
+    least: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Gang:
+    """A job's gang, as its scheduler was told (``job/gangs.py``)."""
+
+    manifest: Mapping[str, Any] = field(default_factory=dict)
+    """The object; empty: there is none."""
+    written: bool = False
+    """It exists, and new pods name it."""
+    problem: str = ""
+    """Why it could not be written; pods are then created without it."""
+    retry: datetime | None = None
+    """When it is tried again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """The pods and records of one job at one moment."""
+
+    job: JobRef
+    pods: tuple[Pod, ...] = ()
+    """All pods of the job in the API server, ended ones included, by ordinal."""
+    coordination: Coordination | None = None
+    """None: unknown, since etcd cannot be reached. That is not the same as empty."""
+    outage: Outage | None = None
+    """Why ``coordination`` is None."""
+    share: Share | None = None
+    """The job's share from the allocator; None: this operator does not share the cluster out."""
+    created: datetime | None = None
+    """When the job was created, for its place in the queue; None: unknown."""
+    charges: tuple[Charge, ...] | None = None
+    """A place for each pod that Kueue lets the job create now; None: Kueue does not decide its size."""
+    unissued: tuple[Pod, ...] = ()
+    """Pods that the job controls and whose ordinals it has never given out: they count as holders of resources only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deletion:
+    """A pod to delete, and why."""
+
+    pod: str
+    uid: str
+    """Only the pod with this UID is deleted."""
+    why: str
+    """For the log."""
+    silent: bool = False
+    """Only if the pod is still not Ready when it is deleted: its node may have come back."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndedMember:
+    """A member of a worker whose processes have ended."""
+
+    id: str
+    lease: int
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Annotations of a worker, for autoscalers."""
+
+    pod: str
+    uid: str
+    keep: bool
+    """Its node must not be removed."""
+
+
+class Severity(StrEnum):
+    """Types of a Kubernetes event."""
+
+    NORMAL = "Normal"
+    WARNING = "Warning"
+
+
+@dataclass(frozen=True, slots=True)
+class JobEvent:
+    """An event to be recorded on the job."""
+
+    reason: str
+    message: str
+    severity: Severity = Severity.NORMAL

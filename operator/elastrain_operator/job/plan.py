@@ -1,0 +1,348 @@
+"""Spec, status and observation → plan. Pure: same input, same plan, no side effects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+from elastrain.api.job import ConditionType, JobSpec, JobStatus
+from elastrain.api.records import Target
+from elastrain_operator.allocation.snapshot import Claims
+from elastrain_operator.facts import (
+    ConditionUpdate,
+    Deletion,
+    DisruptionBudget,
+    EndedMember,
+    JobEvent,
+    Loss,
+    Observed,
+    Verdict,
+)
+from elastrain_operator.job import steps
+from elastrain_operator.job.state import LoopState, Plan
+from elastrain_operator.job.status import held_until, if_changed, status_of
+from elastrain_operator.job.steps import Facts, Known, Lost, Steps, There
+from elastrain_operator.pod.template import version
+from elastrain_operator.policy.ending import clean, success
+from elastrain_operator.policy.ending import verdict as verdicts
+from elastrain_operator.policy.losses import arrival, data_loss, pending, proof, silent_agents, streak
+from elastrain_operator.policy.report import accelerator_seconds, conditions, events
+from elastrain_operator.policy.size import claims as claims_policy
+from elastrain_operator.policy.size import drain, eviction, groups, minimum
+from elastrain_operator.policy.size import target as targets
+
+DRAIN_EXTRA = 30.0
+"""Seconds beyond a pod's own grace period that a worker may take to leave."""
+STATUS_INTERVAL = 5.0
+"""Seconds between two non-urgent writes of the status (with many jobs: job.loops.STATUS_SHARE)."""
+
+
+def plan(
+    spec: JobSpec,
+    status: JobStatus,
+    observed: Observed,
+    now: datetime,
+    state: LoopState | None = None,
+    *,
+    drain_extra: float = DRAIN_EXTRA,
+) -> Plan:
+    """The actions for one job now. ``apply`` executes them; ``now`` is timezone-aware.
+
+    Invariants: no action that needs membership is planned while etcd is unknown; every ended pod is counted before it
+    is deleted; a worker of the generation in force is deleted only after it was asked to leave and has left, or its
+    drain deadline has passed, or the job has ended.
+    """
+    facts = Facts(spec, status, observed, state or LoopState(), now, drain_extra, version(spec.template))
+    known = steps.known(facts)  # 1: what may be believed
+    lost = steps.lost(facts, known)  # 2: who is lost, each counted once
+    there = steps.there(facts, known, lost)  # 3: who counts as a worker
+    verdict = _verdict(facts, known, lost, there)  # 4: has the job ended
+    size = steps.size(facts, known, there)  # 5: how many are wanted
+    leave = steps.leave(facts, known, there, size)  # 6: who leaves, in one order
+    come = steps.come(facts, known, lost, there, size, leave)  # 7: who comes, and when
+    taken = Steps(facts, known, lost, there, size, leave, come)  # 8: status, target, events, deadlines
+    if terminal := verdicts.terminal_condition(status):
+        return _after_end(taken, terminal)
+    if facts.is_undecided:
+        return Plan(claims=_for_allocator(taken, status))  # the allocator answers before any action or status
+    return _end(taken, verdict) if verdict else _go_on(taken)
+
+
+def _verdict(facts: Facts, known: Known, lost: Lost, there: There) -> Verdict | None:
+    """How the job has ended; None: it has not. The first that applies counts."""
+    spec, seen, now = facts.spec, facts.observed, facts.now
+    return (
+        verdicts.divergence(seen.pods)
+        or success.verdict(spec.success_policy, seen.pods, seen.coordination)
+        or verdicts.failure(spec.backoff_limit, lost.count.restarts, lost.losses)
+        or streak.verdict(spec, lost.streak)
+        or verdicts.overdue(spec, known.start, now)
+        or (None if known.finishing else pending.verdict(spec, there.workers, there.units, now))
+    )
+
+
+def refuse(status: JobStatus, observed: Observed, message: str, now: datetime, state: LoopState | None = None) -> Plan:
+    """The plan for a job whose spec breaks a rule: report it, count its pods, and change nothing."""
+    state, claim = state or LoopState(), ConditionUpdate(ConditionType.PODS_READY, "False", "SpecInvalid", message)
+    made = _report(status, claim, observed.job.generation, now, _counted(status, observed, state, now))
+    return replace(made, ended=_ended(observed, state), silent_agents=state.silent_agents, attempts=state.attempts)
+
+
+def fault(status: JobStatus, generation: int | None, message: str, retry: float, now: datetime) -> Plan:
+    """The plan for a job that the operator cannot process because of its own fault: report it and change nothing."""
+    text = f"{message}: a fault of the operator, which has logged it and retries within {retry:g} s; please report it. "
+    text += "Meanwhile running workers continue to train; a change of the spec may avoid the fault"
+    return _report(
+        status, ConditionUpdate(ConditionType.PODS_READY, "False", "OperatorFault", text), generation, now, {}
+    )
+
+
+def deleted(
+    status: JobStatus, observed: Observed, finalizers: Sequence[str], now: datetime, state: LoopState | None = None
+) -> Plan:
+    """The plan for a job that is being deleted and still exists, since ``finalizers`` hold it: it claims nothing any
+    more, and its workers leave. Needs neither its spec nor etcd."""
+    state, pods = state or LoopState(), observed.pods
+    counted = _counted(status, observed, state, now, accelerator_seconds.TrainingWorkers())
+    made = _report(status, clean.deleted_job_claim(pods, finalizers), observed.job.generation, now, counted)
+    return replace(
+        made,
+        ended=_ended(observed, state),
+        events=(),
+        delete=clean.of_deleted_job(pods, finalizers),
+        claims=None if observed.share is None else Claims(None, leaving=claims_policy.held(observed)),
+        departed=tuple(state.gone),
+    )
+
+
+def _ended(observed: Observed, state: LoopState) -> tuple[EndedMember, ...]:
+    """Members whose leases end, whatever else is planned: survivors wait for them."""
+    return proof.ended_members((*observed.pods, *state.gone.values()), observed.coordination)
+
+
+def _counted(
+    status: JobStatus,
+    observed: Observed,
+    state: LoopState,
+    now: datetime,
+    place: accelerator_seconds.TrainingWorkers | None = None,
+) -> dict[str, Any]:
+    """Fields of the status that follow from the pods alone. ``place``: None: as before."""
+    live, before = len(groups.of(p for p in observed.pods if not p.ending)), state.usage or status.accelerator_seconds
+    return {
+        "replicas": live,
+        "ready_replicas": min(status.ready_replicas, live),
+        "accelerator_seconds": accelerator_seconds.account(before, observed.pods, place, None, now),
+    }
+
+
+def _report(
+    status: JobStatus, claim: ConditionUpdate, generation: int | None, now: datetime, counted: Mapping[str, Any]
+) -> Plan:
+    """Reports ``claim`` and the fields that were ``counted``; nothing else changes."""
+    merged = conditions.merge(status.conditions, [claim], generation, now)
+    changed = status.model_copy(update={"conditions": merged, "observed_generation": generation, **counted})
+    said = events.events_of(status, changed, None, None, ())
+    return Plan(status=if_changed(status, changed), events=said, usage=counted.get("accelerator_seconds"))
+
+
+# ---- an active job -------------------------------------------------------------------------------------------------
+def _go_on(taken: Steps) -> Plan:
+    facts, known, size, leave, come = taken.facts, taken.known, taken.size, taken.leave, taken.come
+    delete = _unique(
+        (
+            *_drained(taken),
+            *_silenced(taken),
+            *pending.deletions(p for p in leave.withdrawn if not p.started),
+            *clean.ended(facts.observed.pods, frozenset(taken.lost.count.counted), facts.now),
+        )
+    )
+    target = None
+    if known.etcd:
+        before = known.etcd.target
+        target = targets.target(facts.spec, size.desired, before, leave.leaving, stop=False, above=known.floor)
+    status = status_of(taken, come.create, come.slots, come.wait)
+    made = _finish_plan(
+        taken, status, target, create=come.create, delete=delete, due=_deadlines(taken), lost=taken.lost.count.fresh
+    )
+    return replace(
+        made,
+        charges=come.charges,
+        slots=come.slots if facts.spec.group_size > 1 else (),
+        probe=status.next_ordinal if come.asks else None,
+        marks=eviction.marks(facts.spec.template, facts.observed.pods, taken.there.budget),
+        silent_agents=taken.lost.silent_agents,
+        attempts=size.attempts,
+    )
+
+
+def _drained(taken: Steps) -> Iterable[Deletion]:
+    """Leaving workers to delete. A worker asked in this pass must first be able to read it, unless it never started."""
+    for pod in taken.facts.observed.pods:
+        if pod.name not in taken.leave.leaving or pod.terminating:
+            continue
+        known = taken.known.etcd is not None and (pod.name in taken.known.draining or not pod.started)
+        why = drain.released(pod, taken.known.members, taken.due(pod), taken.facts.now) if known else None
+        if why:
+            yield Deletion(pod.name, pod.uid, why)
+
+
+def _silenced(taken: Steps) -> Iterable[Deletion]:
+    """Workers on silent nodes, so that they do not return beside their replacements. Never forced: their processes may
+    still run, and their node accepts no other pods meanwhile."""
+    for pod in taken.facts.observed.pods:
+        if pod.name in taken.lost.silent and not pod.terminating and pod.name not in taken.known.draining:
+            hung = pod.uid in taken.lost.overdue
+            why = "its agent does not answer" if hung else "lost with its node"
+            yield Deletion(pod.name, pod.uid, why, silent=not hung)
+
+
+# ---- a job that ends -----------------------------------------------------------------------------------------------
+def _end(taken: Steps, verdict: Verdict) -> Plan:
+    status = status_of(taken, (), (), None)
+    lasting = [c for c in status.conditions if c.type != ConditionType.GROWN]  # an ended job does not grow
+    merged = conditions.merge(lasting, conditions.ended(verdict), taken.facts.observed.job.generation, taken.facts.now)
+    status = status.model_copy(
+        update={
+            "conditions": merged,
+            "phase": verdict.condition.value,
+            "ready_replicas": 0,  # no generation trains any more, though scripts may still run
+            "leaving": [],
+            "completion_time": taken.facts.now.isoformat(),
+            "accelerator_seconds": accelerator_seconds.dissolved(status.accelerator_seconds),
+            "unhealthy_workers": [],
+            "spares": None,
+        }
+    )
+    return _settle(taken, status, verdict.condition, taken.lost.count.fresh)
+
+
+def _after_end(taken: Steps, terminal: ConditionType) -> Plan:
+    old, seen = taken.facts.status, taken.facts.observed
+    status = old.model_copy(
+        update={
+            **_counted(old, seen, taken.facts.state, taken.facts.now, accelerator_seconds.TrainingWorkers()),
+            "leaving": [],
+            "counted_failures": [uid for uid in old.counted_failures if uid in {p.uid for p in seen.pods}],
+            "completion_time": old.completion_time or taken.facts.now.isoformat(),
+            "observed_generation": seen.job.generation,
+        }
+    )
+    return _settle(taken, status, terminal)
+
+
+def _settle(taken: Steps, status: JobStatus, verdict: ConditionType, lost: Iterable[Loss] = ()) -> Plan:
+    """Clean up after the end; a failed job's workers are first asked to save and leave."""
+    assert status.completion_time is not None
+    spec, pods, known, now = taken.facts.spec, taken.facts.observed.pods, taken.known, taken.facts.now
+    completion = datetime.fromisoformat(status.completion_time)
+    delete = clean.finished(pods, spec.clean_pod_policy, verdict, completion, now)
+    target = None
+    if verdict is ConditionType.FAILED and known.etcd is not None:
+        everyone = {p.name for p in pods if not p.over}
+        target = targets.target(spec, 0, known.etcd.target, everyone, stop=True, above=known.floor)
+    expiry = clean.expiry(spec.ttl_seconds_after_finished, completion)
+    waiting = any(not p.over and not p.terminating for p in pods)
+    due = [expiry, clean.finish_deadline(completion) if waiting else None]
+    expired = expiry is not None and now >= expiry
+    return _finish_plan(taken, status, target, delete=delete, due=due, delete_job=expired, lost=lost)
+
+
+# ---- common --------------------------------------------------------------------------------------------------------
+def _deadlines(taken: Steps) -> list[datetime | None]:
+    """Times at which an active job needs another pass even without a change."""
+    facts, known, leave, workers = taken.facts, taken.known, taken.leave, taken.there.workers
+    pods, troubles = facts.observed.pods, taken.there.troubles
+    return [
+        taken.come.wait,
+        verdicts.deadline(facts.spec, known.start),
+        leave.rollout.until,
+        taken.lost.exclusions.until,
+        pending.next_deadline(workers, facts.spec.pending_deadline_seconds),
+        known.lost_since + data_loss.PATIENCE if known.lost_since else None,
+        silent_agents.next_deadline(taken.lost.silent_agents),
+        minimum.next_change(taken.size.attempts, facts.observed.job.uid),
+        *(taken.due(p) for p in pods if p.name in leave.leaving and not p.terminating),
+        *(clean.sidecar_deadline(p) for p in pods if p.ending and not p.over),
+        *(arrival.report_at(p, t) for p in workers if (t := troubles.get(p.name))),
+    ]
+
+
+def _finish_plan(
+    taken: Steps,
+    status: JobStatus,
+    target: Target | None,
+    *,
+    create: tuple[int, ...] = (),
+    delete: tuple[Deletion, ...] = (),
+    due: Iterable[datetime | None] = (),
+    delete_job: bool = False,
+    lost: Iterable[Loss] = (),
+) -> Plan:
+    before = taken.known.etcd.target if taken.known.etcd else None
+    target = None if target == before else target
+    written = if_changed(taken.facts.status, status)
+    held = held_until(taken, written)
+    moments = [t for t in [*due, held] if t and t > taken.facts.now]
+    published = events.events_of(taken.facts.status, status, before, target, lost)
+    going = {d.uid for d in delete}
+    pods, draining = taken.facts.observed.pods, taken.known.draining
+    left = [p.name for p in pods if p.uid in going and p.name in draining and clean.is_drained(p)]
+    if left:
+        published = (*published, JobEvent("Drained", f"left at a step boundary: {', '.join(left)}"))
+    return Plan(
+        status=None if held else written,
+        ended=_ended(taken.facts.observed, taken.facts.state),
+        target=target,
+        create=create,
+        # Needed workers come first; beyond the desired number a new worker is a spare.
+        stand_by=create[max(taken.size.desired * taken.facts.spec.group_size - len(taken.there.workers), 0) :]
+        if create and taken.size.spares
+        else (),
+        delete=delete,
+        delete_job=delete_job,
+        events=published,
+        keep_off=taken.lost.exclusions.nodes,
+        requeue_after=(min(moments) - taken.facts.now).total_seconds() if moments else None,
+        usage=status.accelerator_seconds,
+        claims=_for_allocator(taken, status),
+        budget=_budget(taken, status),
+        gang=_wants_gang(taken, status),
+        departed=tuple(taken.facts.state.gone),
+    )
+
+
+def _budget(taken: Steps, status: JobStatus) -> DisruptionBudget | None:
+    """The disruption budget to write; ``status`` as just planned."""
+    before = taken.facts.state.budget
+    if verdicts.terminal_condition(status) is not None:
+        return DisruptionBudget() if before and before.ordinals else None
+    if before is None and taken.facts.status.generation is None:
+        before = DisruptionBudget()  # the job has not trained yet
+    return None if taken.there.budget == before else taken.there.budget
+
+
+def _wants_gang(taken: Steps, status: JobStatus) -> bool:
+    """Whether the scheduler is to know the job's gang: it wants workers, or has some; ``status`` as just planned."""
+    wants = not taken.facts.spec.suspend and verdicts.terminal_condition(status) is None
+    return wants or any(not p.over for p in taken.facts.observed.pods)
+
+
+def _for_allocator(taken: Steps, status: JobStatus) -> Claims | None:
+    """The job's claims for the allocator; ``status`` as just planned."""
+    if taken.facts.observed.share is None:
+        return None
+    wants = not taken.facts.spec.suspend and not taken.known.finishing and verdicts.terminal_condition(status) is None
+    workers = [p for p in taken.there.workers if p not in taken.leave.victims]
+    creation = claims_policy.Creation(taken.come.is_admitted, taken.size.refusal, taken.come.paced is not None)
+    return claims_policy.claims(taken.facts.spec, status, taken.facts.observed, workers, creation if wants else None)
+
+
+def _unique(deletions: Iterable[Deletion]) -> tuple[Deletion, ...]:
+    """Each pod once, with the first reason."""
+    by_uid: dict[str, Deletion] = {}
+    for each in deletions:
+        by_uid.setdefault(each.uid, each)
+    return tuple(by_uid.values())

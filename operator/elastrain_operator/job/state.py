@@ -1,0 +1,123 @@
+"""What a job's loop keeps between passes, and what a pass has decided to do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from elastrain.api.job import AcceleratorSeconds, JobStatus
+from elastrain.api.records import Target
+from elastrain_operator.allocation.snapshot import Claims
+from elastrain_operator.facts import (
+    Charge,
+    Deletion,
+    DisruptionBudget,
+    EndedMember,
+    Gang,
+    JobEvent,
+    Mark,
+    Pod,
+    Refusal,
+    Slot,
+    StartAttempts,
+)
+
+
+@dataclass(slots=True)
+class LoopState:
+    """State of one job's loop between passes. Plans read it; the loop and the executor write it. Losing it is safe: the
+    next operator makes the same observations and at worst waits a little longer."""
+
+    status: JobStatus | None = None
+    """As last written by this operator; None: the status of the object counts."""
+    status_written: datetime | None = None
+    """When this operator last wrote the status; None: never."""
+    status_interval: float = 5.0
+    """Seconds between two non-urgent writes of the status: longer with more jobs."""
+    version: str | None = None
+    """``resourceVersion`` of the job as last seen or written: a status replaces only this version."""
+    open_ordinals: tuple[int, ...] = ()
+    """Ordinals that were planned and whose pods do not exist: not created yet, or refused. They are used first."""
+    refusal: Refusal | None = None
+    admitted: str = ""
+    """Version of the template of which the API server has last admitted a pod, in a dry run; empty: none."""
+    checked: str = ""
+    """Version of the template whose fields the API server has last checked strictly; empty: none."""
+    unreadable: str = ""
+    """Why the status could not be read, as last reported by an event; empty: it was not."""
+    silent_agents: Mapping[str, datetime] = field(default_factory=dict)
+    """Pods (UIDs) that run without training or answering, and since when."""
+    marks_retry: datetime | None = None
+    """After a failed annotation of a worker: when the next one is tried."""
+    attempts: StartAttempts = field(default_factory=StartAttempts)
+    """Attempts to start the minimum, where the cluster is not shared out."""
+    created: dict[str, tuple[Pod, datetime]] = field(default_factory=dict)
+    """Created pods that the watch has not shown yet, by UID, with the time of their creation or last read."""
+    alive: set[str] = field(default_factory=set)
+    """UIDs of existing pods that this operator has known without a deletion, and has not deleted itself."""
+    gone: dict[str, Pod] = field(default_factory=dict)
+    """Pods that have disappeared since the last status, as last known, by UID: their loss is not counted yet."""
+    usage: AcceleratorSeconds | None = None
+    """Accelerator usage as of the last pass; None: the one in the status counts."""
+    budget: DisruptionBudget | None = None
+    """As last written; None: unknown."""
+    budget_retry: datetime | None = None
+    """When a failed write of it is repeated."""
+    gang: Gang | None = None
+    """The job's gang; None: unknown, or no scheduler is told of gangs."""
+    unanswered_since: datetime | None = None
+    """Since when the allocator owes an answer for the present spec; None: it owes none."""
+    lost_since: datetime | None = None
+    """Since when etcd lacks records that it has had (``policy/losses/data_loss.py``); None: it lacks none."""
+
+    def remember(self, plan: Plan) -> AcceleratorSeconds | None:
+        """Keep what the next pass needs; returns the accelerator usage before."""
+        before, self.usage = self.usage, plan.usage or self.usage
+        self.silent_agents, self.attempts = plan.silent_agents, plan.attempts
+        return before
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to do now. :meth:`elastrain_operator.job.executor.Executor.execute` states the order."""
+
+    status: JobStatus | None = None
+    """To be written; None: unchanged, or not urgent."""
+    ended: tuple[EndedMember, ...] = ()
+    """Members whose processes have ended: their leases end first of all, since survivors wait for it."""
+    target: Target | None = None
+    """To be written to etcd; None: unchanged, or etcd is unknown."""
+    create: tuple[int, ...] = ()
+    """Ordinals of the pods to create."""
+    slots: tuple[Slot, ...] = ()
+    """Their groups and places, in their order; empty: each worker is a group by itself."""
+    charges: tuple[Charge, ...] = ()
+    """Kueue's places of these pods, in their order; empty: the job is not under Kueue."""
+    probe: int | None = None
+    """Ordinal of a pod that the API server is asked to admit in a dry run; None: there is nothing to ask."""
+    stand_by: tuple[int, ...] = ()
+    """Those of them that will be spares: they prefer nodes without a worker of the job."""
+    delete: tuple[Deletion, ...] = ()
+    delete_job: bool = False
+    events: tuple[JobEvent, ...] = ()
+    keep_off: tuple[str, ...] = ()
+    """Nodes (names) that the created pods avoid."""
+    requeue_after: float | None = None
+    """Seconds until the next deadline; None: none."""
+    usage: AcceleratorSeconds | None = None
+    """Accelerator usage up to now, for the next pass; None: it was not computed."""
+    claims: Claims | None = None
+    """For the allocator; None: there is none."""
+    marks: tuple[Mark, ...] = ()
+    """Workers whose annotations have to change."""
+    silent_agents: Mapping[str, datetime] = field(default_factory=dict)
+    """For the next pass, as in :class:`LoopState`."""
+    attempts: StartAttempts = field(default_factory=StartAttempts)
+    """For the next pass, as in :class:`LoopState`."""
+    budget: DisruptionBudget | None = None
+    """To be written; None: unchanged, or unknown."""
+    gang: bool | None = None
+    """Whether the scheduler is to know the job's gang; None: unchanged."""
+    departed: tuple[str, ...] = ()
+    """UIDs of disappeared pods (``LoopState.gone``) that ``status`` takes in."""

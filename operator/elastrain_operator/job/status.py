@@ -1,0 +1,193 @@
+"""The status of a job that has not ended, and when it is written: at once, or later if it is not urgent. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+
+from elastrain.api import names
+from elastrain.api.job import AcceleratorSeconds, Condition, ConditionType, GenerationStatus, JobStatus
+from elastrain_operator.facts import ConditionUpdate, Coordination, Outage, Slot
+from elastrain_operator.job.steps import Steps
+from elastrain_operator.policy.losses import arrival, data_loss, exclusion
+from elastrain_operator.policy.report import (
+    accelerator_seconds,
+    conditions,
+    durability,
+    health,
+    measured,
+    pace,
+    progress,
+)
+from elastrain_operator.policy.report import gang as gang_report
+from elastrain_operator.policy.size import drain, groups, minimum, rollout, spares, wanted
+
+
+def status_of(taken: Steps, create: tuple[int, ...], slots: tuple[Slot, ...], wait: datetime | None) -> JobStatus:
+    """The status of a job that has not ended. Values from etcd stay unchanged while etcd is unknown.
+
+    ``create``, ``slots``: ordinals of the pods that are created now, and their places in groups.
+    """
+    old, seen, spec = taken.facts.status, taken.facts.observed, taken.facts.spec
+    etcd, known = taken.known.etcd, taken.known.members
+    generation, ready = old.generation, old.ready_replicas
+    if known:
+        generation, alive = progress.in_force(old.generation, known)
+        ready = alive // spec.group_size
+    report = etcd.progress if etcd else None
+    given = _condition_facts(taken, generation, ready, wait)
+    claims, unhealthy = [*conditions.active(given), *_claims(taken)], old.unhealthy_workers
+    if known:
+        unhealthy = health.unhealthy(unhealthy, known, taken.facts.now)
+        claims.append(health.claim(unhealthy, generation))
+    answered = taken.facts.state.unanswered_since is None
+    grown = wanted.grown(
+        old.conditions, spec.suspend, seen.share, taken.size.desired, spec.desired_replicas, answered=answered
+    )
+    if grown and not taken.known.finishing:
+        claims.append(grown)
+    merged = conditions.merge(old.conditions, claims, seen.job.generation, taken.facts.now)
+    warm = spares.standing_by(known) if known and spec.warm_spares else None
+    place = accelerator_seconds.place(generation, known, taken.known.finishing, warm or frozenset()) if known else None
+    there = groups.of(p for p in seen.pods if not p.ending)
+    # Those that come are counted at once, which saves a write of the status.
+    coming = 0 if taken.facts.state.refusal else groups.new(there, slots, spec.group_size)
+    beyond = min(max(len(taken.there.units) + coming - taken.size.desired, 0), taken.size.beyond)
+    following = max([old.next_ordinal, *(n + 1 for n in create), *(p.ordinal + 1 for p in seen.pods)])
+    return JobStatus(
+        phase=conditions.phase(merged, ready),
+        conditions=merged,
+        replicas=len(there) + coming - beyond,
+        desired_replicas=taken.size.desired,
+        ready_replicas=ready,
+        spares=spares.status(spec, old.spares, taken.size.spares, warm),
+        selector=_selector(taken),
+        generation=generation,
+        step=taken.known.step,
+        progress=pace.progress_status(old.progress, report, taken.facts.now),
+        last_rescale=progress.last_rescale(old.last_rescale, etcd, taken.facts.now) if etcd else old.last_rescale,
+        measured_sizes=measured.measured_sizes(old.measured_sizes, etcd, seen.pods) if etcd else old.measured_sizes,
+        batch=measured.batch_status(old.batch, etcd) if etcd else old.batch,
+        accelerator_seconds=accelerator_seconds.account(usage(taken), seen.pods, place, report, taken.facts.now),
+        unhealthy_workers=unhealthy,
+        restarts=taken.lost.count.restarts,
+        last_failure=taken.lost.last_failure,
+        counted_failures=list(taken.lost.count.counted),
+        leaving=drain.record(taken.known.since, taken.leave.leaving & taken.known.draining, taken.facts.now),
+        next_ordinal=following,
+        start_time=taken.known.start.isoformat() if taken.known.start else None,
+        loss_streak=taken.lost.streak,
+        withdrawal=taken.leave.withdrawal,
+        excluded_nodes=list(taken.lost.exclusions.excluded),
+        node_losses=list(taken.lost.exclusions.losses),
+        observed_generation=seen.job.generation,
+    )
+
+
+def _selector(taken: Steps) -> str:
+    """As many pods as there are replicas, which an HPA expects: of each group the first worker."""
+    of_job = f"{names.LABEL_JOB_UID}={taken.facts.observed.job.uid}"
+    return of_job if taken.facts.spec.group_size == 1 else f"{of_job},{names.LABEL_PLACE}=0"
+
+
+def _condition_facts(
+    taken: Steps, generation: GenerationStatus | None, ready: int, wait: datetime | None
+) -> conditions.ConditionFacts:
+    seen, etcd = taken.facts.observed, taken.known.etcd
+    apart = {p.name for p in (*taken.leave.victims, *taken.leave.withdrawn)} | taken.leave.signals
+    size = taken.facts.spec.group_size
+    if generation is not None:
+        generation = generation.model_copy(update={"size": generation.size // size})
+    workers = tuple(p for p in taken.there.workers if p.name not in apart)
+    return conditions.ConditionFacts(
+        desired=taken.size.desired,
+        ready=ready,
+        workers=workers,
+        draining=sum(not p.over for p in seen.pods if p.name in taken.leave.leaving),
+        generation=generation,
+        group_size=size,
+        pending_generation=_pending(etcd, generation.number if generation else None),
+        progress=etcd.progress if etcd else None,
+        outage=None if etcd else seen.outage or Outage(),
+        lost=data_loss.message(taken.facts.status, etcd) if etcd and not taken.known.members else "",
+        has_checkpoints=taken.facts.spec.checkpoint is not None,
+        checkpoint_problem=durability.problem(taken.facts.spec),
+        suspended=taken.facts.spec.suspend,
+        finishing=taken.known.finishing,
+        refusal=taken.facts.state.refusal,
+        withdrawal=taken.leave.withdrawal,
+        troubles=arrival.lasting(workers, taken.there.troubles, taken.facts.now),
+        waits_until=wait,
+        share=seen.share,
+        released=minimum.explanation(taken.size.attempts, taken.facts.spec.min_replicas)
+        if taken.size.attempts.until
+        else "",
+    )
+
+
+def _claims(taken: Steps) -> Iterable[ConditionUpdate]:
+    """Conditions that only some jobs have."""
+    old, total = taken.facts.status.conditions, len(taken.there.units)
+    if taken.known.etcd is not None:
+        was_reported = any(c.type == ConditionType.UP_TO_DATE for c in old)
+        yield from rollout.claim(taken.leave.rollout, total, was_reported, taken.facts.spec.max_unavailable)
+    yield from exclusion.claim(taken.lost.exclusions, old)
+    grouped = any(c.type == ConditionType.GANG_SCHEDULED for c in old)
+    yield from gang_report.claim(
+        taken.facts.state.gang, taken.facts.spec.min_replicas * taken.facts.spec.group_size, grouped
+    )
+
+
+def usage(taken: Steps) -> AcceleratorSeconds | None:
+    """The accelerator usage of this operator's last pass, else that of the status."""
+    return taken.facts.state.usage or taken.facts.status.accelerator_seconds
+
+
+def _pending(etcd: Coordination | None, in_force: int | None) -> int | None:
+    newest = etcd.generation if etcd else None
+    return newest.number if newest and newest.number != in_force else None
+
+
+def if_changed(old: JobStatus, new: JobStatus) -> JobStatus | None:
+    """``new``, unless only the accelerator usage has grown with time."""
+    before, now = old.accelerator_seconds, new.accelerator_seconds
+    if accelerator_seconds.differs(before, now) or {**vars(new), "accelerator_seconds": before} != vars(old):
+        return new.model_copy(update={"accelerator_seconds": accelerator_seconds.rounded(now)})
+    return None
+
+
+def held_until(taken: Steps, written: JobStatus | None) -> datetime | None:
+    """Until when a status without urgent changes is delayed; None: write it now, if at all.
+
+    A new spec of which only the generation is to be reported is delayed until the allocator has answered it, bounded.
+    """
+    last, asked = taken.facts.state.status_written, taken.facts.state.unanswered_since
+    if written is None:
+        return None
+    untils = []
+    if asked is not None and _essence(written, of_any_spec=True) == _essence(taken.facts.status, of_any_spec=True):
+        untils.append(asked + wanted.ANSWER)
+    if last is not None and _essence(written) == _essence(taken.facts.status):
+        untils.append(last + timedelta(seconds=taken.facts.state.status_interval))
+    return max((until for until in untils if until > taken.facts.now), default=None)
+
+
+_WAITS = frozenset({"step", "progress", "batch", "accelerator_seconds", "replicas", "conditions"})
+
+
+def _essence(status: JobStatus, *, of_any_spec: bool = False) -> tuple[dict[str, object], list[dict[str, object]]]:
+    """A status without its non-urgent parts: step, progress, batch, changed times of measured sizes, accelerator usage,
+    the figures of these in messages of true conditions, idle accelerators, and the number of pods (in a start; each
+    loss and each change of the generation also changes other fields). ``of_any_spec``: also without the spec's
+    generation. Not a copy of the model, since this runs in most passes."""
+    quiet = [{**vars(c), "observed_generation": None, **_said(c)} for c in status.conditions]
+    waits = _WAITS | {"observed_generation"} if of_any_spec else _WAITS
+    fields = {name: value for name, value in vars(status).items() if name not in waits}
+    return fields | {"measured_sizes": [(m.workers, m.nodes, m.batch) for m in status.measured_sizes]}, quiet
+
+
+def _said(condition: Condition) -> dict[str, str]:
+    """What a condition says only for people, blank: they may see it later."""
+    if condition.type == ConditionType.RESCALING and condition.status == "True":
+        return {"reason": "", "message": ""}  # members enter a generation one by one
+    return {"message": ""} if condition.status == "True" or condition.type == ConditionType.GROWN else {}

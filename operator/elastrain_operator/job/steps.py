@@ -1,0 +1,398 @@
+"""The steps from an observation to a plan, in their order: each is a value, and reads only those before it. Pure.
+
+:mod:`elastrain_operator.job.plan` takes them one after the other; each decision itself is a policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from elastrain.api.job import JobSpec, JobStatus, LastFailure, LossStreak, Withdrawal
+from elastrain_operator.facts import (
+    Charge,
+    Coordination,
+    DisruptionBudget,
+    Loss,
+    Observed,
+    Pod,
+    Refusal,
+    RefusalKind,
+    Slot,
+    StartAttempts,
+    Trouble,
+)
+from elastrain_operator.job.state import LoopState
+from elastrain_operator.policy.ending import verdict as verdicts
+from elastrain_operator.policy.losses import (
+    arrival,
+    data_loss,
+    exclusion,
+    failures,
+    pacing,
+    pending,
+    restarts,
+    silent_agents,
+    streak,
+)
+from elastrain_operator.policy.losses import lost as losses
+from elastrain_operator.policy.report import progress
+from elastrain_operator.policy.size import budget as budgets
+from elastrain_operator.policy.size import claims, drain, groups, minimum, rollout, spares, victims, wanted
+from elastrain_operator.policy.size import workers as workers_policy
+from elastrain_operator.policy.size.minimum import Attempt
+from elastrain_operator.policy.size.rollout import Rollout
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """The input of a plan."""
+
+    spec: JobSpec
+    status: JobStatus
+    observed: Observed
+    state: LoopState
+    now: datetime
+    drain_extra: float
+    version: str
+    """Of the present template."""
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether the job is new and the allocator has not answered yet: it does within about a second."""
+        share, new = self.observed.share, self.status.desired_replicas is None and not self.observed.pods
+        return new and share is not None and share.size is None and not share.blind and not self.spec.suspend
+
+
+# ---- 1: what may be believed ---------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What may be believed."""
+
+    etcd: Coordination | None
+    """The job's records; None if etcd is unknown."""
+    members: Coordination | None
+    """The same, but also None while records are missing that members write again: etcd has lost data, and the absence
+    of a member proves nothing."""
+    lost_since: datetime | None
+    """Since when etcd lacks records that it has had."""
+    floor: int
+    """``target.above``; 0 while etcd is unknown."""
+    since: Mapping[str, datetime]
+    """When each leaving worker (pod name) was asked."""
+    asked: frozenset[str]
+    """Workers already asked to leave (names), whether they still exist or not."""
+    draining: frozenset[str]
+    """Those that still exist. The target keeps them until the pod is gone."""
+    finishing: bool
+    """The training loop has ended; scripts are ending."""
+    step: int | None
+    """Committed steps, as last reported."""
+    start: datetime | None
+    """Since when the job has been active, as batch/v1 counts it: from creation or from the end of a suspension."""
+
+
+def known(facts: Facts) -> Known:
+    """Which records count, and what they say of the job as a whole."""
+    status, etcd, now = facts.status, facts.observed.coordination, facts.now
+    lost_since = data_loss.since(facts.state.lost_since, status, etcd, now)
+    since = drain.since(status)
+    asked = frozenset(etcd.target.leaving if etcd and etcd.target else ()) | since.keys()
+    start = datetime.fromisoformat(status.start_time) if status.start_time else now
+    return Known(
+        etcd=etcd,
+        members=None if data_loss.is_awaited(lost_since, now) else etcd,
+        lost_since=lost_since,
+        floor=data_loss.floor(status, etcd, lost_since is not None) if etcd else 0,
+        since=since,
+        asked=asked,
+        draining=asked & {p.name for p in facts.observed.pods},
+        finishing=verdicts.finishing(facts.observed.pods, etcd),
+        step=etcd.progress.step if etcd and etcd.progress else status.step,
+        start=None if facts.spec.suspend else start,
+    )
+
+
+# ---- 2: who is lost ------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Who is lost, each counted once, and what follows from it."""
+
+    silent_agents: Mapping[str, datetime]
+    """Pods (UIDs) that run without training or answering, and since when."""
+    overdue: frozenset[str]
+    """Those whose time to answer is over (UIDs)."""
+    silent: frozenset[str]
+    """Workers whose node and lease are silent, or whose agents have not answered in time (names)."""
+    losses: tuple[Loss, ...]
+    count: restarts.Count
+    last_failure: LastFailure | None
+    streak: LossStreak | None
+    exclusions: exclusion.NodeExclusions
+    """Nodes that new workers avoid, including losses of this pass."""
+
+
+def lost(facts: Facts, known: Known) -> Lost:
+    """The lost workers, and what their losses add up to."""
+    spec, status, state, now, pods = facts.spec, facts.status, facts.state, facts.now, facts.observed.pods
+    idle = known.finishing or spec.suspend  # agents may have ended their membership
+    silenced = {p.name for p in pods if losses.is_silent(p, known.members)}
+    running = [p for p in pods if not (p.ending or p.terminating or p.name in known.draining or p.name in silenced)]
+    quiet = silent_agents.update(state.silent_agents, running, None if idle else known.members, now)
+    overdue = silent_agents.overdue(quiet, now)
+    found = losses.losses(pods, known.members, known.asked, state.alive, state.gone.values())
+    every = (*found, *(silent_agents.loss(p) for p in pods if p.uid in overdue))
+    count = restarts.count(status.restarts, status.counted_failures, every, pods)
+    return Lost(
+        silent_agents=quiet,
+        overdue=overdue,
+        silent=frozenset(silenced) | {p.name for p in pods if p.uid in overdue},
+        losses=every,
+        count=count,
+        last_failure=failures.last_failure(status.last_failure, count.fresh, now),
+        streak=streak.update(status.loss_streak, count.fresh, known.step, now),
+        exclusions=exclusion.update(
+            status.excluded_nodes, status.node_losses, count.fresh, spec.node_cooldown_seconds, now
+        ),
+    )
+
+
+# ---- 3: who counts -------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class There:
+    """Who counts as a worker."""
+
+    workers: tuple[Pod, ...]
+    units: tuple[Pod, ...]
+    """What is counted as replicas: the workers, or one pod for each group of several workers."""
+    troubles: dict[str, Trouble]
+    """Why workers (pod names) do not train, whether it is to be reported yet or not."""
+    budget: DisruptionBudget | None
+    """The disruption budget of the job while it has not ended; None: unknown."""
+
+
+def there(facts: Facts, known: Known, lost: Lost) -> There:
+    """The workers, one by one and as replicas."""
+    pods = facts.observed.pods
+    workers = workers_policy.active(pods, known.draining, lost.silent)
+    return There(
+        workers=workers,
+        units=groups.stand_ins(workers, facts.spec.group_size, facts.version),
+        troubles=arrival.troubles(workers, known.members, lost.exclusions.nodes),
+        budget=budgets.budget(facts.spec, pods, known.members),
+    )
+
+
+# ---- 5: how many ---------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How many replicas are wanted."""
+
+    refusal: Refusal | None
+    """The standing refusal of a pod of the present spec, if it is about this job."""
+    attempts: StartAttempts
+    """Attempts to start the minimum, where the operator does not share the cluster out; unchanged while etcd is
+    unknown."""
+    desired: int
+    """Desired replicas now; none while a minimum that could not be bound is released."""
+    spares: int
+    """Desired warm spares now, beside the desired workers."""
+    beyond: int
+    """Replicas that may exist beyond the desired ones: spares, and those that wait for an autoscaler's nodes."""
+
+
+def size(facts: Facts, known: Known, there: There) -> Size:
+    """How many workers the job should have."""
+    spec, share, refusal = facts.spec, facts.observed.share, facts.state.refusal
+    current = refusal and refusal.generation == facts.observed.job.generation and refusal.kind.lasts
+    refusal = refusal if current else None
+    attempts = _attempts(facts, known, there, refusal)
+    desired = 0 if attempts.until is not None else wanted.wanted(spec, facts.status, share)
+    old = facts.status.generation
+    in_force = progress.in_force(old, known.members)[0] if known.members else old
+    standing = spares.wanted(spec, desired, len(there.units), in_force, share)
+    pending_too = share.pending if share and share.size is not None and desired else 0
+    return Size(refusal, attempts, desired, standing, standing + pending_too)
+
+
+def _attempts(facts: Facts, known: Known, there: There, refusal: Refusal | None) -> StartAttempts:
+    share, spec, workers = facts.observed.share, facts.spec, there.workers
+    if known.members is None:
+        return facts.state.attempts
+    shared = share is not None and not share.blind
+    if shared or spec.suspend or known.finishing or claims.has_state(workers, facts.status, known.etcd):
+        return StartAttempts()
+    bound = sum(bool(p.node) for p in workers)
+    quota = refusal is not None and refusal.kind is RefusalKind.QUOTA_EXCEEDED
+    holds = bound > 0 or (quota and bool(workers))
+    attempt = Attempt(facts.observed.job.uid, spec.min_replicas * spec.group_size, bound, holds)
+    return minimum.update(facts.state.attempts, attempt, facts.now)
+
+
+# ---- 6: who leaves -------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """Who leaves."""
+
+    rollout: Rollout
+    """Actions for workers of another version of the template."""
+    victims: tuple[Pod, ...]
+    """Workers to be asked to leave now; none while etcd is unknown or the job is finishing."""
+    signals: frozenset[str]
+    """Workers (names) that stay Pending beyond the desired number, for an autoscaler to see."""
+    late: tuple[Pod, ...]
+    """Workers that have not started in time and are withdrawn; if they are needed, a verdict comes first."""
+    withdrawn: tuple[Pod, ...]
+    """These, and their whole groups, which hold resources in vain; not workers that train for another group."""
+    withdrawal: Withdrawal | None
+    leaving: frozenset[str]
+    """All workers (names) that are asked to leave, those of this pass included."""
+
+
+def leave(facts: Facts, known: Known, there: There, size: Size) -> Leave:
+    """The workers that leave: by a roll-out, as a surplus, or since they do not start."""
+    spec, now, workers = facts.spec, facts.now, there.workers
+    renewal = _rollout(facts, known, there, size)
+    victims = _victims(facts, known, there, size, renewal)
+    signals = _signals(spec.group_size, there, size)
+    stay = [p for p in workers if p not in victims and p.name not in signals]
+    late = pending.late(stay, spec.pending_deadline_seconds, now)
+    trains = [p for p in workers if known.members is None or known.members.trains(p.name)]
+    withdrawn = tuple(p for p in groups.with_mates(late, workers) if p not in trains)
+    withdrawal = pending.withdraw(late, spec.pending_deadline_seconds, now)
+    return Leave(
+        rollout=renewal,
+        victims=victims,
+        signals=signals,
+        late=late,
+        withdrawn=withdrawn,
+        withdrawal=withdrawal or pending.continued(facts.status.withdrawal, there.units, spec.min_replicas, now),
+        leaving=known.draining | {p.name for p in victims} | {p.name for p in withdrawn if p.started},
+    )
+
+
+def _victims(facts: Facts, known: Known, there: There, size: Size, renewal: Rollout) -> tuple[Pod, ...]:
+    if known.members is None or known.finishing:
+        return ()
+    chosen = groups.with_mates(renewal.leave, there.workers)
+    others = [p for p in there.workers if p not in chosen]
+    most, minimum = size.desired + renewal.extra, facts.spec.min_replicas
+    more = victims.choose(others, most, minimum, known.members, facts.observed.share, spares=size.beyond)
+    return (*chosen, *more)
+
+
+def _signals(group_size: int, there: There, size: Size) -> frozenset[str]:
+    waiting = sorted((p for p in there.workers if not p.node), key=lambda p: -p.ordinal)
+    more = min(len(there.workers) - size.desired * group_size, (size.beyond - size.spares) * group_size)
+    return frozenset(p.name for p in waiting[: max(more, 0)])
+
+
+def _rollout(facts: Facts, known: Known, there: There, size: Size) -> Rollout:
+    if known.members is None or known.finishing:
+        return Rollout()
+    observed, spec, refusal = facts.observed, facts.spec, facts.state.refusal
+    if observed.charges is not None:  # no pod is created beyond Kueue's quota
+        refusal = refusal or Refusal(RefusalKind.QUOTA_EXCEEDED, "", facts.now, generation=observed.job.generation)
+    return rollout.rollout(
+        rollout.Input(
+            workers=there.units,
+            pods=observed.pods,
+            version=facts.version,
+            desired=size.desired,
+            minimum=spec.min_replicas,
+            at_a_time=spec.max_unavailable,
+            leaving=len(groups.of(p for p in observed.pods if p.name in known.draining and not p.over)),
+            refusal=refusal if refusal and refusal.generation == observed.job.generation else None,
+            members=known.members,
+            share=observed.share,
+            now=facts.now,
+            spares=size.beyond,
+        )
+    )
+
+
+# ---- 7: who comes, and when ----------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Come:
+    """Who comes, and when."""
+
+    paced: datetime | None
+    """When losses let the next worker be created; None: now."""
+    wait: datetime | None
+    """The same, also by refusals of pods."""
+    create: tuple[int, ...]
+    """Ordinals of the pods to create now."""
+    slots: tuple[Slot, ...]
+    """Their places in groups."""
+    charges: tuple[Charge, ...]
+    """Kueue's places of them."""
+    is_admitted: bool
+    """The API server has admitted a pod of the present template in a dry run."""
+    asks: bool
+    """The API server is asked to admit a pod, in a dry run: the allocator waits for its answer."""
+
+
+def come(  # noqa: PLR0917 - all earlier steps
+    facts: Facts, known: Known, lost: Lost, there: There, size: Size, leave: Leave
+) -> Come:
+    """The workers to create now, or when the next one comes."""
+    observed, state, share = facts.observed, facts.state, facts.observed.share
+    paced = pacing.after_losses(
+        facts.spec,
+        lost.count.restarts,
+        last=lost.last_failure,
+        streak=lost.streak,
+        withdrawal=leave.withdrawal,
+        pods=observed.pods,
+        now=facts.now,
+    )
+    wait = pacing.latest((paced, pacing.after_refusal(state.refusal, observed.job.generation)), facts.now)
+    none = wait is not None or known.etcd is None or known.finishing
+    slots, charges = ((), ()) if none else _missing(facts, there, size, leave)
+    create = workers_policy.ordinals(len(slots), state.open_ordinals, observed.pods, facts.status.next_ordinal)
+    is_admitted = state.admitted == facts.version
+    asks = bool(share and share.probe) and not known.finishing and not (is_admitted and size.refusal is None)
+    return Come(
+        paced=paced,
+        wait=wait,
+        create=create,
+        slots=slots[: len(create)],
+        charges=charges[: len(create)],
+        is_admitted=is_admitted,
+        asks=asks and wait is None and not create,
+    )
+
+
+def _missing(facts: Facts, there: There, size: Size, leave: Leave) -> tuple[tuple[Slot, ...], tuple[Charge, ...]]:
+    """A slot for each pod to create now, and if Kueue decides the job's size, a charge for each slot."""
+    observed, group_size = facts.observed, facts.spec.group_size
+    more = max(size.desired + size.beyond - len(there.units), 0) or leave.rollout.create
+    staying = [p for p in there.workers if p not in leave.victims and p not in leave.withdrawn]
+    holes = groups.slots(staying, observed.pods, group_size, 0)
+    slots = (*holes, *groups.slots((), observed.pods, group_size, min(more, workers_policy.BATCH)))
+    if facts.state.refusal:
+        slots = slots[:1]  # one pod shows whether the API server still refuses
+    if observed.charges is None:
+        return slots, ()
+    charged = groups.charged(slots, there.workers, observed.charges)
+    return tuple(slot for slot, _ in charged), tuple(charge for _, charge in charged)
+
+
+# ---- together ------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """All of them, for what is written at last."""
+
+    facts: Facts
+    known: Known
+    lost: Lost
+    there: There
+    size: Size
+    leave: Leave
+    come: Come
+
+    def due(self, pod: Pod) -> datetime:
+        """When a leaving worker is deleted in any case."""
+        asked = self.known.since.get(pod.name, self.facts.now)
+        return drain.deadline(pod, asked, self.facts.drain_extra)

@@ -1,0 +1,338 @@
+"""What a job asks, its Workloads and its pods → its size and the writes to its Workloads. Pure.
+
+One Workload, the base, stands for ``minReplicas``; each further replica is a Workload of its own, an extra, with a
+lower priority, so that Kueue's ordinary preemption takes extras before the base of any job of the same class.
+
+Invariants: a Workload is named after its index, so that no replica ever has two; a pod is created only as a charge of
+an admitted Workload; a Workload with a reservation is released or deleted only when no pod is charged to it; at most
+``AHEAD`` extras wait in the queue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from functools import cached_property
+from typing import Any
+
+from elastrain_operator.allocation.snapshot import Share
+from elastrain_operator.facts import Charge, PodPlacement
+from elastrain_operator.kueue import explain
+from elastrain_operator.kueue.workload import (
+    AHEAD,
+    Activate,
+    Change,
+    Create,
+    Decision,
+    Delete,
+    Eviction,
+    Finish,
+    Holder,
+    Memory,
+    Ready,
+    Release,
+    Request,
+    View,
+    Workload,
+    Write,
+)
+
+MISSING_PATIENCE = timedelta(seconds=30)
+"""Workers go on for so long without their base Workload: the deletion of Kueue's CRDs looks like that at first."""
+BACKOFF = (10.0, 20.0, 40.0, 80.0, 160.0, 300.0)
+"""Seconds until the next extra is queued, by the number of extras in a row that Kueue took back unready."""
+
+
+def governs(request: Request, workloads: Iterable[Workload]) -> bool:
+    """Whether Kueue decides the job's size: it names a queue, or has not given back all Workloads since it did."""
+    return bool(request.queue) or any(True for _ in workloads)
+
+
+def decide(request: Request, view: View, holders: Sequence[Holder], memory: Memory, now: datetime) -> Decision:
+    """The decision for one job at ``now``."""
+    scene = _Scene(request, view, tuple(holders), memory, now)
+    if view.problem:
+        return _unknown(scene)
+    if request.ended:
+        return Decision(Share(0, "Ended", request.ended), unbound=(), writes=tuple(_finish(scene)), memory=memory)
+    return _go_on(scene)
+
+
+class _Scene:
+    """The input, and what follows from it."""
+
+    def __init__(
+        self, request: Request, view: View, holders: tuple[Holder, ...], memory: Memory, now: datetime
+    ) -> None:
+        self.request, self.view, self.holders, self.memory, self.now = request, view, holders, memory, now
+        self.base = next((w for w in view.workloads if w.index == 0), None)
+        self.extras = sorted((w for w in view.workloads if w.index > 0), key=lambda w: w.index)
+        self._charged: dict[str, list[Holder]] = {}
+        for holder in holders:
+            self._charged.setdefault(holder.workload, []).append(holder)
+
+    def pods(self, workload: Workload) -> Sequence[Holder]:
+        """Those charged to it."""
+        return self._charged.get(workload.name, ())
+
+    @cached_property
+    def moves(self) -> bool:
+        """Whether the base no longer fits the job: its pods leave, and another one takes its place."""
+        base, request = self.base, self.request
+        if base is None or request.mirrored:
+            return base is not None and base.finished
+        short = base.count < request.minimum * request.pods
+        return base.finished or base.shape != request.shape or short or base.queue != request.queue
+
+    def placed(self, workload: Workload) -> bool:
+        """Whether all its flavors are known. Without them no pod is created; those that exist stay."""
+        return all(f in self.view.flavors for f in workload.flavors)
+
+    @cached_property
+    def on(self) -> Workload | None:
+        """The base, if its pods may exist."""
+        base = self.base
+        runs = base is not None and base.runs and not self.moves and not self.request.suspend
+        return base if runs else None
+
+    @cached_property
+    def most(self) -> int:
+        """Extras that the job wants."""
+        return max(self.request.wanted - self.on.count // self.request.pods, 0) if self.on else 0
+
+    @cached_property
+    def fit(self) -> list[Workload]:
+        """Extras that the job can use, those that stay longest first."""
+        base = self.on
+        if base is None:
+            return []
+
+        def usable(extra: Workload) -> bool:
+            same = extra.queue == base.queue and extra.shape == base.shape and extra.count == self.request.pods
+            here = not extra.reserved or extra.flavors == base.flavors
+            return same and here and extra.active and not (extra.evicted or extra.finished or extra.going)
+
+        def worth(extra: Workload) -> tuple[bool, bool, int, int]:
+            pods = self.pods(extra)
+            return (not extra.runs, not pods, -min((p.leaves_first for p in pods), default=0), extra.index)
+
+        return sorted(filter(usable, self.extras), key=worth)
+
+    @cached_property
+    def ahead(self) -> int:
+        """Extras that may wait in the queue now."""
+        queue = self.view.queue
+        return 0 if queue is None or (queue.strict and not self.request.always_ahead) else AHEAD
+
+    @cached_property
+    def kept(self) -> list[Workload]:
+        """The extras that stay."""
+        chosen, waiting = [], 0
+        for extra in self.fit[: self.most]:
+            if not extra.reserved:
+                waiting += 1
+                if waiting > self.ahead:
+                    continue
+            chosen.append(extra)
+        return chosen
+
+    @cached_property
+    def waiting(self) -> list[Workload]:
+        """Kept extras without admission."""
+        return [w for w in self.kept if not w.runs]
+
+    @cached_property
+    def evicted(self) -> tuple[Workload, ...]:
+        """Evicted and not yet counted."""
+        counted = {e.uid for e in self.memory.evicted}
+        return tuple(w for w in self.view.workloads if w.evicted and w.reserved and w.uid not in counted)
+
+    @cached_property
+    def holding(self) -> tuple[Eviction, ...]:
+        """Evictions whose Workloads still hold quota."""
+        held = {w.uid for w in self.view.workloads if w.evicted and w.reserved}
+        fresh = (Eviction(w.uid, w.kind, self.now) for w in self.evicted)
+        return (*(e for e in self.memory.evicted if e.uid in held), *fresh)
+
+
+def _unknown(scene: _Scene) -> Decision:
+    """Nothing starts and nothing stops: the size follows the workers that exist."""
+    live = len(scene.holders) // scene.request.pods
+    share = Share(min(scene.request.size, live), "QueueUnknown", explain.unknown(scene.request, scene.view.problem))
+    return Decision(share, memory=scene.memory)
+
+
+def _finish(scene: _Scene) -> Iterable[Write]:
+    """The job has ended: its Workloads follow as soon as no pod is charged to them."""
+    for workload in scene.view.workloads:
+        if workload.going or scene.pods(workload):
+            continue
+        if workload.index:
+            yield Delete(workload.name, workload.uid)
+        elif not workload.finished:
+            yield Finish(workload.name, workload.uid, scene.request.ended)
+
+
+def _go_on(scene: _Scene) -> Decision:
+    memory = _remember(scene)
+    if memory.missing is not None and scene.now < memory.missing + MISSING_PATIENCE:
+        until = memory.missing + MISSING_PATIENCE
+        size = min(scene.request.size, len(scene.holders) // scene.request.pods)
+        return Decision(Share(size, "WorkloadMissing", explain.missing(scene.request)), memory=memory, again=until)
+    running = [w for w in (scene.on, *scene.kept) if w is not None and w.runs]
+    size = sum(w.count for w in running) // scene.request.pods
+    stay = {w.name for w in running}
+    release = frozenset(h.name for h in scene.holders if h.workload not in stay)
+    reason, message = explain.why(
+        explain.Admission(scene.request, scene.view, scene.base, scene.on, size, scene.waiting)
+    )
+    return Decision(
+        share=Share(size, reason, message, release=release),
+        charges=tuple(_charges(scene, running)),
+        unbound=tuple(_unbound(scene, running)),
+        writes=(*_base_writes(scene), *_extra_writes(scene, memory)),
+        memory=memory,
+        preempted=scene.evicted,
+        freed=tuple(e for e in scene.memory.evicted if e not in memory.evicted),
+        again=memory.until if memory.until and memory.until > scene.now else None,
+    )
+
+
+def _remember(scene: _Scene) -> Memory:
+    """What the next pass needs."""
+    memory = scene.memory
+    refused, until = memory.refused, memory.until
+    if any(w.ready for w in scene.kept):
+        refused = 0
+    if any(w.index > 0 for w in scene.evicted):
+        until = scene.now + timedelta(seconds=BACKOFF[min(refused, len(BACKOFF) - 1)])
+        refused += 1
+    gone = (scene.base is None or scene.base.going) and not scene.request.suspend
+    runs = any(h.workload == scene.request.base for h in scene.holders)
+    missing = (memory.missing or scene.now) if gone and runs else None
+    return replace(memory, evicted=scene.holding, refused=refused, until=until, missing=missing)
+
+
+def _charges(scene: _Scene, running: Iterable[Workload]) -> Iterable[Charge]:
+    """Vacant places. A leaving pod holds its own until it is gone."""
+    for workload in filter(scene.placed, running):
+        vacant = workload.count - len(scene.pods(workload))
+        for _ in range(vacant):
+            yield Charge(workload.name, _placement(scene, workload), workload.topology)
+
+
+def _unbound(scene: _Scene, running: Iterable[Workload]) -> Iterable[tuple[PodPlacement, int]]:
+    """Admitted pods that hold no node's room yet."""
+    for workload in filter(scene.placed, running):
+        missing = workload.count - sum(h.bound for h in scene.pods(workload))
+        if missing > 0:
+            yield _placement(scene, workload), missing
+
+
+def _placement(scene: _Scene, workload: Workload) -> PodPlacement:
+    """The flavors' node labels and tolerations, then the updates of the admission checks."""
+    selector: dict[str, str] = {}
+    tolerations: list[Mapping[str, Any]] = []
+    for name in workload.flavors:
+        flavor = scene.view.flavors[name]
+        selector |= dict(flavor.labels)
+        tolerations += flavor.tolerations
+    updates = workload.updates
+    return PodPlacement(
+        tuple(sorted((selector | dict(updates.selector)).items())),
+        (*tolerations, *updates.tolerations),
+        updates.labels,
+        updates.annotations,
+    )
+
+
+def _base_writes(scene: _Scene) -> Iterable[Write]:
+    base, request, view = scene.base, scene.request, scene.view
+    if base is None:
+        asks = request.queue and not request.suspend and not request.mirrored and not scene.holders
+        if asks and view.priority is not None and view.queue is not None:
+            yield Create(request.base, 0, request.minimum * request.pods, view.priority)
+        return
+    if base.going:
+        return
+    empty = not scene.pods(base)
+    if scene.moves:
+        if base.reserved or base.finished or not request.queue or not _may_change(scene, base):
+            if not scene.holders:
+                yield Delete(base.name, base.uid)
+            return
+        yield Change(base.name, base.uid, queue=request.queue)
+        return
+    if request.suspend and (base.active or not base.suspended):
+        yield Activate(base.name, base.uid, active=False)
+    elif not request.suspend and base.suspended:
+        yield Activate(base.name, base.uid, active=True)
+    if base.evicted and base.reserved and empty:
+        yield Release(base.name, base.uid)
+    elif scene.on:
+        yield from _readiness(scene, base)
+    yield from _priority(scene, base)
+
+
+def _may_change(scene: _Scene, base: Workload) -> bool:
+    """Whether only the queue differs, which Kueue lets a Workload without reservation change."""
+    return base.shape == scene.request.shape and base.count >= scene.request.minimum * scene.request.pods
+
+
+def _priority(scene: _Scene, base: Workload) -> Iterable[Write]:
+    """A changed class. Kueue itself follows a changed value of the base's class."""
+    value, request = scene.view.priority, scene.request
+    if value is None or request.mirrored:
+        return
+    if base.priority_class != request.priority_class and base.priority_class and request.priority_class:
+        yield Change(base.name, base.uid, priority=value, priority_class=request.priority_class)
+    elif base.priority != value and not base.priority_class:
+        yield Change(base.name, base.uid, priority=value)
+
+
+def _readiness(scene: _Scene, workload: Workload) -> Iterable[Write]:
+    ready = sum(h.ready for h in scene.pods(workload)) >= workload.count
+    if ready != workload.ready:
+        yield Ready(workload.name, workload.uid, ready)
+
+
+def _extra_writes(scene: _Scene, memory: Memory) -> Iterable[Write]:
+    kept = {w.name for w in scene.kept}
+    for extra in scene.extras:
+        if extra.name in kept or extra.going:
+            continue
+        if not scene.pods(extra):
+            yield Delete(extra.name, extra.uid)
+    base, priority = scene.on, _below(scene)
+    if base is None or priority is None:
+        return
+    for extra in scene.kept:
+        if extra.priority != priority:
+            yield Change(extra.name, extra.uid, priority=priority)
+        if extra.runs:
+            yield from _readiness(scene, extra)
+    if (memory.until is not None and memory.until > scene.now) or not scene.placed(base):
+        return
+    missing = min(scene.most - len(scene.kept), scene.ahead - len([w for w in scene.kept if not w.reserved]))
+    for index in _free(scene, missing):
+        yield Create(scene.request.extra_name(index), index, scene.request.pods, priority)
+
+
+def _below(scene: _Scene) -> int | None:
+    """Priority of extras: one less than that of the base, so that any base of the same class comes first."""
+    if scene.request.mirrored:
+        return scene.base.priority - 1 if scene.base else None
+    return None if scene.view.priority is None else scene.view.priority - 1
+
+
+def _free(scene: _Scene, number: int) -> Iterable[int]:
+    """The lowest indices that no Workload has."""
+    taken = {w.index for w in scene.view.workloads}
+    charged = {h.workload for h in scene.holders}
+    index = 1
+    while number > 0:
+        if index not in taken and scene.request.extra_name(index) not in charged:
+            number -= 1
+            yield index
+        index += 1

@@ -1,1 +1,0 @@
-"""Pods, nodes, jobs and etcd records become frozen values. The only parsers of raw objects."""

@@ -1,0 +1,217 @@
+"""Bounds what the records of jobs cost the operator, since each job writes its own: a tenant must not end the operator
+for all others, and then its successor.
+
+Between the watch's thread and the mirror's loop. Keys that no job has are dropped. A record that is too large is kept
+without its content. Of several changes of a key only the last one is kept, and the loop gets a bounded number of
+changes of each job at a time. A job with too many records, or that writes too much, is refused: nothing of it is kept
+but its owner, and its user may write no more (``records/logins.py``).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import islice
+
+from elastrain.api.keys import JobKeys
+from elastrain.etcd import Batch, Delete, Event, KeyValue, Put
+
+LONGEST_KEY = 1024
+"""Characters. Namespace, names of job and pod, and a UID have at most 300."""
+
+WINDOW = 60.0
+"""Seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bytes count keys and values as they are in etcd; in memory a record takes several times as much."""
+
+    record: int = 512 << 10
+    """Bytes of one record. A target that asks 5,000 workers to leave takes 150 kB."""
+    member: int = 16 << 10
+    """Bytes of a member's record, which takes 0.5 kB."""
+    job: int = 8 << 20
+    """Bytes of one job's records. A job of 1,000 workers takes 1 MB."""
+    unread: int = 32 << 20
+    """Bytes of one job's records that the operator does not read, as written since its start. Checks of pairs of nodes
+    write some kB."""
+    churn: int = 64 << 20
+    """Bytes that one job may write within :data:`WINDOW`: etcd keeps what was overwritten for about so long. The
+    largest jobs write 1 MB."""
+    all: int = 64 << 20
+    """Bytes of all records; 3,000 jobs of 4 workers take 18 MB. Beyond it, the largest job is refused."""
+    changes: int = 1000
+    """Changes of one job that the loop gets at a time."""
+
+
+class Intake:
+    """Thread-safe: the watch's thread sifts and puts, the loop takes."""
+
+    def __init__(self, limits: Limits = Limits(), clock: Callable[[], float] = time.monotonic) -> None:
+        """``clock()``: seconds."""
+        self._limits, self._clock = limits, clock
+        self._lock = threading.Lock()
+        self._jobs: dict[JobKeys, _Job] = {}
+        self._changed: set[JobKeys] = set()
+        self._bytes = 0
+        self._revision = 0
+        self._snapshot = False
+        self._told = False  # the loop knows that there is something to take
+        self.refused: dict[JobKeys, str] = {}
+        """Jobs whose records are not kept, and why. Replaced, never changed."""
+        self.dropped = 0
+        """Records that were not kept: of refused jobs, and under keys that no job has."""
+
+    def sift(self, kv: KeyValue) -> KeyValue | None:
+        """The record as it is kept, without its content if it is too large; None: it is not kept. To be called before
+        the record is noted anywhere: a list of all records may be larger than the memory."""
+        keys = JobKeys.of(kv.key)
+        with self._lock:
+            known = keys is not None and _is_known(keys, kv.key)
+            if keys is not None and keys not in self.refused:
+                self._count(keys, len(kv.key) + len(kv.value), known=known)
+            if keys is None or not known or (keys in self.refused and kv.key != keys.owner):
+                self.dropped += 1
+                return None
+            most = self._limits.member if kv.key.startswith(keys.members) else self._limits.record
+            kept = kv if len(kv.value) <= most else replace(kv, value=b"")
+            job = self._jobs.setdefault(keys, _Job())
+            self._bytes += job.size(kv.key, len(kv.key) + len(kept.value))
+            self._bound(keys, job)
+            return kept
+
+    def put(self, batch: Batch) -> bool:
+        """Take in changes of sifted records; returns whether the loop must be told that there is something to take."""
+        with self._lock:
+            for event in batch.events:
+                key = event.kv.key if isinstance(event, Put) else event.key
+                keys = JobKeys.of(key)
+                if keys is not None:
+                    self._note(keys, key, event)
+            self._snapshot = self._snapshot or batch.snapshot
+            self._revision = batch.revision
+            return self._tell()
+
+    def tell(self) -> bool:
+        """Whether the loop must be told, after records that are not kept: their job may have been refused for them."""
+        with self._lock:
+            return self._tell()
+
+    def take(self) -> Batch:
+        """The next changes, in order within a job: all that there are, but of each job a bounded number."""
+        with self._lock:
+            events: list[Event] = []
+            for keys in list(self._changed):
+                job = self._jobs[keys]
+                events.extend(job.next(self._limits.changes))
+                if not job.changes:
+                    self._changed.discard(keys)
+                    if not job.sizes:
+                        del self._jobs[keys]
+            batch = Batch(tuple(events), self._revision, self._snapshot)
+            self._snapshot = False
+            self._told = bool(self._changed)
+            return batch
+
+    @property
+    def more(self) -> bool:
+        """Whether changes are left to take."""
+        with self._lock:
+            return bool(self._changed)
+
+    # ---- inside, under the lock --------------------------------------------------------------------------------------
+    def _tell(self) -> bool:
+        tell = not self._told and bool(self._changed or self._snapshot)
+        self._told = self._told or tell
+        return tell
+
+    def _note(self, keys: JobKeys, key: str, event: Event) -> None:
+        if keys in self.refused:
+            if key != keys.owner:
+                return
+            if isinstance(event, Delete):  # the job is gone, and its records with it
+                self.refused = {k: why for k, why in self.refused.items() if k != keys}
+        job = self._jobs.setdefault(keys, _Job())
+        if isinstance(event, Delete):
+            self._bytes += job.size(key, 0)
+        job.change(key, event)
+        self._changed.add(keys)
+
+    def _count(self, keys: JobKeys, written: int, *, known: bool) -> None:
+        """A job has written so many bytes, under a key that the operator reads or under another one."""
+        job, now = self._jobs.setdefault(keys, _Job()), self._clock()
+        if now - job.since > WINDOW:
+            job.since, job.written = now, 0
+        job.written += written
+        job.unread += 0 if known else written
+        if job.written > self._limits.churn:
+            self._refuse(keys, f"it has written more than {self._limits.churn >> 10} KiB within {WINDOW:g} s")
+        elif job.unread > self._limits.unread:
+            self._refuse(keys, f"it has written more than {self._limits.unread >> 10} KiB under keys of its own")
+
+    def _bound(self, keys: JobKeys, job: _Job) -> None:
+        if job.bytes > self._limits.job:
+            self._refuse(keys, f"its records have more than {self._limits.job >> 10} KiB")
+        while self._bytes > self._limits.all:
+            largest = max(self._jobs, key=lambda k: self._jobs[k].bytes)
+            share, most = self._jobs[largest].bytes >> 10, self._limits.all >> 10
+            self._refuse(
+                largest, f"the records of all jobs have more than {most} KiB, and its own {share} KiB the most"
+            )
+
+    def _refuse(self, keys: JobKeys, why: str) -> None:
+        job = self._jobs[keys]
+        self.refused = {**self.refused, keys: why}
+        for key in [key for key in job.sizes if key != keys.owner]:
+            self._bytes += job.size(key, 0)
+            job.change(key, Delete(key, self._revision))
+        self._changed.add(keys)
+
+
+@dataclass(slots=True)
+class _Job:
+    """The records of one job: how large they are, which changes are not taken yet, and what it has written."""
+
+    sizes: dict[str, int] = field(default_factory=dict)
+    changes: dict[str, Event] = field(default_factory=dict)
+    bytes: int = 0
+    since: float = 0.0
+    written: int = 0
+    """Bytes, after the time ``since``."""
+    unread: int = 0
+
+    def size(self, key: str, size: int) -> int:
+        """Note a record's size, 0: it is gone; returns by how much the job has grown."""
+        grown = size - self.sizes.pop(key, 0)
+        if size:
+            self.sizes[key] = size
+        self.bytes += grown
+        return grown
+
+    def change(self, key: str, event: Event) -> None:
+        self.changes.pop(key, None)  # the last change comes last
+        self.changes[key] = event
+
+    def next(self, most: int) -> Iterator[Event]:
+        for key in list(islice(self.changes, most)):
+            yield self.changes.pop(key)
+
+
+def _is_known(keys: JobKeys, key: str) -> bool:
+    """Whether the operator reads the record under ``key``."""
+    if len(key) > LONGEST_KEY:
+        return False
+    single = {
+        keys.target,
+        keys.owner,
+        keys.generation,
+        keys.leader,
+        keys.ended,
+        keys.progress,
+        keys.closed,
+        keys.issued,
+    }
+    return key in single or key.startswith((keys.members, keys.rosters))

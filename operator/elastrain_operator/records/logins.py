@@ -1,0 +1,197 @@
+"""Gives each job an etcd user that may read and write only that job's keys, and its workers a Secret with the password.
+
+Order of writes, so that an interruption leaves nothing behind: the job's ``owner`` record, by which the sweeper finds
+it; the user; the Secret, which the garbage collector deletes with the job; the ``issued`` record, which confirms the
+others. All writes are repeated until that record exists.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import structlog
+
+from elastrain.api.keys import JobKeys
+from elastrain.api.records import Issued
+from elastrain.etcd import EtcdError, EtcdUsers, tls
+from elastrain_operator.config import OperatorConfig
+from elastrain_operator.facts import JobRef, Outage
+from elastrain_operator.pod import manifest as manifests
+from elastrain_operator.records import passwords
+from elastrain_operator.waiting import until
+
+INTERVAL = 60.0
+"""Seconds between two checks that etcd authenticates users, and of the CA certificates."""
+RETRY_SECONDS = 2.0
+ECHO_SECONDS = 10.0
+"""Seconds for which a written record counts although the mirror does not show it yet."""
+
+log = structlog.get_logger(__name__)
+
+
+class Secrets(Protocol):
+    """The part of :class:`elastrain_operator.kube.client.Kube` that the logins uses."""
+
+    async def write_secret(self, namespace: str, manifest: Mapping[str, Any], *, expected: bool) -> None: ...
+
+
+class Records(Protocol):
+    """The part of :class:`elastrain_operator.records.mirror.Mirror` that the logins uses."""
+
+    @property
+    def outage(self) -> Outage | None: ...
+
+    losses: int
+
+    def issued(self, keys: JobKeys) -> Issued | None: ...
+
+    def is_unread(self, keys: JobKeys) -> bool: ...
+
+    async def claim(self, keys: JobKeys) -> None: ...
+
+    async def put_issued(self, keys: JobKeys, issued: Issued) -> None: ...
+
+
+class JobLogins:
+    """The etcd users and Secrets of all jobs. Calls may raise ``ApiError`` and ``EtcdError``; each is bounded."""
+
+    def __init__(
+        self,
+        users: EtcdUsers,
+        secrets: Secrets,
+        records: Records,
+        config: OperatorConfig,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``on_change`` is called when all jobs need a pass because the CA certificates were replaced.
+
+        Raises ``ValueError`` if the CA file cannot be read.
+        """
+        etcd = config.etcd
+        assert config.job_key is not None and etcd.password_file is not None and etcd.ca is not None, "config checks it"
+        self._users, self._secrets, self._records = users, secrets, records
+        self._prefix, self._is_named = config.user_prefix, bool(config.cluster)
+        self._password_file, self._ca_file = etcd.password_file, etcd.ca
+        self._key = config.job_key.get_secret_value()
+        self._on_change = on_change
+        self._stamp = tls.stamp(self._ca_file)
+        self._ca = tls.read(self._ca_file).ca
+        self._wanted = passwords.fingerprint(self._ca, self._key, self._prefix)
+        self._recent: dict[JobKeys, tuple[Issued, float, int]] = {}  # with the time, and etcd's losses of data by then
+        self._written: dict[JobKeys, float] = {}  # when this process wrote the job's Secret
+        self._suspended: dict[JobKeys, bool] = {}  # whether etcd knows
+        self._nudged = asyncio.Event()
+
+    # ---- one job ---------------------------------------------------------------------------------------------------
+    async def keep(self, job: JobRef, *, creating: bool = False, live: bool = False, wait_long: bool = False) -> None:
+        """Ensure that a job's workers can log in. Without a change it makes no call: the Secret is written once, and
+        again while workers ``wait_long`` to start, since it may have been deleted."""
+        keys = JobKeys(job.namespace, job.name, job.uid)
+        if keys in self._suspended:
+            return
+        wanted, issued = self._wanted, self._issued(keys)
+        if issued is None and (self._records.outage or self._records.is_unread(keys)):
+            return  # unknown, which differs from absent
+        wrote = self._written.get(keys)
+        doubted = creating and wrote is None
+        doubted = doubted or (wait_long and (wrote is None or time.monotonic() - wrote > INTERVAL))
+        due = passwords.due(issued, wanted, creating=creating, live=live, doubted=doubted)
+        if not (due.user or due.secret):
+            return
+        name = passwords.user(self._prefix, keys)
+        password = passwords.password(self._key, keys)
+        if due.user:
+            await self._records.claim(keys)
+            await asyncio.to_thread(self._users.ensure, name, password, keys.prefix)
+        if due.secret:
+            manifest = manifests.secret(job, name, password, self._ca)
+            await self._secrets.write_secret(job.namespace, manifest, expected=issued is not None)
+            self._written[keys] = time.monotonic()
+        if issued != wanted:
+            await self._records.put_issued(keys, wanted)
+            self._recent[keys] = wanted, time.monotonic(), self._records.losses
+            log.info("issued credentials", prefix=keys.prefix, user=name)
+
+    def has_issued(self, job: JobRef) -> bool:
+        """Whether the job's user and Secret were written as they are wanted now."""
+        return self._issued(JobKeys(job.namespace, job.name, job.uid)) == self._wanted
+
+    def _issued(self, keys: JobKeys) -> Issued | None:
+        """The record, or the last written one that the watch has not shown yet."""
+        recent = self._recent.get(keys)
+        if recent and time.monotonic() - recent[1] < ECHO_SECONDS and recent[2] == self._records.losses:
+            return recent[0]
+        self._recent.pop(keys, None)
+        return self._records.issued(keys)
+
+    # ---- jobs that write too much -----------------------------------------------------------------------------------
+    def suspend(self, keys: JobKeys) -> None:
+        """Take the job's rights in etcd, soon, and give them back to its user no more. It trains on, as in an outage of
+        etcd. Another operator process gives them again: it refuses the job anew if need be."""
+        self._suspended.setdefault(keys, False)
+        self._nudged.set()
+
+    async def _suspend_users(self) -> None:
+        """Raises ``EtcdError``."""
+        for keys in [keys for keys, done in self._suspended.items() if not done]:
+            await asyncio.to_thread(self._users.suspend, passwords.user(self._prefix, keys), keys.prefix)
+            await self._records.put_issued(keys, Issued(ca=self._wanted.ca, key=""))
+            self._suspended[keys] = True
+            log.warning("took a job's rights in etcd: it writes too much", prefix=keys.prefix)
+
+    # ---- jobs that are gone ----------------------------------------------------------------------------------------
+    async def remove(self, keys: JobKeys) -> None:
+        """Remove the user of a job that is gone."""
+        self._recent.pop(keys, None)
+        self._written.pop(keys, None)
+        self._suspended.pop(keys, None)
+        await asyncio.to_thread(self._users.remove, passwords.user(self._prefix, keys))
+
+    async def jobs(self) -> set[JobKeys]:
+        """Jobs with a user that this cluster's operator created, including jobs that no longer exist. None in a cluster
+        without a name of its own: the users of other clusters look the same."""
+        if not self._is_named:
+            return set()
+        found = await asyncio.to_thread(self._users.names)
+        return {keys for keys in (passwords.owner(self._prefix, name) for name in found) if keys}
+
+    # ---- etcd itself -----------------------------------------------------------------------------------------------
+    def nudge(self) -> None:
+        """etcd was lost or has returned, perhaps without its data: check now."""
+        self._nudged.set()
+
+    async def run(self) -> None:
+        """Until cancelled: keep etcd's authentication enabled, and detect replaced CA certificates."""
+        while True:
+            pause = INTERVAL
+            try:
+                await self._suspend_users()
+                self._look_at_ca()
+                await asyncio.to_thread(self._have_users_checked)
+            except (EtcdError, OSError, ValueError) as error:
+                log.warning("check of etcd's authentication or CA failed", error=str(error), retry_s=RETRY_SECONDS)
+                pause = RETRY_SECONDS
+            if not await until(self._nudged, pause):
+                continue
+            self._nudged.clear()
+            await asyncio.sleep(RETRY_SECONDS / 10)  # an outage causes bursts of nudges
+
+    def _have_users_checked(self) -> None:
+        password = self._password_file.read_text().rstrip("\n")
+        if not self._users.are_checked(password):
+            self._users.check(password)
+            log.info("authentication in etcd enabled")
+
+    def _look_at_ca(self) -> None:
+        stamp = tls.stamp(self._ca_file)
+        if stamp == self._stamp:
+            return
+        ca = tls.read(self._ca_file).ca
+        self._stamp = stamp
+        if ca != self._ca:
+            self._ca, self._wanted = ca, passwords.fingerprint(ca, self._key, self._prefix)
+            log.info("CA certificates of etcd replaced: updating all jobs")
+            self._on_change()

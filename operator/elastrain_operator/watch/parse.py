@@ -1,0 +1,244 @@
+"""Raw API objects → plain values. With ``trouble``, the only code that depends on a pod's wire format."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from datetime import datetime
+
+from pydantic import ValidationError
+
+from elastrain.api import manifest, names
+from elastrain.api.job import ConditionType, JobSpec, JobStatus
+from elastrain.api.records import Termination
+from elastrain_operator.allocation import resources
+from elastrain_operator.facts import DEFAULT_GRACE, WORKLOAD_NOTE, Ending, JobRef, Pod, Slot
+from elastrain_operator.raw import Raw, mapping, number, objects, text
+from elastrain_operator.watch.owner import ordinal, owner
+from elastrain_operator.watch.proof import processes_ended
+from elastrain_operator.watch.trouble import trouble
+
+MAX_GRACE = 1e9
+"""Kubernetes accepts any number of seconds; larger ones are cut to about 30 years."""
+MOST_ACCELERATORS = 2**31 - 1
+"""Kubernetes accepts any number in a pod's limits."""
+LARGEST = 2**63 - 1
+"""Larger integers in a termination record cannot be written to a status."""
+_PROBLEMS = 3
+"""Most problems of a status that are named."""
+
+_COUNT = re.compile(r"[0-9]{1,18}")
+_KEPT = {"false": True, "true": False}
+
+
+class SpecInvalid(ValueError):
+    """The stored spec breaks a rule of the API; the message names field, value and rule."""
+
+
+class StatusUnreadable(ValueError):
+    """The stored status cannot be read; the message names field, value and rule. Nothing may follow from it."""
+
+
+def timestamp(text: str) -> datetime:
+    """An RFC 3339 time of the API server."""
+    return datetime.fromisoformat(text)
+
+
+def job_ref(body: Raw) -> JobRef:
+    """Identity of a job from its body."""
+    meta = body["metadata"]
+    uses = str(mapping(meta.get("labels")).get(names.LABEL_USES, ""))
+    return JobRef(meta["namespace"], meta["name"], meta["uid"], meta.get("generation"), uses)
+
+
+def is_ours(body: Raw) -> bool:
+    """Whether a job names this operator as its manager."""
+    return mapping(body.get("spec")).get("managedBy") in (None, names.CONTROLLER)
+
+
+def job_spec(body: Raw) -> JobSpec:
+    """The spec of a job.
+
+    Raises :class:`SpecInvalid` if it breaks a rule. The API server enforces the same rules, so this happens only to a
+    job that was stored under another version of the CRD.
+    """
+    try:
+        return JobSpec.model_validate(body.get("spec", {}))
+    except ValidationError as error:
+        raise SpecInvalid("; ".join(manifest.problem(e, "spec") for e in error.errors(include_url=False))) from error
+
+
+def job_status(body: Raw) -> JobStatus:
+    """The status of a job; empty if it is absent.
+
+    Raises :class:`StatusUnreadable` if a field is damaged or a newer operator's, or the job has ended in a way that
+    this version does not know. Unknown fields and words alone are kept.
+    """
+    try:
+        status = JobStatus.read(body.get("status") or {})
+    except ValidationError as error:
+        found = [manifest.problem(e, "status") for e in error.errors(include_url=False)]
+        raise StatusUnreadable("; ".join(found[:_PROBLEMS])) from error
+    ends = {ConditionType.SUCCEEDED, ConditionType.FAILED}
+    if status.completion_time and not any(c.type in ends and c.status == "True" for c in status.conditions):
+        raise StatusUnreadable(
+            f"status.completionTime: {status.completion_time}: needs a condition Succeeded or Failed that is True"
+        )
+    return status
+
+
+def pod(body: Raw, now: datetime, before: Pod | None = None) -> Pod | None:
+    """A worker pod at ``now``; None: the object is not a worker of a job (see :mod:`elastrain_operator.watch.owner`).
+
+    ``before``: the same pod as this operator knew it. A fact is dated by when it was first observed: the times inside
+    a pod are those of other machines' clocks (API server, scheduler, kubelet) and are never compared with ``now``.
+
+    Never raises: a field of an unexpected type counts as absent.
+    """
+    meta, spec, status = mapping(body.get("metadata")), mapping(body.get("spec")), mapping(body.get("status"))
+    job, name = owner(body), text(meta.get("name"))
+    place = ordinal(name, job.job) if job else None
+    if place is None:
+        return None
+    trainer = _trainer_status(spec, status)
+    conditions = {text(c.get("type")): c for c in objects(status.get("conditions"))}
+    started = _has_started(trainer)
+    ready = is_ready(body)
+    ending = _ending(status, trainer, before.ending.at if before and before.ending else now)
+    node = text(spec.get("nodeName"))
+    is_bound = node or started or mapping(conditions.get("PodScheduled")).get("status") == "True"
+    return Pod(
+        name=name,
+        uid=text(meta.get("uid")),
+        ordinal=place,
+        seen=before.seen if before else now,
+        started=started,
+        ready=ready,
+        went_unready=started and not ready and (_is_silenced(conditions) or _was_ready(before)),
+        terminating=bool(meta.get("deletionTimestamp")),
+        grace=_grace(spec),
+        ending=ending,
+        over=status.get("phase") in ("Succeeded", "Failed"),
+        processes_ended=processes_ended(spec, status, trainer),
+        disruption=_true_reason(mapping(conditions.get("DisruptionTarget"))),
+        trouble=None if ending else trouble(name, status, mapping(conditions.get("PodScheduled"))),
+        node=node,
+        template=text(mapping(meta.get("labels")).get(names.LABEL_TEMPLATE)),
+        bound=((before.bound if before else None) or now) if is_bound else None,
+        accelerators=_accelerators(spec),
+        demand=resources.demand(spec),
+        workload=text(mapping(meta.get("annotations")).get(WORKLOAD_NOTE)),
+        slot=_slot(mapping(meta.get("labels"))),
+        kept=_KEPT.get(text(mapping(meta.get("annotations")).get(names.SAFE_TO_EVICT))),
+    )
+
+
+def _slot(labels: Raw) -> Slot | None:
+    group, place = text(labels.get(names.LABEL_GROUP)), text(labels.get(names.LABEL_PLACE))
+    return Slot(int(group), int(place)) if _COUNT.fullmatch(group) and _COUNT.fullmatch(place) else None
+
+
+def is_ready(body: Raw) -> bool:
+    """Whether a pod is Ready."""
+    conditions = objects(mapping(body.get("status")).get("conditions"))
+    return any(c.get("type") == "Ready" and c.get("status") == "True" for c in conditions)
+
+
+def pods(parsed: Iterable[Pod]) -> tuple[Pod, ...]:
+    """Pods by ordinal."""
+    return tuple(sorted(parsed, key=lambda p: (p.ordinal, p.uid)))
+
+
+def _grace(spec: Raw) -> float:
+    seconds = number(spec.get("terminationGracePeriodSeconds"))
+    return DEFAULT_GRACE if seconds is None else float(min(max(seconds, 0), MAX_GRACE))
+
+
+def _trainer_status(spec: Raw, status: Raw) -> Raw:
+    """Container status of the trainer; empty if the kubelet has not reported it yet."""
+    containers = [text(c.get("name")) for c in objects(spec.get("containers"))]
+    name = names.TRAINER_CONTAINER if names.TRAINER_CONTAINER in containers else next(iter(containers), "")
+    return next((c for c in objects(status.get("containerStatuses")) if c.get("name") == name), {})
+
+
+def _has_started(trainer: Raw) -> bool:
+    """Whether the trainer container runs or has run."""
+    state = mapping(trainer.get("state"))
+    return bool(mapping(state.get("running") or state.get("terminated")).get("startedAt"))
+
+
+def _accelerators(spec: Raw) -> int:
+    """Accelerators of a pod: the largest amount in its containers' limits of any one extended resource; 1 if none.
+
+    Not the sum over resources: beside eight GPUs a pod may request eight network devices.
+    """
+    counts: dict[str, int] = {}
+    for container in objects(spec.get("containers")):
+        for resource, quantity in mapping(mapping(container.get("resources")).get("limits")).items():
+            if "/" in resource and "kubernetes.io/" not in resource and _COUNT.fullmatch(str(quantity)):
+                counts[resource] = counts.get(resource, 0) + int(str(quantity))
+    return min(max(counts.values(), default=0), MOST_ACCELERATORS) or 1
+
+
+def _is_silenced(conditions: Raw) -> bool:
+    """Whether the node lifecycle controller has set Ready to False, since it does not hear the node: it leaves
+    ContainersReady at True and gives no reason. The kubelet always gives one."""
+    ready, containers = mapping(conditions.get("Ready")), mapping(conditions.get("ContainersReady"))
+    by_controller = containers.get("status") == "True" and not ready.get("reason")
+    return ready.get("status") == "Unknown" or (ready.get("status") == "False" and by_controller)
+
+
+def _was_ready(before: Pod | None) -> bool:
+    return before is not None and (before.ready or before.went_unready)
+
+
+def _true_reason(condition: Raw) -> str:
+    return (text(condition.get("reason")) or "Unknown") if condition.get("status") == "True" else ""
+
+
+def _ending(status: Raw, trainer: Raw, at: datetime) -> Ending | None:
+    """How the worker ended. The trainer container decides: a sidecar may keep the pod's phase at Running."""
+    terminated = mapping(mapping(trainer.get("state")).get("terminated"))
+    reason, message = text(status.get("reason")), text(status.get("message"))
+    if terminated:
+        return Ending(
+            at=at,
+            record=_record(text(terminated.get("message"))),
+            exit_code=number(terminated.get("exitCode")),
+            reason=reason or text(terminated.get("reason")),
+            message=message or text(terminated.get("message")),
+            ran=_ran(terminated),
+        )
+    if status.get("phase") in ("Failed", "Succeeded"):
+        return _failed_check(status, at) or Ending(at, reason=reason, message=message)
+    return None
+
+
+def _ran(terminated: Raw) -> float | None:
+    """Seconds that a container ran, by its kubelet's clock alone; None: unknown."""
+    try:
+        ran = timestamp(terminated["finishedAt"]) - timestamp(terminated["startedAt"])
+    except (KeyError, TypeError, ValueError):
+        return None
+    return max(ran.total_seconds(), 0.0)
+
+
+def _failed_check(status: Raw, at: datetime) -> Ending | None:
+    """The end of a worker that never ran, because the pre-flight check failed."""
+    for container in objects(status.get("initContainerStatuses")):
+        ended = mapping(mapping(container.get("state")).get("terminated"))
+        code = number(ended.get("exitCode"))
+        if container.get("name") == names.PREFLIGHT_CONTAINER and code:
+            return Ending(at, exit_code=code, reason="PreflightFailed", message=text(ended.get("message")))
+    return None
+
+
+def _record(message: str) -> Termination | None:
+    """The agent's termination record; None if the message is not one (the kubelet's text, a torn write, numbers that no
+    agent writes)."""
+    try:
+        record = Termination.decode(message)
+    except ValueError:
+        return None
+    numbers = (record.step, record.exit_code, record.signal, record.rank or 0)
+    return record if all(abs(n) <= LARGEST for n in numbers) and record.step >= 0 else None
