@@ -6,7 +6,7 @@ from torch import nn
 
 from elastrain.data.order import Order
 from elastrain.elastic.commit import control
-from elastrain.elastic.commit.vote import ControlInputs
+from elastrain.elastic.commit.vote import Vote, cast
 from elastrain.elastic.state.kept import KeptGradients
 from elastrain.elastic.strategies import after_backward
 from elastrain.elastic.strategies.replicated import Replicated
@@ -32,7 +32,8 @@ class Rank:
 
     def backward(self, loss: torch.Tensor, *, factor: float = 1.0) -> float:
         self.kept.put_aside(first=not self.kept.begun)
-        summed = self.way.backward(loss, loss, self.part, ControlInputs(list), self.communicator, last=True)
+        self.way.backward(loss, loss, self.part, self.communicator, last=True)
+        summed = cast(self.communicator, lambda: Vote((), loss=loss.item() * self.part.weight))
         assert not self.communicator.broken
         self.way.whole().scale_gradients(factor)
         self.kept.add()

@@ -172,7 +172,7 @@ class Played:
             step = Step(self.position, place, place.share, (), span=self.batch.factor, samples=samples)
             self.batch.begin_step(1 << 40, ())
             parts = (2 * (1 + variance / 5), 2 / 5, 2.0) if self.batch.small.open else (0.0, 0.0, 0.0)
-            step.batch = (*self.batch.votes(place), *parts)
+            step.batch = (*self.batch.votes(place)[:2], *parts)
             self._model.module.weight.grad = torch.full((1, 1), (1 + variance / samples) ** 0.5)
             self.batch.measure(step, self._model)
             self.now += 0.1 + 0.005 * samples

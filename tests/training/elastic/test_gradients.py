@@ -5,8 +5,6 @@ import torch
 from torch import nn
 
 from elastrain.data.order import Order
-from elastrain.elastic.commit import control
-from elastrain.elastic.commit.vote import ControlInputs
 from elastrain.elastic.strategies import bitwise
 from elastrain.elastic.strategies.bitwise import Bitwise
 from elastrain.elastic.strategies.replicated import Replicated
@@ -20,7 +18,7 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 300), nn.Tanh(), nn.Linear(300, 1))
 
 
-def one_step(way: Bitwise, net: nn.Module, model: nn.Module, communicator) -> tuple[torch.Tensor, list[float]]:
+def one_step(way: Bitwise, net: nn.Module, model: nn.Module, communicator) -> tuple[torch.Tensor, float]:
     place = (0, communicator.rank, communicator.world_size)
     parts = ORDER.micro_slices(*place)
     way.begin_step()
@@ -28,11 +26,10 @@ def one_step(way: Bitwise, net: nn.Module, model: nn.Module, communicator) -> tu
         last = part is parts[-1]
         with way.body(part, communicator, last=last):
             loss = model(INPUTS[list(part.fetch)]).pow(2).mean()
-            inputs = ControlInputs(list, stop=communicator.rank == 1)
-            heard = way.backward(loss, loss, part, inputs, communicator, last=last)
+            way.backward(loss, loss, part, communicator, last=last)
     return torch.cat(
         [torch.zeros(1) if p.grad is None else p.grad.flatten() for p in net.parameters()]
-    ).clone(), heard.sums
+    ).clone(), way.loss
 
 
 @pytest.fixture
@@ -48,9 +45,7 @@ def bits(connect, each):
             model = way.wrap(net, {})
             results = [one_step(way, net, model, communicator) for _ in range(steps)]
             assert not communicator.broken
-            assert all(sums[: control.SLOTS] == [world_size] * control.SLOTS for _, sums in results)
-            assert all(sums[control.STOP] == (world_size > 1) for _, sums in results), "rank 1 asks to stop"
-            return [(gradients.numpy().tobytes(), sums[control.LOSS]) for gradients, sums in results]
+            return [(gradients.numpy().tobytes(), loss) for gradients, loss in results]
 
         return [result for rank in each(on, connect(world_size)) for result in rank]
 
@@ -104,8 +99,8 @@ def test_the_group_is_broken_and_a_new_one_gives_the_same_bits_if_a_rank_is_lost
     one_step(way, net, model, waiting)
     assert waiting.broken
     (alone,) = connect(1, number=2)
-    gradients, sums = one_step(way, net, model, alone)
-    assert (gradients.numpy().tobytes(), sums[control.LOSS]) in bits(1)
+    gradients, loss = one_step(way, net, model, alone)
+    assert (gradients.numpy().tobytes(), loss) in bits(1)
 
 
 def test_error_names_the_argument_if_the_numerics_exclude_it() -> None:

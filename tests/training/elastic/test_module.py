@@ -9,8 +9,6 @@ import torch
 from torch import nn
 
 from elastrain.elastic.comm.communicator import Communicator
-from elastrain.elastic.commit import control
-from elastrain.elastic.commit.vote import ControlInputs
 from elastrain.elastic.strategies.replicated import Replicated, ReplicatedModule
 
 
@@ -39,7 +37,7 @@ def warmed_up(*, flipped: bool = False, **options: object) -> ReplicatedModule:
 def gradient(model: ReplicatedModule, scale: float) -> torch.Tensor:
     model.zero_grad()
     loss = model(torch.ones(2, 3)).sum() * scale
-    model.prepare(ControlInputs(list), loss)
+    model.begin_backward()
     loss.backward()
     grad = model.module.early.weight.grad
     assert grad is not None
@@ -78,7 +76,6 @@ def test_micro_batches_add_up_in_views_for_both_ways_of_clearing_gradients(set_t
         with model.without_sums():
             model(torch.ones(2, 3)).sum().backward()
         loss = model(torch.ones(2, 3)).sum()
-        model.prepare(ControlInputs(list), loss)
         loss.backward()
         torch.testing.assert_close(model.module.early.weight.grad, 2 * alone)
 
@@ -108,9 +105,9 @@ def test_sparse_gradients_are_summed_like_any_others(pair, each) -> None:
         for _ in range(3):
             model.zero_grad()
             loss = model(torch.tensor([2, 3 + c.rank])).sum()
-            model.prepare(ControlInputs(list), loss)
+            model.begin_backward()
             loss.backward()
-            assert model.control_sums(c).sums[control.LOSS] != 0
+            model.check_reached()
         table = model.module.table.weight.grad
         return [table.to_dense(), model.module.out.weight.grad]
 
@@ -201,55 +198,12 @@ def test_gradients_are_summed_once_if_the_former_ddp_still_expects_a_backward(pa
     def rank(c: Communicator) -> list[int]:
         model, sums = models[c.rank], []
         model.attach(c, keep=False)
-        sum_together, sum_bucket = c.sum_together, c.sum_bucket
-        c.sum_together = lambda *buffers, **options: sums.append(len(buffers)) or sum_together(*buffers, **options)
+        sum_bucket = c.sum_bucket
         c.sum_bucket = lambda *bucket: sums.append(1) or sum_bucket(*bucket)
         torch.testing.assert_close(gradient(model, 1.0), 2 * alone)
         return sums
 
-    assert each(rank, pair) == [[2, 1]] * 2, "gradients with the control vector; the map of the parameters in use"
-
-
-@pytest.mark.parametrize("options", [{}, {"find_unused_parameters": True}, {"gradient_as_bucket_view": False}])
-def test_ranks_receive_all_control_vectors_with_their_last_gradients(pair, each, options) -> None:
-    models = [warmed_up(**options) for _ in range(2)]
-    keep = all(m.layout for m in models)
-
-    def rank(c: Communicator) -> list[control.Summed]:
-        model, heard = models[c.rank], []
-        model.attach(c, keep=keep)
-        for step in range(3):
-            proposals = {1, 2 + c.rank} if step == 1 else set()
-            model.zero_grad()
-            loss = model(torch.ones(2, 3)).sum()
-            inputs = ControlInputs(lambda proposals=proposals: proposals, 2.0, stop=step == 2)
-            model.prepare(inputs, torch.tensor(1.0 + c.rank))
-            loss.backward()
-            heard.append(model.control_sums(c))
-        return heard
-
-    for number, of_rank in enumerate(each(rank, pair)):
-        for step, summed in enumerate(of_rank):
-            assert summed.sums[control.LOSS] == 3
-            assert summed.sums[control.COMPUTE] == 4
-            assert summed.sums[control.STOP] == (2 if step == 2 else 0)
-            assert summed.agreed(0) == (1 if step == 1 else None), f"rank {number}"
-
-
-def test_a_rank_reports_its_connections_with_its_last_gradients(pair, each) -> None:
-    models = [warmed_up() for _ in range(2)]
-
-    def rank(c: Communicator) -> list[str]:
-        model, order = models[c.rank], []
-        model.attach(c, keep=True)
-        model.module.early.weight.register_hook(lambda _: order.append("early"))  # the model runs it first
-        loss = model(torch.ones(2, 3)).sum()
-        model.prepare(ControlInputs(lambda: order.append("connected") or ()), loss)
-        loss.backward()
-        model.control_sums(c)
-        return order
-
-    assert each(rank, pair) == [["early", "connected"]] * 2
+    assert each(rank, pair) == [[1, 1]] * 2, "gradients; the map of the parameters in use"
 
 
 def test_a_model_may_return_any_output_that_ddp_accepts() -> None:
@@ -276,10 +230,10 @@ def test_error_names_the_remedy_if_the_loss_does_not_depend_on_the_model(pair) -
     model = warmed_up()
     model.attach(pair[0], keep=True)
     loss = torch.ones((), requires_grad=True) * 2
-    model.prepare(ControlInputs(list), loss)
+    model.begin_backward()
     loss.backward()
     with pytest.raises(RuntimeError, match="find_unused_parameters"):
-        model.control_sums(pair[0])
+        model.check_reached()
 
 
 @pytest.mark.parametrize("mode", ["eval", "no_grad"])
@@ -304,13 +258,13 @@ def test_a_learner_gets_the_gradients_of_the_others_and_computes_the_next_step(p
     def rank(c: Communicator) -> list[torch.Tensor]:
         model = models[c.rank]
         if c.rank == 1:
-            model.learner.begin(c, [], receiving=False)
+            model.learner.begin(c, receiving=False)
         model.attach(c, keep=True)
         if c.rank == 0:
             first = gradient(model, 2.0)
         else:
             model(torch.ones(2, 3)).sum()  # the forward of a loop body whose loss is ignored
-            model.learner.finish(c)
+            model.learner.finish()
             assert model.module.early.weight.grad is not None
             first = model.module.early.weight.grad.clone()
         return [first, gradient(model, c.rank + 1.0)]

@@ -17,7 +17,7 @@ from elastrain.elastic.comm.header import Label
 from elastrain.elastic.comm.mates import Mates
 from elastrain.elastic.comm.peer import PeerLost
 from elastrain.elastic.comm.transport import wait_for
-from elastrain.elastic.commit.vote import ControlInputs
+from elastrain.elastic.commit.vote import Vote, cast
 from elastrain.elastic.state import transfer
 from elastrain.elastic.state.slices import Transfer
 from elastrain.elastic.strategies.replicated import Replicated, ReplicatedModule
@@ -89,9 +89,10 @@ def test_gradients_of_a_model_on_a_device_are_summed(pair, each, device) -> None
         model.detach()
         model.attach(c, keep=True)
         loss = model(torch.full((2, 64), float(c.rank + 1), device=device)).sum()
-        model.prepare(ControlInputs(list), loss)
+        model.begin_backward()
         loss.backward()
-        assert model.control_sums(c).sums[0] == 2.0
+        model.check_reached()
+        assert cast(c, lambda: Vote(())).sums[0] == 2.0
         return net.weight.grad.cpu()
 
     for gradient in each(rank, pair):
@@ -110,8 +111,8 @@ def test_gradients_of_several_models_on_a_device_are_summed_after_a_backward(pai
     def rank(c: Communicator) -> torch.Tensor:
         x = torch.full((2, 64), float(c.rank + 1), device=device)
         loss = nets[c.rank][0](x).sum()
-        summed = ways[c.rank].backward(loss, loss, part, ControlInputs(list), c, last=True)
-        assert summed is not None
+        ways[c.rank].backward(loss, loss, part, c, last=True)
+        c.await_sums()
         ways[c.rank].whole().scale_gradients(1.0)
         assert nets[c.rank][1].weight.grad is None
         return nets[c.rank][0].weight.grad.cpu()

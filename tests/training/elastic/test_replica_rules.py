@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from elastrain.elastic.commit import control
 from elastrain.elastic.replicas.compare import Outcome, Row, differ, judge
 from elastrain.elastic.replicas.entries import LEFT_OUT, Entries, combined, of_device_tensor
 from elastrain.elastic.replicas.schedule import Schedule
@@ -176,9 +175,3 @@ def test_a_flipped_bit_and_exchanged_rows_change_the_digest_that_a_device_makes(
             data[at] ^= bit
     if size > 8192 and dtype is torch.float32:
         assert of_device_tensor(tensor.roll(4096)) != before
-
-
-@given(st.integers(0, 2**63 - 1))
-def test_a_number_travels_in_words_that_float32_holds(number):
-    words = torch.tensor(control.in_words(number), dtype=torch.float32).tolist()
-    assert control.of_words(words) == number

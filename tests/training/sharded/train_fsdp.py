@@ -19,6 +19,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -32,15 +33,15 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 import elastrain
+from elastrain.elastic import backward
 from elastrain.elastic.checkpoint.digests import DigestingWriter
 from elastrain.elastic.checkpoint.folder import NewFolder, Pace
 from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.commit.control import Summed
-from elastrain.elastic.commit.vote import ControlInputs
+from elastrain.elastic.commit.vote import Vote
 from elastrain.elastic.reshard import move
 from elastrain.elastic.state.parts import dims
 from elastrain.elastic.state.transfer import WholeStateSender
-from elastrain.elastic.strategies.sharded import ShardedModule
 
 folder, steps, delay = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
 worker, local = os.environ.get("ELASTRAIN_WORKER"), os.environ.get("LOCAL_RANK")
@@ -108,19 +109,19 @@ def die(where: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def cut_connections(model: ShardedModule) -> None:
-    """Around the votes of ``model``, if ordered."""
-    vote = model.vote
+def cut_connections() -> None:
+    """Around this rank's votes, if ordered."""
+    cast = backward.cast
 
-    def cut(communicator: Communicator, inputs: ControlInputs, loss: torch.Tensor) -> Summed:
+    def cut(communicator: Communicator, own: Callable[[], Vote]) -> Summed:
         if ordered("cut-before-vote"):
             communicator.abort("cut by the test")
-        summed = vote(communicator, inputs, loss)
+        summed = cast(communicator, own)
         if ordered("cut-after-vote"):
             communicator.abort("cut by the test")
         return summed
 
-    model.vote = cut
+    backward.cast = cut
 
 
 def die_as_source() -> None:
@@ -185,7 +186,7 @@ def main() -> None:
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
         model = job.wrap(model, optimizer=optimizer)
         if not whole:
-            cut_connections(model)
+            cut_connections()
         commits: list[int] = []
         norms: list[float] = []
         job.on_commit(lambda: commits.append(job.step))

@@ -14,7 +14,7 @@ from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.comm.header import RanksDiverged
 from elastrain.elastic.commit import control
 from elastrain.elastic.commit.control import Summed
-from elastrain.elastic.commit.vote import ControlInputs
+from elastrain.elastic.commit.vote import Vote, cast
 from elastrain.elastic.group.heartbeat import Heartbeat
 from elastrain.elastic.group.session import Session
 from elastrain.elastic.group.world import World
@@ -83,27 +83,21 @@ class Backward:
         self._put_aside(step)
         summed: Summed | None = None
         if step.share.learner:
-            summed = self._learning.gradients(communicator, buffers)
+            self._learning.gradients(buffers)
+            summed = self._vote(step, communicator)
         else:
             learners = self._world.share != self._world.place.share
             self._world.state.trained.before_backward(communicator, first=step.done == 1, learners=learners)
             self._heartbeat.backward(loss)
             self._batch.of_part(step, part, loss, unscaled)
-            inputs = ControlInputs(
-                self._session.connected,
-                self._heartbeat.share(),
-                stop=self.stop_asked,
-                counted=0.5 if 0 < step.counted < step.done else float(step.counted > 0),
-                count=step.count,
-                save=self._world.saving.vote(self._world.step + 1),
-                kept=step.keeps,
-                batch=self._batch.votes(self._world.place) if step.complete else (0, 0.0),
-                replica=self._world.state.replicas.take_number(communicator) if step.complete else None,
-            )
-            with within_backward(step), self._guarded(communicator):
-                summed = self._strategy.backward(
-                    loss, unscaled, part, inputs, communicator, last=step.complete, retain_graph=retain_graph
-                )
+            step.add_loss(part, unscaled)
+            with self._guarded(communicator):
+                with within_backward(step):
+                    self._strategy.backward(
+                        loss, unscaled, part, communicator, last=step.complete, retain_graph=retain_graph
+                    )
+                if step.complete:
+                    summed = self._vote(step, communicator)
         if step.complete:
             # Read first: if the transfer to a joiner breaks in before_update(), the sums of this step still count.
             intact = self._session.vouched(communicator)
@@ -120,6 +114,49 @@ class Backward:
                 self._world.state.replicas.schedule.stepped(receiving=step.learning)
             self._weigh(step)
         self._heartbeat.resumed(summed.sums[control.COMPUTE] if summed is not None and step.counts else None)
+
+    def _vote(self, step: Step, communicator: Communicator) -> Summed | None:
+        """All gradients are complete on this rank: the sum of all votes. None: it has not voted, since a peer was lost.
+
+        Raises as of :meth:`ElasticModule.check_votes`.
+        """
+        if communicator.broken is not None:
+            return None
+        summed = cast(communicator, lambda: self._own_vote(step, communicator))
+        if communicator.broken is None:
+            assert self._world.model is not None
+            self._world.model.check_votes(summed.of_model, communicator)
+        return summed
+
+    def _own_vote(self, step: Step, communicator: Communicator) -> Vote:
+        world, model = self._world, self._world.model
+        assert model is not None
+        connected, replica = self._session.connected(), world.state.replicas.take_number(communicator)
+        of_model, of_batch = model.votes(), self._batch.votes(world.place)
+        if step.share.learner:
+            learning = model.learner is not None and model.learner.receiving
+            connected = frozenset[int]() if learning else connected  # no switch before its state is complete
+            return Vote(connected, learning=learning, of_model=of_model, of_batch=of_batch, replica=replica)
+        first = world.place.rank % self._strategy.tensor == 0  # of the ranks that compute the same samples
+        return Vote(
+            connected,
+            loss=self._loss(step) if first else 0.0,
+            compute=self._heartbeat.share(),
+            stop=self.stop_asked,
+            counted=step.counts_given if first else 0.0,
+            count=step.count if first else 0,
+            save=world.saving.vote(world.step + 1),
+            kept=step.keeps and first,
+            of_model=of_model,
+            of_batch=of_batch,
+            replica=replica,
+        )
+
+    def _loss(self, step: Step) -> float:
+        """This rank's part of the mean loss."""
+        if (summed := self._strategy.loss) is not None:
+            return summed if self._world.place.rank == 0 else 0.0
+        return 0.0 if step.losses is None else step.losses.item()
 
     @contextmanager
     def _guarded(self, communicator: Communicator) -> Iterator[None]:

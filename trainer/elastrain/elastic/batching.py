@@ -8,7 +8,7 @@ ranks receive from them. After any loss the survivors therefore agree on it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -77,9 +77,9 @@ class ScriptsBatch:
     def of_part(self, step: Step, part: Slice, loss: torch.Tensor, unscaled: torch.Tensor) -> None:
         """The backward of micro-batch ``part`` of ``step`` follows."""
 
-    def votes(self, place: Place) -> tuple[int, float]:
-        """What this rank publishes with its vote: the next factor and the noise scale; 0: no change."""
-        return 0, 0.0
+    def votes(self, place: Place) -> Sequence[float]:
+        """What this rank adds to its vote: equally many numbers on all ranks."""
+        return ()
 
     def measure(self, step: Step, model: ElasticModule) -> None:
         """The gradients of ``step``, which counts, are complete."""
@@ -170,11 +170,12 @@ class ChosenBatch(ScriptsBatch):
         counted = step.count if step.counted else 1
         self.small.of(len(part.indices), part.weight * counted * self._scaled_by)
 
-    def votes(self, place: Place) -> tuple[int, float]:
+    def votes(self, place: Place) -> Sequence[float]:
+        """Of rank 0 the next factor and the noise scale, 0: no change; and what this rank has measured."""
         if place.rank != 0:
-            return 0, 0.0
+            return 0.0, 0.0, *self.small.votes()
         noise = self._scale.samples(self.factor * self._base)
-        return self._propose(place.world_size, noise), 0.0 if noise is None else noise
+        return float(self._propose(place.world_size, noise)), noise or 0.0, *self.small.votes()
 
     def measure(self, step: Step, model: ElasticModule) -> None:
         small, inverse, parts = step.batch[2:] if step.batch else (0.0, 0.0, 0.0)

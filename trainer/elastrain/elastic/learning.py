@@ -10,7 +10,6 @@ from elastrain.data.share import Share
 from elastrain.data.spans import Spans
 from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
 from elastrain.elastic.comm.header import Kind
-from elastrain.elastic.commit.control import Summed
 from elastrain.elastic.encoding import decode, encode
 from elastrain.elastic.group.heartbeat import Heartbeat
 from elastrain.elastic.group.world import World
@@ -44,7 +43,7 @@ class Learning:
         learner.outputs.forget()
         return nullcontext()
 
-    def gradients(self, communicator: Communicator, buffers: Buffers) -> Summed:
+    def gradients(self, buffers: Buffers) -> None:
         """Take the gradients of the other ranks, which have computed the whole batch.
 
         The loss of the loop body is ignored, and the changes of its forward to the model's ``buffers`` are undone.
@@ -52,7 +51,7 @@ class Learning:
         assert self._world.model is not None and self._world.model.learner is not None
         self._heartbeat.waits()
         buffers.restore()
-        return self._world.model.learner.finish(communicator)
+        self._world.model.learner.finish()
 
     def share_buffers(self, communicator: Communicator, buffers: Buffers) -> bool:
         """The first rank that has computed a step with learners gives them its ``buffers``, as of the step's end.

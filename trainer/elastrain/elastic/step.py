@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import torch
+
 from elastrain.data.order import Slice
 from elastrain.data.share import Place, Share
 from elastrain.elastic.commit import control
@@ -46,6 +48,8 @@ class Step:
     """Those whose losses are sums over a count; with several backwards in a loop body, of the present one."""
     count: int = 0
     """Sum of these counts on this rank."""
+    losses: torch.Tensor | None = None
+    """Of the same: this rank's part of the mean loss."""
     counts: bool = False
     """Gradients are complete on this rank, and its state can be updated: the step is committed when its body ends."""
     by: int = 0
@@ -69,7 +73,7 @@ class Step:
     saves: int = 0
     """The sum of the ranks' votes on a checkpoint after this step."""
     batch: tuple[float, ...] = ()
-    """With ``spec.batch``: the sums from ``control.BATCH`` on."""
+    """As of :attr:`Summed.of_batch`."""
     discarded: bool = False
     """The state was put back to the one with which the step has begun."""
     stops: bool = False
@@ -92,13 +96,13 @@ class Step:
         self.counts, self.by, self.incomplete = True, generation, incomplete
         self.agreed = summed.agreed(generation)
         if counting := summed.sums[control.COUNTED]:
-            self.mixed = counting != self.share.parts
-            self.factor = 1.0 / (self.unit * summed.count) if summed.count else 0.0
+            self.mixed, count = counting != self.share.parts, summed.sums[control.COUNT]
+            self.factor = 1.0 / (self.unit * count) if count else 0.0
         self.loss, self.kept = summed.sums[control.LOSS] * self.factor, summed.sums[control.KEPT]
         self.learning = summed.sums[control.LEARNING] > 0
         self.stops = summed.sums[control.STOP] > 0
         self.saves = int(summed.sums[control.SAVE])
-        self.batch = tuple(summed.sums[control.SIZE :])
+        self.batch = tuple(summed.of_batch)
 
     def take(self, count: int | None) -> Slice:
         """The next micro-batch, or the last one again, runs backward, with this count or a mean.
@@ -106,7 +110,7 @@ class Step:
         Returns it with the weight of its loss.
         """
         if self.complete:
-            self.counted = self.count = 0
+            self.counted, self.count, self.losses = 0, 0, None
         else:
             self.done += 1
         self.backwards += self.complete
@@ -118,6 +122,16 @@ class Step:
             return replace(part, weight=0.0)
         self.count += count
         return replace(part, weight=self.unit)
+
+    def add_loss(self, part: Slice, unscaled: torch.Tensor) -> None:
+        """The backward of ``part`` follows, with this loss. Nothing waits for a device."""
+        value = unscaled.detach().double() * part.weight
+        self.losses = value if self.losses is None else self.losses + value
+
+    @property
+    def counts_given(self) -> float:
+        """1 if each micro-batch had a count, 0 if none had, 0.5 if some had."""
+        return 0.5 if 0 < self.counted < self.done else float(self.counted > 0)
 
     @property
     def complete(self) -> bool:

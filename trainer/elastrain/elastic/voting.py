@@ -36,7 +36,7 @@ class Voting:
             log.info("the step counts: peers have committed it", step=step.number)
             step.decide(late, generation, intact=True, updatable=True)
             summed = late
-        model.products, model.copying = summed.products, summed.copying
+        model.take_votes(summed.of_model)
         ballot.count(summed, generation, step.number + 1)
 
     def _missing(self) -> Summed | None:

@@ -317,26 +317,15 @@ class Communicator:
         return completed(buffer)
 
     def sum_together(
-        self, *buffers: torch.Tensor, kind: Kind = Kind.GRADIENTS, before: Callable[[], None] = lambda: None
+        self, *buffers: torch.Tensor, kind: Kind = Kind.GRADIENTS
     ) -> list[torch.futures.Future[torch.Tensor]]:
-        """As :meth:`sum_bucket` for each of ``buffers``, which lie on the host; small ones add no time to a large one.
-
-        ``before()`` completes the values, as late as possible and in any thread; it does not block.
-        """
+        """As :meth:`sum_bucket` for each of ``buffers``, on the host; small ones add no time to a large one."""
         if self._broken is None and (tcp := self._tcp) is not None:
             try:
-                return tcp.sum_together(*buffers, label=Label(kind, self.step), before=before)
+                return tcp.sum_together(*buffers, label=Label(kind, self.step))
             except PeerLost as e:
                 self._failed(e)
-        before()
         return [completed(buffer) for buffer in buffers]
-
-    def is_on_host(self, buffer: torch.Tensor) -> bool:
-        """Whether ``buffer`` travels over the ranks' own connections, in the order of the calls; the same on all ranks.
-
-        Of a generation of one rank: True.
-        """
-        return self._tcp is None or next((t for t in self._transports if t.takes(buffer)), None) is self._tcp
 
     def await_sums(self) -> None:
         """Return when no sum of this rank is under way on a device: the host's only wait for it in a step.

@@ -17,7 +17,7 @@ from elastrain.elastic.comm.patience import Patience
 from elastrain.elastic.comm.peer import blames_peer, raises_peer_lost
 from elastrain.elastic.comm.transport import CalledOff
 
-PROTOCOL = 23
+PROTOCOL = 24
 """Version of what ranks of a generation must have in common: formats (table, header, sums, pieces, control vector) and
 the order of the data."""
 MEETING_SECONDS = 60.0

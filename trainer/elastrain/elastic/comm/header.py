@@ -37,8 +37,8 @@ class Kind(IntEnum):
     ENTRY = 1
     """Comparing the committed steps, on entry of a generation."""
     GRADIENTS = 2
-    """Also the control vector, which travels with the last bucket on the host."""
     CONTROL = 3
+    """The votes for a step (:mod:`elastrain.elastic.commit.vote`), and what the ranks agree on before its sums."""
     DDP = 4
     """DDP's own collectives."""
     NORM = 5

@@ -385,9 +385,7 @@ class World:
 
     def _begin_learner_step(self, communicator: Communicator, *, receiving: bool) -> None:
         assert self.model is not None and self.model.learner is not None
-        connected = frozenset[int]() if receiving else self._session.connected()  # no switch before it is complete
-        number = self.state.replicas.take_number(communicator)
-        self.model.learner.begin(communicator, connected, receiving=receiving, replica=number)
+        self.model.learner.begin(communicator, receiving=receiving)
 
     # -- state -------------------------------------------------------------------------------------------------------
     def _note_state(self) -> None:

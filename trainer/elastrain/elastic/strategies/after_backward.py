@@ -2,8 +2,8 @@
 
 DDP's reducer serves one forward, one backward and one set of parameters in each step. Here a backward computes local
 gradients first. Then the ranks agree on the parameters that it has reached on any of them. They sum those gradients
-in flat buckets, in the order of the parameters, and their votes with the last one or behind it. Parameters that no rank
-has reached keep what they have: None, or the gradient of a backward before. Nothing overlaps with backward.
+in flat buckets, in the order of the parameters. Parameters that no rank has reached keep what they have: None, or the
+gradient of a backward before. Nothing overlaps with backward.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from torch import nn
 from elastrain.data.order import Slice
 from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.comm.header import Kind
-from elastrain.elastic.commit.control import Summed
-from elastrain.elastic.commit.vote import ControlInputs, ControlVector
 from elastrain.elastic.strategies.strategy import ElasticModule
 
 BUCKET_BYTES = 25 << 20
@@ -38,9 +36,6 @@ class AfterBackward:
                 "body; use sparse=False"
             )
         self._parameters = list(self.model.parameters())
-        first = next(p for p in self._parameters if p.requires_grad)
-        self._vector = ControlVector(first)
-        self._loss: torch.Tensor | None = None
         self._local: Gradients = {}
         """Of the micro-batches so far, between the bodies of a step."""
 
@@ -50,34 +45,28 @@ class AfterBackward:
 
     def begin_step(self) -> None:
         """As of :meth:`Strategy.begin_step`."""
-        self._loss, self._local = None, {}
+        self._local = {}
 
     def backward(
         self,
         loss: torch.Tensor,
-        unscaled: torch.Tensor,
         part: Slice,
-        inputs: ControlInputs,
         communicator: Communicator,
         *,
         last: bool,
         retain_graph: bool,
-    ) -> Summed | None:
+    ) -> None:
         """As of :meth:`Strategy.backward`; after a last one another may follow, with a loss of its own.
 
         Raises ``RuntimeError`` if the loss depends on no parameter of the models.
         """
-        value = unscaled.detach() * part.weight
-        self._loss = value if self._loss is None else self._loss + value
         _put(self._local)
         (loss * part.weight).backward(retain_graph=retain_graph)
         self._local = {}
-        if not last:
+        if last:
+            self._sum(communicator)
+        else:
             self._local = self._take()
-            return None
-        self._vector.prepare(inputs, self._loss)
-        self._loss = None
-        return self._sum(communicator)
 
     def _take(self) -> Gradients:
         """The gradients of all parameters, which have none afterwards."""
@@ -86,8 +75,8 @@ class AfterBackward:
             parameter.grad = None
         return taken
 
-    def _sum(self, communicator: Communicator) -> Summed:
-        """Make the gradients those of all ranks. Returns the control vector; both are void if the generation broke."""
+    def _sum(self, communicator: Communicator) -> None:
+        """Make the gradients those of all ranks. They are void if the generation broke."""
         reached = torch.tensor([float(p.grad is not None) for p in self._parameters])
         communicator.sum_together(reached, kind=Kind.CONTROL)[0].wait()
         parameters = [p for p, ranks in zip(self._parameters, reached.tolist(), strict=True) if ranks]
@@ -96,16 +85,12 @@ class AfterBackward:
                 "the loss given to job.backward() depends on no parameter of the models given to job.wrap()"
             )
         sums = []
-        for bucket in (buckets := list(_buckets(parameters))):
+        for bucket in _buckets(parameters):
             flat = torch.cat([_gradient(p).reshape(-1) for p in bucket])
-            if bucket is buckets[-1] and self._vector.travels_with(communicator, flat):
-                sums += self._vector.vote(communicator, flat)
-            else:
-                sums.append(communicator.sum_bucket(flat))
+            sums.append(communicator.sum_bucket(flat))
             for parameter, total in zip(bucket, flat.split([p.numel() for p in bucket]), strict=True):
                 parameter.grad = total.view(parameter.shape)
         torch.futures.wait_all(sums)
-        return self._vector.conclude(communicator)
 
 
 def _put(gradients: Gradients) -> None:

@@ -29,9 +29,6 @@ from elastrain.elastic import torch_probes
 from elastrain.elastic.comm.backend import Offer
 from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
 from elastrain.elastic.comm.mesh import Mesh
-from elastrain.elastic.commit import control
-from elastrain.elastic.commit.control import Summed
-from elastrain.elastic.commit.vote import ControlInputs
 from elastrain.elastic.state.slices import Holders
 from elastrain.elastic.strategies.gradient_buffers import GradientBuffer, GradientBuffers
 from elastrain.elastic.strategies.strategy import ElasticModule
@@ -65,6 +62,7 @@ class Bitwise:
     tensor = 1
     votes = False
     keeps_gradients = True
+    loss: float | None = None
     needs: tuple[torch_probes.Need, ...] = torch_probes.EVERY_JOB
 
     def __init__(self) -> None:
@@ -133,12 +131,11 @@ class Bitwise:
         loss: torch.Tensor,
         unscaled: torch.Tensor,
         part: Slice,
-        inputs: ControlInputs,
         communicator: Communicator,
         *,
         last: bool,
         retain_graph: bool = False,
-    ) -> Summed | None:
+    ) -> None:
         buffers = self._buffers
         assert buffers is not None
         if self._sum is None:
@@ -150,25 +147,18 @@ class Bitwise:
         if part.indices:  # a stand-in is no leaf
             self._push_leaf(tree, part.leaf, unscaled.detach() * part.weight)
         if not last:
-            return None
-        connected = inputs.connected()
-        shared = [*control.encode(connected), inputs.compute, *inputs.known]
-        own = [] if inputs.replica is None else control.in_words(inputs.replica)
+            return
         if communicator.world_size == 1:
-            total, rows = tree.root(), [[*shared, *own]]
+            total = tree.root()
             tree.parts.clear()
         else:
             try:
                 with communicator.exchange(buffers.nbytes) as mesh:
-                    total, rows = self._exchange(communicator, mesh, tree, part.leaves, [*shared, *own])
+                    total = self._exchange(communicator, mesh, tree, part.leaves)
             except GenerationBroken:
-                # The caller sees from the communicator that the step is discarded.
-                return Summed([*shared, 0.0], ())
+                return  # the caller sees from the communicator that the step is discarded
         self._release()
-        sums = [sum(values) for values in zip(*(row[: len(shared)] for row in rows), strict=True)]
-        sums.insert(control.LOSS, buffers.set_gradients(total))
-        replicas = [control.of_words(row[len(shared) :]) for row in rows] if own else []
-        return Summed(sums, connected, replicas=replicas)
+        self.loss = buffers.set_gradients(total)
 
     def _release(self) -> None:
         if self._sum is not None and self._buffers is not None:
@@ -197,16 +187,11 @@ class Bitwise:
         mesh: Mesh,
         tree: TreeSum[GradientBuffer],
         leaves: int,
-        shared: list[float],
-    ) -> tuple[GradientBuffer, list[list[float]]]:
-        """Complete the tree over the ranks: returns the sum of all leaves, and ``shared`` of each rank."""
+    ) -> GradientBuffer:
+        """Complete the tree over the ranks: returns the sum of all leaves."""
         buffers, rank, world = self._buffers, communicator.rank, communicator.world_size
         assert buffers is not None
         chunk = buffers.capacity // world
-        table = torch.tensor(shared).repeat(world, 1)
-        for peer in mesh.peers:
-            mesh.send(peer, table[rank])
-            mesh.receive(peer, table[peer])
         held = [nodes_of(*run_of(leaves, world, r), leaves) for r in range(world)]
         mine = [value.flat.cpu().view(world, chunk) for _, value in tree.parts]
         scratch = iter(buffers.scratch(sum(len(held[peer]) for peer in mesh.peers), chunk))
@@ -228,7 +213,7 @@ class Bitwise:
         mesh.run()
         if flat is not total.flat:
             total.flat.copy_(flat)
-        return total, table.tolist()
+        return total
 
 
 class _Chunk:

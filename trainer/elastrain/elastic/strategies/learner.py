@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -10,8 +10,6 @@ import torch
 from torch import nn
 
 from elastrain.elastic.comm.communicator import Communicator
-from elastrain.elastic.commit.control import Summed
-from elastrain.elastic.commit.vote import ControlInputs
 from elastrain.elastic.torch_private import pytree
 
 
@@ -28,15 +26,11 @@ class Bucket(Protocol):
 class LearnerModel(Protocol):
     """What a learner uses of a :class:`~elastrain.elastic.strategies.replicated.ReplicatedModule`."""
 
-    def prepare(self, inputs: ControlInputs, loss: torch.Tensor) -> None: ...
-
     def empty_buckets(self) -> Sequence[Bucket]: ...
 
     def begin_sum(
         self, communicator: Communicator, buffer: torch.Tensor, *, last: bool
     ) -> torch.futures.Future[torch.Tensor]: ...
-
-    def control_sums(self, communicator: Communicator) -> Summed: ...
 
 
 class Outputs:
@@ -98,36 +92,31 @@ class Learner:
         self._sums: list[torch.futures.Future[torch.Tensor]] = []
         self.active = False
         """Whether :meth:`begin` was called, and neither :meth:`finish` nor :meth:`cancel` since."""
+        self.receiving = False
+        """Whether a part of the state will still be missing after the step."""
         self.outputs = Outputs()
 
-    def begin(
-        self, communicator: Communicator, connected: Collection[int], *, receiving: bool, replica: int | None = None
-    ) -> None:
+    def begin(self, communicator: Communicator, *, receiving: bool) -> None:
         """Begin the sums of a step, while the state arrives; the first time before :meth:`ReplicatedModule.attach`.
 
-        All ranks have agreed on it. ``connected``: numbers of the proposals that this rank could switch to.
-        ``receiving``: after this step a part of the state will still be missing. ``replica``: as of
-        :class:`ControlInputs`.
+        All ranks have agreed on it. ``receiving``: as of :attr:`receiving`.
         """
-        inputs = ControlInputs(lambda: connected, learning=receiving, replica=replica)
-        self._model.prepare(inputs, torch.zeros(()))
-        self.active, self._gradients, self._sums = True, [], []
+        self.active, self.receiving, self._gradients, self._sums = True, receiving, [], []
         buckets = self._model.empty_buckets()
         for bucket in buckets:
             self._gradients.extend(zip(bucket.parameters(), bucket.gradients(), strict=True))
             self._sums.append(self._model.begin_sum(communicator, bucket.buffer(), last=bucket is buckets[-1]))
 
-    def finish(self, communicator: Communicator) -> Summed:
+    def finish(self) -> None:
         """Wait for the sums: the gradients are those of the global batch, as after a backward.
 
-        Returns the control vector of all ranks. After a failure the communicator is broken and the gradients are void.
+        After a failure the communicator is broken and the gradients are void.
         """
         self.active = False
         torch.futures.wait_all(self._sums)
         for parameter, gradient in self._gradients:
             parameter.grad = gradient
         self.cancel()
-        return self._model.control_sums(communicator)
 
     def cancel(self) -> None:
         """Give the step up, after the communicator broke."""

@@ -1,10 +1,10 @@
-"""The default strategy: one replica per rank, gradients averaged by DDP, the control vector beside them.
+"""The default strategy: one replica per rank, gradients averaged by DDP.
 
 A job with several models, or with several backwards in a loop body, leaves DDP
 (:mod:`elastrain.elastic.strategies.after_backward`).
 
 DDP's bucketing and its overlap with backward are used as they are. A communication hook sums the buckets over the
-communicator of the generation, and the control vector with the last bucket. One DDP lasts for the life of the process:
+communicator of the generation. One DDP lasts for the life of the process:
 it is made before the rank has any peer, and the generations' communicators are exchanged beneath it. Wrapping anew at
 each switch would cost each time as much as a first step (buckets are allocated, then rebuilt in the order in which
 gradients come).
@@ -34,8 +34,6 @@ from elastrain.elastic import torch_private, torch_probes
 from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.comm.group import DdpGroup, sum_sparse
 from elastrain.elastic.comm.transport import completed
-from elastrain.elastic.commit.control import Summed
-from elastrain.elastic.commit.vote import ControlInputs, ControlVector
 from elastrain.elastic.small_gradient import SmallGradient
 from elastrain.elastic.state import digest
 from elastrain.elastic.state.slices import Holders
@@ -72,6 +70,7 @@ class Replicated:
     tensor = 1
     votes = False
     keeps_gradients = True
+    loss: float | None = None
     needs: tuple[torch_probes.Need, ...] = (*torch_probes.EVERY_JOB, *torch_probes.REPLICATED)
 
     def __init__(self, small: SmallGradient | None = None) -> None:
@@ -81,7 +80,6 @@ class Replicated:
         self._after_backward: AfterBackward | None = None
         """Sums the gradients in place of DDP."""
         self._synchronises_norms = False
-        self._loss: torch.Tensor | None = None
 
     def check(self, order: Order) -> None:
         if self._after_backward is not None:
@@ -134,7 +132,6 @@ class Replicated:
         return lambda _: sources
 
     def begin_step(self) -> None:
-        self._loss = None
         if self._after_backward is not None:
             self._after_backward.begin_step()
 
@@ -148,29 +145,24 @@ class Replicated:
         loss: torch.Tensor,
         unscaled: torch.Tensor,
         part: Slice,
-        inputs: ControlInputs,
         communicator: Communicator,
         *,
         last: bool,
         retain_graph: bool = False,
-    ) -> Summed | None:
+    ) -> None:
         if self._after_backward is not None:
-            return self._after_backward.backward(
-                loss, unscaled, part, inputs, communicator, last=last, retain_graph=retain_graph
-            )
+            self._after_backward.backward(loss, part, communicator, last=last, retain_graph=retain_graph)
+            return
         (model,) = self._models
-        value = unscaled.detach() * part.weight
-        self._loss = value if self._loss is None else self._loss + value
         weighted = loss * part.weight
         model.put_gradients_back()
-        if not last:
-            weighted.backward(retain_graph=retain_graph)
+        model.begin_backward()
+        weighted.backward(retain_graph=retain_graph)
+        if last:
+            model.check_reached()
+        else:
             model.measure()
             model.put_gradients_aside()
-            return None
-        model.prepare(inputs, self._loss)
-        weighted.backward(retain_graph=retain_graph)
-        return model.control_sums(communicator)
 
 
 class ReplicatedModule(ElasticModule):
@@ -184,8 +176,7 @@ class ReplicatedModule(ElasticModule):
         super().__init__(module)
         self._options = ddp_options
         first = next(p for p in module.parameters() if p.requires_grad)
-        self._vector, self._device = ControlVector(first), first.device
-        self._vector.small = self._small = small
+        self._device, self._small = first.device, small
         self.__dict__["_ddp"] = None  # not among modules(): the model's own names are those of the script
         self._keeps = not (any(ddp_options.get(option) for option in _OWN_COLLECTIVES) or _has_sparse_gradients(module))
         self._known: list[nn.Parameter] = []
@@ -296,21 +287,15 @@ class ReplicatedModule(ElasticModule):
             output, self._called = self._ddp(*args, **kwargs), True
         return self.learner.outputs.record(output) if self.learner is not None and self.warms_up else output
 
-    # -- the control vector ------------------------------------------------------------------------------------------
-    def prepare(self, inputs: ControlInputs, loss: torch.Tensor) -> None:
-        """Set the values to publish with the next backward. ``loss``: this rank's part of the mean, a scalar."""
+    def begin_backward(self) -> None:
+        """A backward follows."""
         self._last_begun = False
-        self._vector.prepare(inputs, loss)
 
-    def control_sums(self, communicator: Communicator) -> Summed:
-        """The control vector of the last backward, over all ranks. On a GPU the host waits for all sums.
-
-        Raises ``RuntimeError`` if the backward has not reached all gradients.
-        """
+    def check_reached(self) -> None:
+        """The last backward of a step has ended. Raises ``RuntimeError`` if it has not reached all gradients."""
         called, self._called = self._called, False
         if not self._last_begun:
             raise RuntimeError(_UNUSED.format("") if called else _BESIDE)
-        return self._vector.conclude(communicator)
 
     # -- buckets -----------------------------------------------------------------------------------------------------
     def empty_buckets(self) -> list[Any]:
@@ -320,15 +305,11 @@ class ReplicatedModule(ElasticModule):
     def begin_sum(
         self, communicator: Communicator, buffer: torch.Tensor, *, last: bool
     ) -> torch.futures.Future[torch.Tensor]:
-        """Begin the sum of a bucket; the vote travels with the ``last`` one, unless that is on a device."""
+        """Begin the sum of a bucket. ``last``: of the step."""
         self._last_begun = self._last_begun or last
-        dense = buffer.layout is torch.strided
-        if not dense:
-            buffer = sum_sparse(communicator, buffer)
-        if not (last and self._vector.travels_with(communicator, buffer if dense else buffer.coalesce().values())):
-            return communicator.sum_bucket(buffer) if dense else completed(buffer)
-        gradients = self._vector.vote(communicator, *([buffer] if dense else []))
-        return gradients[0] if dense else completed(buffer)
+        if buffer.layout is not torch.strided:
+            return completed(sum_sparse(communicator, buffer))
+        return communicator.sum_bucket(buffer)
 
     @property
     def _trains_others(self) -> bool:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,8 +28,6 @@ from elastrain.elastic import torch_private, torch_probes
 from elastrain.elastic.comm.backend import Offer
 from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.comm.header import Kind, RanksDiverged
-from elastrain.elastic.commit.control import Summed
-from elastrain.elastic.commit.vote import ControlInputs, ControlVector
 from elastrain.elastic.reduction import sum_of_products, sum_of_squares
 from elastrain.elastic.reshard.first import OFFER
 from elastrain.elastic.state.parts import dims
@@ -52,6 +49,7 @@ class Sharded:
 
     votes = True
     keeps_gradients = True
+    loss: float | None = None
     needs: tuple[torch_probes.Need, ...] = (*torch_probes.EVERY_JOB, *torch_probes.SHARDED)
 
     def __init__(self, shards: int, shard: int, tensor: int = 1) -> None:
@@ -60,7 +58,6 @@ class Sharded:
         self._mesh: DeviceMesh | None = None
         self._group: TensorGroup | None = None
         self._model: ShardedModule | None = None
-        self._loss: torch.Tensor | None = None
 
     def mesh(self, device: torch.device) -> DeviceMesh:
         """The ranks of this rank's group, for ``fully_shard``; always the same one. Raises ``RuntimeError``."""
@@ -117,7 +114,6 @@ class Sharded:
 
     def begin_step(self) -> None:
         assert self._model is not None
-        self._loss = None
         self._model.begin_step()
 
     def body(self, part: Slice, communicator: Communicator, *, last: bool) -> AbstractContextManager[object]:
@@ -128,32 +124,23 @@ class Sharded:
         loss: torch.Tensor,
         unscaled: torch.Tensor,
         part: Slice,
-        inputs: ControlInputs,
         communicator: Communicator,
         *,
         last: bool,
         retain_graph: bool = False,
-    ) -> Summed | None:
-        """Returns None if this rank has not voted, since a gradient is missing."""
+    ) -> None:
         model = self._model
         assert model is not None
         if unscaled is not loss:
             raise ValueError(f"job.backward(): a loss that a GradScaler has scaled {_NOT_YET}; use bfloat16")
-        value = unscaled.detach() * part.weight
-        self._loss = value if self._loss is None else self._loss + value
         (loss * part.weight).backward(retain_graph=retain_graph)
         model.note_reached()
         if not last:
             model.put_aside()
-            return None
+            return
         model.add_up()
         if communicator.broken is not None:
             model.name_unused(communicator)
-            return None
-        mine = self._loss
-        if communicator.rank % self.tensor:
-            inputs, mine = replace(inputs, counted=0.0, count=0, kept=False), torch.zeros_like(mine)
-        return model.vote(communicator, inputs, mine)
 
 
 class ShardedModule(ElasticModule):
@@ -183,8 +170,6 @@ class ShardedModule(ElasticModule):
             group.serves, self._tensor = self._comm, group.size()
         self._alike = {p for p in module.parameters() if all(dim is None for dim in dims(p.data)[1:])}
         """Parameters of which the ranks that compute a layer together hold the same part."""
-        first = next(p for p in module.parameters() if p.requires_grad)
-        self._vector = ControlVector(first)
         self._partial: dict[nn.Parameter, torch.Tensor] = {}
         """Sums of the gradients of the step's micro-batches so far."""
         self._squares: float | None = None
@@ -259,23 +244,21 @@ class ShardedModule(ElasticModule):
             for module in torch_private.fsdp_modules(self.module):
                 module.reshard()
 
-    def vote(self, communicator: Communicator, inputs: ControlInputs, loss: torch.Tensor) -> Summed:
-        """All gradients are complete on this rank: publish the control vector. Void if the communicator has broken.
-
-        Raises ``RanksDiverged`` on all ranks, before the step counts, if they have gradients of different parameters,
-        and ``GenerationBroken``.
-        """
+    def votes(self) -> Sequence[float]:
+        """As of :attr:`products`, whether this rank is :attr:`copying`, and which parameters its backwards reached."""
         products = [value / self._comm.groups for value in self._products()]  # twins hold the same gradients
         mine = [*products, float(self.copies()), *self._reached.votes]
-        votes = torch.tensor(mine, dtype=torch.float64)
         self._comm.voted = True
-        self._vector.prepare(inputs, loss)
-        summed = self._vector.conclude(communicator, votes)
-        sums = votes.tolist()
-        if communicator.broken is None and not reached.alike(sums[-reached.WIDTH :], communicator.world_size):
+        return mine
+
+    def check_votes(self, sums: Sequence[float], communicator: Communicator) -> None:
+        if not reached.alike(sums[-reached.WIDTH :], communicator.world_size):
             texts = communicator.all_gather_bytes(self._reached.describe().encode(), Kind.CONTROL)
             raise RanksDiverged(reached.difference([text.decode() for text in texts], communicator.step))
-        return summed.with_votes(*sums[:3], copying=sums[3])
+
+    def take_votes(self, sums: Sequence[float]) -> None:
+        squares, mixed, kept = sums[:3]
+        self.products, self.copying = (squares, mixed, kept), round(sums[3])
 
     def recover(self) -> None:
         """Collectives give stand-ins meanwhile, since the generation has broken."""
@@ -301,7 +284,7 @@ class ShardedModule(ElasticModule):
         return self.in_body() or self._evaluates
 
     def _products(self) -> tuple[float, float, float]:
-        """This rank's part of :attr:`Summed.products`."""
+        """This rank's part of :attr:`products`."""
         new = {p: p.grad for p in self.module.parameters() if p.grad is not None}
         both = {p: gradient for p, gradient in self.aside.items() if p in new}
         return self._product(new, new), self._product(both, new), self._product(self.aside, self.aside)

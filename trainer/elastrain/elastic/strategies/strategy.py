@@ -18,8 +18,6 @@ from elastrain.api.settings import Transport
 from elastrain.data.order import Order, Slice
 from elastrain.elastic.comm.backend import Offer, look, propose
 from elastrain.elastic.comm.communicator import Communicator
-from elastrain.elastic.commit.control import Summed
-from elastrain.elastic.commit.vote import ControlInputs
 from elastrain.elastic.state.slices import Holders
 from elastrain.elastic.torch_private import foreach_mul_
 from elastrain.elastic.torch_probes import Need
@@ -43,7 +41,8 @@ class ElasticModule(nn.Module):
     aside: Mapping[nn.Parameter, torch.Tensor] = {}
     """Gradients that the backward under way adds to, and which the parameters do not have meanwhile."""
     products: tuple[float, float, float] | None = None
-    """As of :attr:`Summed.products`, before the gradients are scaled."""
+    """Of a sharded model, over all gradients before they are scaled: the sums of their squares, of their products with
+    those that are kept from a step before, and of the squares of these."""
     copying = 0
     """Ranks that had not received all of the newest snapshot when they voted for the step."""
     learner: Learner | None = None
@@ -107,6 +106,17 @@ class ElasticModule(nn.Module):
         Raises ``GenerationBroken``.
         """
 
+    def votes(self) -> Sequence[float]:
+        """What this rank adds to its vote, once all its gradients of the step are complete. It may wait."""
+        return ()
+
+    def check_votes(self, sums: Sequence[float], communicator: Communicator) -> None:
+        """All ranks have voted: the ``sums`` of :meth:`votes`. Raises ``RanksDiverged`` on all ranks if their models
+        cannot have the same gradients, and ``GenerationBroken``."""
+
+    def take_votes(self, sums: Sequence[float]) -> None:
+        """The step counts by these ``sums`` of :meth:`votes`."""
+
     def scale_gradients(self, factor: float) -> None:
         """Multiply the gradients of a backward by ``factor``, after the last micro-batch of a step that counts."""
         if factor == 1.0:
@@ -142,6 +152,9 @@ class Strategy(Protocol):
 
     tensor: int
     """Neighbouring ranks that compute each layer together, on the same samples (tensor parallelism); 1: none do."""
+    loss: float | None
+    """The mean loss over the global batch, if the strategy has summed it itself, in an order of its own; None: the vote
+    sums it."""
     keeps_gradients: bool
     """Whether gradients may outlive a step (:mod:`elastrain.elastic.state.kept`)."""
     votes: bool
@@ -193,17 +206,16 @@ class Strategy(Protocol):
         loss: torch.Tensor,
         unscaled: torch.Tensor,
         part: Slice,
-        inputs: ControlInputs,
         communicator: Communicator,
         *,
         last: bool,
         retain_graph: bool = False,
-    ) -> Summed | None:
+    ) -> None:
         """Compute the gradients of micro-batch ``part``; with the last one, sum them over the ranks.
 
         Before that the parameters have no gradients outside of this method, so that no code of the script can change
         partial sums; those of steps before are put aside (:mod:`elastrain.elastic.state.kept`). ``loss``: scalar, the
         mean over the micro-batch. ``unscaled``: its value to report, which differs from it by the factor of a scaler.
-        Returns None before the last micro-batch, and with it the control vector of all ranks, which is void if the
-        communicator broke meanwhile.
+        With the last one it returns when no sum of the host is under way; the gradients are void if the communicator
+        broke meanwhile.
         """
