@@ -38,8 +38,6 @@ MARK = "<!-- From here on written by scripts/reference.py (`make reference`). Do
 LARGEST = 2**31 - 1
 """A bound that only says that it is a 32-bit number."""
 
-READABLE = 60
-"""A pattern of so many characters says nothing that the description does not."""
 SHARED = 5
 """So many commands must have an option for the page to explain it once."""
 
@@ -123,8 +121,8 @@ def _bounds(field: Schema) -> Iterator[str]:
         yield f"at least {field['minimum']}"
     if field.get("maximum", LARGEST) != LARGEST:
         yield f"at most {field['maximum']}"
-    if len(field.get("pattern", "")) in range(1, READABLE):
-        yield f"`{field['pattern']}`"
+    if word := re.fullmatch(r"\^(\w+)\$", field.get("pattern", "")):
+        yield f"or `{word[1]}`"
     for key, words in (("minItems", "at least {} items"), ("maxItems", "at most {} items")):
         if key in field:
             yield words.format(field[key])

@@ -4,6 +4,7 @@
   ``[01](../examples/01-digits)`` reads ``01 (`examples/01-digits`)`` there. A link to a file that does not exist stays
   as it is, so that the strict build fails at it.
 - Tables of up to five columns are marked, and each cell is named after its column: a phone shows rows as cards.
+- Long names in tables may break at their separators.
 - ``ELASTRAIN_REPOSITORY`` (an https address) adds links to the source, and to edit each page.
 """
 
@@ -17,6 +18,8 @@ from typing import Any
 
 STACKED = 5
 """Columns of a table that a phone shows as cards: more are figures, which are read side by side."""
+LONG = 28
+"""Characters of a name that may break in a table."""
 _LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((\.\./[^)#\s]*)(?:#[^)\s]*)?\)")
 
 
@@ -29,7 +32,7 @@ def on_config(config: Any, **_: Any) -> Any:
 
 def on_page_content(text: str, **_: Any) -> str:
     """Called by mkdocs for each page as HTML."""
-    return cells_named_after_columns(text)
+    return long_names_that_break(cells_named_after_columns(text))
 
 
 def cells_named_after_columns(text: str) -> str:
@@ -46,9 +49,25 @@ def cells_named_after_columns(text: str) -> str:
             names = iter(columns)
             return re.sub(r"<td", lambda _: f'<td data-column="{html.escape(next(names, ""))}"', cells[0])
 
-        return re.sub(r"<tr>.*?</tr>", row, found[0].replace("<table>", "<table data-stacks>", 1), flags=re.DOTALL)
+        marked = found[0].replace("<table>", f'<table data-stacks="{len(columns)}">', 1)
+        return re.sub(r"<tr>.*?</tr>", row, marked, flags=re.DOTALL)
 
     return re.sub(r"<table>.*?</table>", table, text, flags=re.DOTALL)
+
+
+def long_names_that_break(text: str) -> str:
+    """``text`` whose long names in tables may break at their separators, so that other columns keep their room. An
+    escaped ``|`` in code shows without its backslash, as on GitHub."""
+
+    def name(found: re.Match[str]) -> str:
+        return re.sub(r"(?<=\w)([_./,:=])(?=\w)", r"\1<wbr>", found[0])
+
+    def code(found: re.Match[str]) -> str:
+        return re.sub(rf"[^\s<>]{{{LONG},}}(?=[^<>]*<)", name, found[0].replace("\\|", "|"))
+
+    return re.sub(
+        r"<table.*?</table>", lambda table: re.sub(r"<code>[^<]*</code>", code, table[0]), text, flags=re.DOTALL
+    )
 
 
 def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: Any) -> str:

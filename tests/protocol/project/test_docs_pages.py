@@ -102,6 +102,14 @@ def test_cells_are_named_after_their_columns_if_a_phone_can_show_the_rows_as_car
     assert named(table(6)) == table(6), "figures are read side by side"
 
 
+def test_only_long_names_in_tables_break() -> None:
+    page = "<code>{0}</code><table><td><code>{0} {1}</code></td></table>"
+    long, short = "elastrain_operator_records_refused_total", "job.on_commit(f)"
+    broken = "elastrain_<wbr>operator_<wbr>records_<wbr>refused_<wbr>total"
+    shown = script("site_hooks").long_names_that_break(page.format(long, short))
+    assert shown == f"<code>{long}</code><table><td><code>{broken} {short}</code></td></table>"
+
+
 @pytest.mark.parametrize("picture", sorted((DOCS / "images").glob("*.svg")), ids=lambda picture: picture.name)
 def test_every_drawing_is_described_and_has_colours_for_the_dark(picture: Path) -> None:
     svg, name = ET.parse(picture).getroot(), "{http://www.w3.org/2000/svg}"
