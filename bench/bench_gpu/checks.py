@@ -18,7 +18,7 @@ from bench_gpu import pair, ranks
 from bench_gpu.report import Figures, Line, NotPossible
 from bench_harness.played_ranks import Process, Starter, World
 from elastrain.elastic.state import transfer
-from elastrain.elastic.state.staging import Stage, page_locked
+from elastrain.elastic.state.transfer import Stage, page_locked
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

@@ -45,7 +45,7 @@ def tree(step: int) -> dict[str, Any]:
 
 def start(**spec: Any) -> tuple[CheckpointKeeper, list[Any]]:
     keeper, loaded = CheckpointKeeper(levels_of(CheckpointSpec(every_steps=1, **spec))), []
-    keeper.resume(loaded.append, saved_step=0, reached=0, torn=False)
+    keeper.resume(loaded.append, saved_step=0, reached=0, partial_state="")
     return keeper, loaded
 
 

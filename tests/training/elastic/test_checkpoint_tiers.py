@@ -21,7 +21,7 @@ from elastrain.api.job import CheckpointSpec
 from elastrain.elastic.checkpoint import CheckpointKeeper, Pace, StaleLineage, Tier, levels_of, rules, tier_at
 from elastrain.elastic.checkpoint.digests import PIECE_BYTES
 
-NOTHING_KNOWN: dict[str, Any] = {"saved_step": 0, "reached": 0, "torn": False}
+NOTHING_KNOWN: dict[str, Any] = {"saved_step": 0, "reached": 0, "partial_state": ""}
 WEIGHTS = torch.arange(9.0)
 
 

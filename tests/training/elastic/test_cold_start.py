@@ -16,9 +16,9 @@ from elastrain.api.job import CheckpointSpec
 from elastrain.elastic.checkpoint import CheckpointKeeper, Level, levels_of, tier_at
 from elastrain.elastic.checkpoint.rules import Evidence, why_stop
 
-NOTHING_KNOWN = {"saved_step": 0, "reached": 0, "torn": ""}
+NOTHING_KNOWN = {"saved_step": 0, "reached": 0, "partial_state": ""}
 LOST = "the last workers that held it were lost while this one was receiving it"
-"""As of :attr:`Handover.torn`."""
+"""As of :attr:`Handover.partial_state`."""
 DAMAGED = (("step-000000200", "no such\n file"),)
 
 BEGIN = None
@@ -26,7 +26,7 @@ UNREADABLE = "no checkpoint in /c can be read"
 
 
 @pytest.mark.parametrize(
-    ("path", "used", "unreadable", "saved_step", "reached", "torn", "outcome"),
+    ("path", "used", "unreadable", "saved_step", "reached", "partial_state", "outcome"),
     [
         # Without spec.checkpoint the state exists as long as one worker does.
         (None, False, (), 0, 0, "", BEGIN),
@@ -51,9 +51,9 @@ UNREADABLE = "no checkpoint in /c can be read"
     ],
 )
 def test_training_begins_at_step_0_only_if_no_checkpoint_was_ever_completed(
-    path, used, unreadable, saved_step, reached, torn, outcome
+    path, used, unreadable, saved_step, reached, partial_state, outcome
 ) -> None:
-    why = why_stop(Evidence(path, used, unreadable, saved_step, reached, torn))
+    why = why_stop(Evidence(path, used, unreadable, saved_step, reached, partial_state))
     assert (why is BEGIN) if outcome is BEGIN else re.search(outcome, why or ""), why
 
 

@@ -33,7 +33,7 @@ def test_each_part_comes_from_ranks_that_hold_it_at_the_newest_step_of_which_all
     entry = Entry.of(table, shards)
     step = newest_whole(table, shards)[0]
     for rank, row in enumerate(table):
-        transfer = entry.transfer(rank, lambda sources: lambda _: sources)
+        transfer = entry.transfer(rank)
         assert transfer.sources, "a part has no source"
         assert all(table[r].live.shard == row.live.shard for r in (*transfer.sources, *transfer.receivers))
         assert rank in transfer.receivers or row.step == step or rank in transfer.sources
@@ -72,7 +72,7 @@ def test_a_step_that_was_repeated_without_a_rank_replaces_the_step_that_the_rank
     table = [holder(7, 0, by) for by in (3, 5, 5)]
     entry = Entry.of(table)
     assert (entry.sources, entry.receivers) == ([1, 2], [0])
-    assert entry.transfer(0, lambda sources: lambda _: sources).sources == [1, 2]
+    assert entry.transfer(0).sources == [1, 2]
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,9 @@ from elastrain.elastic.comm.mates import Mates
 from elastrain.elastic.comm.peer import PeerLost
 from elastrain.elastic.comm.transport import wait_for
 from elastrain.elastic.commit.vote import Vote, cast
-from elastrain.elastic.state import transfer
-from elastrain.elastic.state.slices import Transfer
+from elastrain.elastic.state.portions import Transfer
+from elastrain.elastic.state.receiver import StateReceiver
+from elastrain.elastic.state.sender import StateSender
 from elastrain.elastic.strategies.replicated import Replicated, ReplicatedModule
 
 pytestmark = pytest.mark.gpu
@@ -132,8 +133,8 @@ def test_state_travels_from_device_to_device(reuse, pair, each, device) -> None:
 
     def rank(c: Communicator) -> Any:
         if c.rank == 1:
-            return transfer.receive(mine if reuse else None, c, Transfer([0], [1]))
-        return transfer.WholeStateSender(theirs, c, Transfer([0], [1])).pause()
+            return StateReceiver(mine if reuse else None, c, Transfer([0], [1])).complete()
+        return StateSender(theirs, c, Transfer([0], [1])).pause()
 
     received = each(rank, pair)[1]
     for name, value in theirs.items():

@@ -11,10 +11,10 @@ from torch import nn
 
 from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
 from elastrain.elastic.comm.header import Kind
-from elastrain.elastic.state import capture, portions, staging, transfer
+from elastrain.elastic.state import capture, portions, transfer
+from elastrain.elastic.state.portions import Transfer
 from elastrain.elastic.state.receiver import NotKept, StateReceiver
 from elastrain.elastic.state.sender import StateSender
-from elastrain.elastic.state.slices import Transfer
 
 SIDE = 40
 
@@ -54,9 +54,9 @@ class Trainee:
 def sends(c: Communicator, t: Trainee, sources: list[int], receivers: list[int], steps: int) -> None:
     parts = portions.cut(t.tracked)
     assert parts is not None
-    sender = StateSender(t.tree(), parts, c, Transfer(sources, receivers))
+    sender = StateSender(t.tree(), c, Transfer(sources, receivers), parts)
     for number in range(steps):
-        sender.resume(t.tree, until=0.0)
+        sender.resume(t.tree, step_seconds=0.0)
         c.all_gather_ints([0], Kind.BARRIER)  # the collective of a step
         sender.pause()
         t.step(number)
@@ -72,11 +72,11 @@ def receives(c: Communicator, t: Trainee, sources: list[int], receivers: list[in
     here, there = (transfer.tensors_of(tree["model"]) for tree in (mine, receiver.opening))
     t.in_place = [a.data_ptr() == b.data_ptr() for a, b in zip(here, there, strict=True) if a.nbytes > 1000]
     capture.restore(t.tracked, receiver.opening)
-    receiver.begin(t.tracked, t.tree)
+    receiver.begin(portions.cut(t.tracked), t.tracked, t.tree)
     complete = None
     for number in range(steps):
         c.all_gather_ints([0], Kind.BARRIER)
-        if receiver is not None and (closing := receiver.step()) is not None:
+        if receiver is not None and (closing := receiver.turn()) is not None:
             capture.restore(t.tracked, closing)
             receiver, complete = None, number
         t.step(number)
@@ -84,7 +84,7 @@ def receives(c: Communicator, t: Trainee, sources: list[int], receivers: list[in
         if receiver is None:
             t.model[1].running_mean.fill_(number)
     while receiver is not None:
-        if (closing := receiver.step()) is not None:
+        if (closing := receiver.turn()) is not None:
             capture.restore(t.tracked, closing)
             receiver = None
     return complete
@@ -130,8 +130,8 @@ def test_portions_of_a_device_go_through_one_buffer_per_connection(small_pieces,
         buffers.append(size)
         return torch.empty(size, dtype=torch.uint8)
 
-    monkeypatch.setattr(staging, "on_host", lambda _tensor: False)
-    monkeypatch.setattr(staging, "page_locked", page_locked)
+    monkeypatch.setattr(transfer, "on_host", lambda _tensor: False)
+    monkeypatch.setattr(transfer, "page_locked", page_locked)
     trainees = [Trainee(0), Trainee(1)]
     trainees[0].step(100)
     each(lambda c: (sends, receives)[c.rank](c, trainees[c.rank], [0], [1], 5), pair)
@@ -173,8 +173,8 @@ def test_no_rank_waits_longer_than_the_generation_lives(silent, small_pieces, pa
             if c.rank == 0:
                 parts = portions.cut(trainees[0].tracked)
                 assert parts is not None
-                sender = StateSender(trainees[0].tree(), parts, c, Transfer([0], [1]))
-                sender.resume(trainees[0].tree, until=0.0)
+                sender = StateSender(trainees[0].tree(), c, Transfer([0], [1]), parts)
+                sender.resume(trainees[0].tree, step_seconds=0.0)
                 sender.pause()
                 sender.end()
                 raise GenerationBroken(1, c.broken or "")
@@ -193,7 +193,7 @@ def test_a_state_is_cut_by_parameters_if_torchs_optimizers_step_them(small_piece
     parts = portions.cut(t.tracked)
     assert parts is not None
     assert [len(p.tensors) for p in parts] == [1, 4, 4, 4], "the frozen weight alone, others with what AdamW keeps"
-    assert portions.may_travel_in_portions(t.tracked)
+    assert portions.may_take_several_turns(t.tracked)
 
 
 class Own(torch.optim.SGD):
@@ -202,7 +202,7 @@ class Own(torch.optim.SGD):
 
 @pytest.mark.parametrize("optimizer", [torch.optim.LBFGS, Own])
 def test_a_state_travels_whole_if_an_optimizer_may_look_at_several_parameters(optimizer) -> None:
-    assert not portions.may_travel_in_portions(Trainee(0, optimizer).tracked)
+    assert not portions.may_take_several_turns(Trainee(0, optimizer).tracked)
 
 
 def test_a_state_travels_whole_if_a_large_tensor_belongs_to_no_parameter(small_pieces) -> None:

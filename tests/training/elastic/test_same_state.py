@@ -13,8 +13,10 @@ from elastrain.api.settings import CheckpointSpec
 from elastrain.elastic.checkpoint import CheckpointKeeper, levels_of
 from elastrain.elastic.state import capture, transfer
 from elastrain.elastic.state.capture import NotTheSame, fingerprints
+from elastrain.elastic.state.portions import Transfer
+from elastrain.elastic.state.receiver import StateReceiver
 from elastrain.elastic.state.rollback import Snapshot
-from elastrain.elastic.state.slices import Transfer
+from elastrain.elastic.state.sender import StateSender
 from elastrain.elastic.state.trained import TrainedSet
 
 Tracked = dict[str, Any]
@@ -96,10 +98,10 @@ def moved(request, connect, each, tmp_path, monkeypatch) -> Callable[[Tracked, T
         def one(c: Any) -> None:
             try:
                 if c.rank == 0:
-                    transfer.WholeStateSender(capture.capture(there), c, Transfer([0], [1])).pause()
+                    StateSender(capture.capture(there), c, Transfer([0], [1])).pause()
                     assert c.broken is None
                 else:
-                    capture.restore(here, transfer.receive(capture.capture(here), c, Transfer([0], [1])))
+                    capture.restore(here, StateReceiver(capture.capture(here), c, Transfer([0], [1])).complete())
             except BaseException as e:
                 c.abort(str(e))
                 raise
@@ -109,12 +111,12 @@ def moved(request, connect, each, tmp_path, monkeypatch) -> Callable[[Tracked, T
     def by_checkpoint(there: Tracked, here: Tracked) -> None:
         spec = CheckpointSpec(path=str(tmp_path / "checkpoints"))
         keeper = CheckpointKeeper(levels_of(spec, None, 1))
-        keeper.resume(lambda _: None, saved_step=0, reached=0, torn="")
+        keeper.resume(lambda _: None, saved_step=0, reached=0, partial_state="")
         assert keeper.save_now(5, 1, lambda: capture.capture(there))
         keeper.finish()
         assert keeper.result is not None and keeper.result.step == 5, keeper.result
         resumed = CheckpointKeeper(levels_of(spec, None, 1))
-        resumed.resume(lambda tree: capture.restore(here, tree), saved_step=5, reached=5, torn="")
+        resumed.resume(lambda tree: capture.restore(here, tree), saved_step=5, reached=5, partial_state="")
 
     def by_snapshot(there: Tracked, here: Tracked) -> None:
         snapshot = Snapshot(there, TrainedSet(there))

@@ -6,9 +6,11 @@ import pytest
 import torch
 
 from elastrain.elastic.comm.communicator import Communicator
-from elastrain.elastic.state import staging, transfer
-from elastrain.elastic.state.slices import Transfer
-from elastrain.elastic.state.staging import Stage
+from elastrain.elastic.state import transfer
+from elastrain.elastic.state.portions import Transfer
+from elastrain.elastic.state.receiver import StateReceiver
+from elastrain.elastic.state.sender import StateSender
+from elastrain.elastic.state.transfer import Stage
 
 TREE = {
     "weights": torch.randn(37, 11, dtype=torch.float64),
@@ -27,8 +29,8 @@ def elsewhere(monkeypatch) -> list[int]:
         made.append(size)
         return torch.empty(size, dtype=torch.uint8)
 
-    monkeypatch.setattr(staging, "on_host", lambda _tensor: False)
-    monkeypatch.setattr(staging, "page_locked", page_locked)
+    monkeypatch.setattr(transfer, "on_host", lambda _tensor: False)
+    monkeypatch.setattr(transfer, "page_locked", page_locked)
     monkeypatch.setattr(transfer, "PIECE_BYTES", 400)
     monkeypatch.setattr(transfer, "SMALL_BYTES", 200)
     return made
@@ -40,8 +42,8 @@ def test_state_of_a_device_arrives_in_place_through_one_piece_per_connection(reu
 
     def rank(c: Communicator) -> Any:
         if c.rank == 1:
-            return transfer.receive(mine if reuse else None, c, Transfer([0], [1]))
-        return transfer.WholeStateSender(TREE, c, Transfer([0], [1])).pause()
+            return StateReceiver(mine if reuse else None, c, Transfer([0], [1])).complete()
+        return StateSender(TREE, c, Transfer([0], [1])).pause()
 
     received = each(rank, pair)[1]
     for name, value in TREE.items():

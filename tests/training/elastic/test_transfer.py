@@ -1,5 +1,6 @@
-"""State on its way between ranks, with all ranks as threads of the test: real sockets."""
+"""State on its way between ranks in one turn, with all ranks as threads of the test: real sockets."""
 
+import contextlib
 import threading
 from typing import Any
 
@@ -11,8 +12,10 @@ from hypothesis import strategies as st
 from elastrain.elastic.comm import channel
 from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
 from elastrain.elastic.reshard import snapshots
-from elastrain.elastic.state import digest, transfer
-from elastrain.elastic.state.slices import StateSlice, Transfer
+from elastrain.elastic.state import digest, portions, transfer
+from elastrain.elastic.state.portions import Transfer
+from elastrain.elastic.state.receiver import StateReceiver
+from elastrain.elastic.state.sender import StateSender
 
 TREE = {
     "weights": torch.randn(7, 11, dtype=torch.float64),
@@ -37,9 +40,9 @@ def small_pieces(monkeypatch) -> None:
 def move(c: Communicator, tree: Any, sources: list[int], receivers: list[int], mine: Any = None) -> Any:
     """Take part in sending ``tree`` from ``sources`` to ``receivers``; returns the tree that this rank has received."""
     if c.rank in receivers:
-        return transfer.receive(mine, c, Transfer(sources, receivers))
+        return StateReceiver(mine, c, Transfer(sources, receivers)).complete()
     if c.rank in sources:
-        transfer.WholeStateSender(tree, c, Transfer(sources, receivers)).pause()
+        StateSender(tree, c, Transfer(sources, receivers)).pause()
         if c.broken is not None:
             raise GenerationBroken(c.generation, c.broken)
     return None
@@ -95,47 +98,20 @@ def test_generation_is_broken_if_a_piece_arrives_damaged(pair, each, monkeypatch
     st.integers(0, 3),
 )
 def test_every_byte_travels_once_in_pieces_within_the_bound(sizes, sources, receiver) -> None:
+    tree = [torch.full((size,), number % 256, dtype=torch.uint8) for number, size in enumerate(sizes)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(transfer, "PIECE_BYTES", 50)
         patch.setattr(transfer, "SMALL_BYTES", 10)
-        slices, packs = transfer.cut_large(sizes), transfer.pack_small(sizes)
-    large = [(part.unit, byte) for part in slices for byte in range(part.start, part.start + part.nbytes)]
-    small = [(number, byte) for pack in packs for number in pack for byte in range(sizes[number])]
-    assert sorted(large + small) == [(number, byte) for number, size in enumerate(sizes) for byte in range(size)]
-    assert all(0 < part.nbytes <= 50 for part in slices)
+        pieces, packs = portions.pieces(tree), transfer.pack_small(sizes)
+    large = [byte for portion in pieces for tensor in portion.tensors for byte in tensor.tolist()]
+    small = [number % 256 for pack in packs for number in pack for _ in range(sizes[number])]
+    assert sorted(large + small) == sorted(number % 256 for number, size in enumerate(sizes) for _ in range(size))
+    assert all(0 < portion.nbytes <= 50 for portion in pieces)
     assert all(0 < sum(sizes[number] for number in pack) <= 50 for pack in packs)
-    senders = Transfer(sources, range(10, 14)).senders(slices, 10 + receiver)
-    assert set(senders) <= set(sources)
-    assert max(senders.count(s) for s in sources) - min(senders.count(s) for s in sources) <= 1
-
-
-def test_a_slice_is_sent_by_a_rank_that_holds_it_if_ranks_hold_different_slices() -> None:
-    slices = [StateSlice(unit, 0, 100) for unit in range(8)]
-    holders = {unit: [unit % 2, 2 + unit % 2] for unit in range(8)}  # two shards, two replicas of each
-    transfer = Transfer([0, 1, 2, 3], [4, 5], lambda part: holders[part.unit])
-    for receiver in (4, 5):
-        senders = transfer.senders(slices, receiver)
-        assert all(sender in holders[unit] for unit, sender in enumerate(senders))
-
-
-@pytest.mark.parametrize("receivers", [[2], [2, 3]])
-def test_a_state_that_no_rank_holds_as_a_whole_arrives_from_the_holders_of_its_slices(
-    receivers, small_pieces, connect, each
-) -> None:
-    tree = {name: torch.randn(999) for name in "abcd"}
-
-    def run(c: Communicator) -> Any:
-        transfer_ = Transfer([0, 1], receivers, lambda part: [part.unit % 2])
-        if c.rank in receivers:
-            return transfer.receive(None, c, transfer_)
-        if c.rank in (0, 1):
-            held = {n: t if i % 2 == c.rank else torch.zeros(999) for i, (n, t) in enumerate(tree.items())}
-            transfer.WholeStateSender(held, c, transfer_).pause()
-        return None
-
-    received = each(run, connect(4))
-    for receiver in receivers:
-        assert_same(received[receiver], tree)
+    route = Transfer(sources, range(10, 14))
+    sent = [route.sent_by(source, 10 + receiver, len(pieces)) for source in sources]
+    assert sorted(n for of_source in sent for n in of_source) == list(range(len(pieces)))
+    assert max(map(len, sent)) - min(map(len, sent)) <= 1
 
 
 @pytest.mark.parametrize(("mine", "sources", "receivers"), [(0, [0], [1]), (1, [0], [1])])
@@ -146,22 +122,26 @@ def test_sender_and_receiver_stop_waiting_for_a_silent_peer_if_aborted(pair, min
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyError, MemoryError, SystemExit])
-@pytest.mark.parametrize("place", [0, 1])
-def test_an_error_of_any_kind_in_any_thread_of_a_transfer_reaches_the_caller_and_ends_the_others(
-    pair, error, place
+@pytest.mark.parametrize("source", [0, 1])
+def test_an_error_of_any_kind_in_any_thread_of_a_receiver_is_that_rank_s_and_ends_the_others(
+    small_pieces, connect, each, monkeypatch, error, source
 ) -> None:
-    here, _ = pair
-    waiting = here.connect(1, channel.Purpose.STATE)  # nothing is ever sent on it
+    receive_tensors = transfer.receive_tensors
 
-    def fail() -> None:
-        raise error("a piece")
+    def fail(tensors: Any, communicator: Communicator, of: int, *others: Any) -> None:
+        if of == source:
+            raise error("a piece")
+        receive_tensors(tensors, communicator, of, *others)
 
-    def wait() -> None:
-        channel.receive(waiting, bytearray(1))
+    monkeypatch.setattr(transfer, "receive_tensors", fail)
 
-    with pytest.raises(error, match="a piece"):
-        transfer._at_once([fail, wait] if place == 0 else [wait, fail], here)
-    assert "a piece" in (here.broken or "")
+    def run(c: Communicator) -> BaseException | None:
+        with contextlib.suppress(GenerationBroken):  # a source may have sent everything already
+            move(c, {"large": torch.ones(9999)}, [0, 1], [2])
+            assert c.rank != 2
+        return c.failure
+
+    assert [type(failure) for failure in each(run, connect(3))] == [type(None), type(None), error]
 
 
 def test_a_state_that_cannot_travel_is_refused_by_its_place() -> None:
@@ -190,8 +170,8 @@ def test_small_tensors_arrive_as_they_were_when_the_transfer_began(pair, each, s
     def exchange(c: Communicator) -> Any:
         if c.rank == 1:
             assert given.wait(10)
-            return transfer.receive(None, c, Transfer([0], [1]))
-        sender = transfer.WholeStateSender(tree, c, Transfer([0], [1]))
+            return StateReceiver(None, c, Transfer([0], [1])).complete()
+        sender = StateSender(tree, c, Transfer([0], [1]))
         tree["statistics"].fill_(1)  # like a forward that updates running statistics
         tree["steps"] = 8
         given.set()

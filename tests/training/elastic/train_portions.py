@@ -10,11 +10,11 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import elastrain
-from elastrain.elastic.state import handover, portions
+from elastrain.elastic.state import portions, sender
 
 portions.MIN_BYTES = 2**18
 if os.environ.get("ONE_BY_ONE"):
-    handover.STEP_SHARE = 0.0  # one portion from each giver in each step
+    sender.STEP_SHARE = 0.0  # one portion from each giver in each step
 
 out, epochs, delay = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
 torch.set_num_threads(1)

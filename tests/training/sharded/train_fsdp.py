@@ -41,7 +41,7 @@ from elastrain.elastic.commit.control import Summed
 from elastrain.elastic.commit.vote import Vote
 from elastrain.elastic.reshard import move
 from elastrain.elastic.state.parts import dims
-from elastrain.elastic.state.transfer import WholeStateSender
+from elastrain.elastic.state.sender import _Lane
 
 folder, steps, delay = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
 worker, local = os.environ.get("ELASTRAIN_WORKER"), os.environ.get("LOCAL_RANK")
@@ -125,13 +125,13 @@ def cut_connections() -> None:
 
 
 def die_as_source() -> None:
-    serve = WholeStateSender._serve
+    run = _Lane.run
 
-    def serve_and_die(sender: WholeStateSender, receiver: int, connection: socket.socket) -> None:
+    def run_and_die(lane: _Lane, connection: socket.socket) -> None:
         die("die-as-source")
-        serve(sender, receiver, connection)
+        run(lane, connection)
 
-    WholeStateSender._serve = serve_and_die
+    _Lane.run = run_and_die
 
 
 def disturb_saves() -> None:

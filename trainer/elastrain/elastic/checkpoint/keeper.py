@@ -64,7 +64,7 @@ class CheckpointKeeper:
         *,
         saved_step: int,
         reached: int,
-        torn: str = "",
+        partial_state: str = "",
         newest: int | None = None,
         ranks: Ranks | None = None,
         cut: Cut = WHOLE,
@@ -79,7 +79,7 @@ class CheckpointKeeper:
         """
         self._wait(FINISH_SECONDS)  # a process that has lost its state may be saving it
         start = ColdStart(self._with_kept(), ranks or Ranks(), cut, newest)
-        tree, sources = start.choose(saved_step=saved_step, reached=reached, torn=torn)
+        tree, sources = start.choose(saved_step=saved_step, reached=reached, partial_state=partial_state)
         if tree is not None:
             load(tree)
         self.lineage, self.result = start.lineage, start.result

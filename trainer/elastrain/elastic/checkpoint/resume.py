@@ -59,7 +59,7 @@ class ColdStart:
     _surveys: list[tuple[Tier, list[Checkpoint]]] = field(default_factory=list)
     _before: str | None = None
 
-    def choose(self, *, saved_step: int, reached: int, torn: str) -> tuple[Any, list[int]]:
+    def choose(self, *, saved_step: int, reached: int, partial_state: str) -> tuple[Any, list[int]]:
         """Returns the tree that this rank has loaded, None if it has loaded nothing; and the ranks that hold the state
         then, by shard. The arguments are those of :class:`~elastrain.elastic.checkpoint.rules.Evidence`."""
         durable = self._durable
@@ -71,7 +71,7 @@ class ColdStart:
         ways = iter(candidates(self._in_durable(), memories, self.ranks.shards) if self._leads else ())
         tree, way = self._load_first(ways)
         if self._leads and way is None:
-            self._may_begin(saved_step=saved_step, reached=reached, torn=torn)
+            self._may_begin(saved_step=saved_step, reached=reached, partial_state=partial_state)
         if self._leads and durable:
             self._begin_lineage()
             self._report(way, saved_step, reached)
@@ -139,11 +139,11 @@ class ColdStart:
             self._unreadable.append(Unreadable(tier, checkpoint.name, reason))
 
     # -- on rank 0 ---------------------------------------------------------------------------------------------------
-    def _may_begin(self, *, saved_step: int, reached: int, torn: str) -> None:
+    def _may_begin(self, *, saved_step: int, reached: int, partial_state: str) -> None:
         """No checkpoint was loaded. Raises ``RuntimeError`` if training must not begin at step 0."""
         path = " and ".join(level.tier.where for level in self._durable) or None
         tried = tuple((one.name or one.tier.where, one.reason) for one in self._unreadable if one.tier.outlives_pods)
-        if why := why_stop(Evidence(path, self._before is not None, tried, saved_step, reached, torn)):
+        if why := why_stop(Evidence(path, self._before is not None, tried, saved_step, reached, partial_state)):
             raise RuntimeError(why)
 
     def _begin_lineage(self) -> None:

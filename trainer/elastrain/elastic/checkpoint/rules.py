@@ -194,7 +194,7 @@ class Evidence:
     """Step of the newest checkpoint in the job's records; 0: they name none, or were lost."""
     reached: int
     """Committed steps in the job's records; 0: none, or they were lost."""
-    torn: str
+    partial_state: str
     """Why the memory of the rank that would begin holds the state of no step; empty if it never held any."""
 
 
@@ -211,11 +211,11 @@ def why_stop(known: Evidence) -> str | None:
     if known.saved_step:
         why = "holds no checkpoint" if known.used else "was never used (is its volume mounted?)"
         return f"cannot resume: {known.path} {why}. {_advice(known)}"
-    if known.torn:
+    if known.partial_state:
         way_out = f"none was completed in {known.path}" if known.path else "set spec.checkpoint"
         return (
-            f"no worker holds the training state any more ({known.torn}), and there is no checkpoint to go on from: "
-            f"{way_out}"
+            f"no worker holds the training state any more ({known.partial_state}), and there is no checkpoint to go on "
+            f"from: {way_out}"
         )
     return None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from elastrain.api.records import Generation
@@ -11,7 +11,7 @@ from elastrain.data.facts import differing
 from elastrain.data.share import Share
 from elastrain.elastic.reshard.origin import FRESH, NOTHING, Held, Holdings, Origin
 from elastrain.elastic.reshard.partners import Home, partners
-from elastrain.elastic.state.slices import Holders, Transfer
+from elastrain.elastic.state.portions import Transfer
 
 _ANYWHERE = Home(0, 0)
 _NONE = (FRESH, 0)
@@ -199,11 +199,10 @@ class Entry:
         torn = list(range(len(table))) if origin.lost else []
         return replace(cls.of(rows), origin=origin, torn=torn, partners=partners([row.home for row in table]))
 
-    def transfer(self, rank: int, holders: Callable[[Sequence[int]], Holders]) -> Transfer:
-        """How the part of the state travels that ``rank`` holds or needs. ``holders``: as of ``Strategy.holders``."""
+    def transfer(self, rank: int) -> Transfer:
+        """How the part of the state travels that ``rank`` holds or needs."""
         alike = [r for r, shard in enumerate(self.shards) if shard == self.shards[rank]]
-        sources = [r for r in self.sources if r in alike]
-        return Transfer(sources, [r for r in self.receivers if r in alike], holders(sources))
+        return Transfer([r for r in self.sources if r in alike], [r for r in self.receivers if r in alike])
 
     @property
     def cold(self) -> bool:

@@ -133,7 +133,7 @@ class Position:
 
     def check_end(self, torn: str) -> None:
         """The script of a rank without state has ended. Raises ``RuntimeError`` if the others train in a later loop, or
-        if its state is ``torn``, as of :attr:`Handover.torn`."""
+        if its state is ``torn``, as of :attr:`Handover.partial_state`."""
         if torn:
             raise RuntimeError(f"the script has ended with the state of no step: {torn}")
         if self._joins and self._passed < self._job:

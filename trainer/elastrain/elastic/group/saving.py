@@ -71,7 +71,9 @@ class Saving:
         writers = self._writers(step).for_itself() if self._together else ALONE
         return self._keeper.keep(step, self._place.generation, self._tree, writers)
 
-    def resume(self, entry: Entry, communicator: Communicator, load: Callable[[Any], None], *, torn: str) -> Entry:
+    def resume(
+        self, entry: Entry, communicator: Communicator, load: Callable[[Any], None], *, partial_state: str
+    ) -> Entry:
         """No rank holds state: continue from the newest checkpoint, or begin with the state of the first rank.
 
         Returns the entry by which the others receive the state. Raises ``GenerationBroken``, and ``RuntimeError`` if
@@ -82,7 +84,7 @@ class Saving:
             load,
             saved_step=entry.saved_step,
             reached=entry.reached,
-            torn=torn,
+            partial_state=partial_state,
             newest=entry.back if entry.back >= 0 else None,
             ranks=Ranks(rank, shards, partial(communicator.all_gather_bytes, kind=Kind.ENTRY)),
             cut=Cut(Grid(shards[rank], max(shards) + 1, self._tensor), partial(parts.dims_of, self._tracked)),

@@ -217,7 +217,7 @@ class World:
         if self.communicator is not None:
             self.communicator.abort(why)
         if void:
-            self._held, self._handover.torn = False, why
+            self._held, self._handover.partial_state = False, why
 
     def complete(self) -> None:
         """There is no further step: return when every rank has the whole state."""
@@ -250,7 +250,7 @@ class World:
 
     def check_end(self) -> None:
         """The script of a rank without state has ended. Raises as of :meth:`Position.check_end`."""
-        self.position.check_end(self._handover.torn)
+        self.position.check_end(self._handover.partial_state)
 
     def fails(self, error: BaseException) -> None:
         """The script ends by ``error``: peers and agent need not wait for the end of its process."""
@@ -342,7 +342,7 @@ class World:
         """Bring all ranks to the newest state; equal ones send nothing. Raises as of :meth:`Position.meet`."""
         entry = self.position.meet(communicator, lambda: self.entry_row(communicator.of), self.state.data)
         entry = self._copies.begin(entry, communicator, self._resume)
-        transfer = entry.transfer(communicator.rank, self._strategy.holders)
+        transfer = entry.transfer(communicator.rank)
         if communicator.rank in entry.sources and transfer.receivers:
             self._handover.send(communicator, transfer, in_portions=entry.in_portions)
             if not entry.shares:
@@ -398,7 +398,7 @@ class World:
 
         Returns the entry by which the others receive it. Raises as of :meth:`Saving.resume`.
         """
-        entry = self.saving.resume(entry, communicator, self.state.load, torn=self._handover.torn)
+        entry = self.saving.resume(entry, communicator, self.state.load, partial_state=self._handover.partial_state)
         self._strategy.whole().agree(communicator)
         if communicator.rank in entry.sources and self.position.has_left(self.step):
             self.position.give_way(communicator, [communicator.rank], anew=True)

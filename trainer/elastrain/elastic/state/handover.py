@@ -1,12 +1,10 @@
 """This rank's state on its way to joiners, or its peers' state on its way here, beside the steps.
 
-Whole, in one step (:mod:`elastrain.elastic.state.transfer`), or in portions, over several
-(:mod:`elastrain.elastic.state.portions`). For the training thread.
+In one turn, or in several (:mod:`elastrain.elastic.state.portions`). For the training thread.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -14,12 +12,11 @@ from typing import Any
 import structlog
 
 from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
-from elastrain.elastic.state import portions, transfer
+from elastrain.elastic.state import portions
 from elastrain.elastic.state.capture import Stateful
+from elastrain.elastic.state.portions import Transfer
 from elastrain.elastic.state.receiver import NotKept, StateReceiver
-from elastrain.elastic.state.sender import STEP_SHARE, StateSender
-from elastrain.elastic.state.slices import Transfer
-from elastrain.elastic.state.transfer import WholeStateSender
+from elastrain.elastic.state.sender import StateSender
 
 log = structlog.get_logger(__name__)
 
@@ -32,18 +29,19 @@ class Handover:
     ) -> None:
         """``capture()`` returns the tree of this rank's state, ``capture(gradients=False)`` the same without those that
         are kept; ``load(tree)`` replaces the state by such a tree."""
-        self.torn = ""
+        self.partial_state = ""
         """Why this rank's memory holds the state of no step; empty if it holds that of one, or never held any."""
         self._tracked, self._capture, self._load = tracked, capture, load
         self._without_gradients = partial(capture, gradients=False)
-        """For a state in portions: a rank that receives it has the gradients of the steps meanwhile itself."""
-        self._sender: WholeStateSender | StateSender | None = None
+        """For several turns: a rank that receives its state has the gradients of the steps meanwhile itself."""
+        self._sender: StateSender | None = None
         self._receiver: StateReceiver | None = None
+        """In several turns, as long as the state is not complete."""
         self._taken = False
-        """Whether the part of this step has been received before its loop body."""
+        """Whether the turn of this step has been received before its loop body."""
         self._keeps_up = True
-        self._steps = 0
-        """Steps in which portions have arrived."""
+        self._turns = 0
+        """That have arrived."""
 
     @property
     def receiving(self) -> bool:
@@ -51,11 +49,11 @@ class Handover:
         return self._receiver is not None
 
     def permits_portions(self, *, holds: bool) -> bool:
-        """Whether the state can travel in portions, as far as this rank can tell.
+        """Whether the state can travel in several turns, as far as this rank can tell.
 
         Of a rank that ``holds`` it: it is large enough. Of a receiver: it can keep portions up to date.
         """
-        if not portions.may_travel_in_portions(self._tracked):
+        if not portions.may_take_several_turns(self._tracked):
             return False
         if not holds:
             return self._keeps_up
@@ -65,12 +63,9 @@ class Handover:
     def send(self, communicator: Communicator, to: Transfer, *, in_portions: bool) -> None:
         """Begin to send this rank's part of the state, as one of the sources of ``to``. Raises ``GenerationBroken``."""
         with communicator.guard(sends=True):
-            if not in_portions:
-                self._sender = WholeStateSender(self._capture(), communicator, to)
-                return
-            parts = portions.cut(self._tracked)
-            assert parts is not None, "permits_portions() was true"
-            self._sender = StateSender(self._without_gradients(), parts, communicator, to)
+            parts = portions.cut(self._tracked) if in_portions else None
+            assert parts is not None or not in_portions, "permits_portions() was true"
+            self._sender = StateSender(self._capture(gradients=not in_portions), communicator, to, parts)
 
     def receive(self, communicator: Communicator, by: Transfer, *, in_portions: bool, keep: bool) -> None:
         """Receive the state, or begin to. ``keep``: this rank's own state must stay until the other is complete.
@@ -78,21 +73,23 @@ class Handover:
         Raises ``GenerationBroken``.
         """
         mine = None if keep else self._without_gradients()
-        self.torn = "" if keep else "the last workers that held it were lost while this one was receiving it"
+        self.partial_state = "" if keep else "the last workers that held it were lost while this one was receiving it"
+        receiver = StateReceiver(mine, communicator, by)
         if not in_portions:
-            self._load(transfer.receive(mine, communicator, by))
-            self.torn = ""
+            self._load(receiver.complete())
+            self.partial_state = ""
             return
-        self._steps = 0
-        self._receiver = StateReceiver(mine, communicator, by)
-        self._load(self._receiver.opening)
-        self._receiver.begin(self._tracked, self._without_gradients)
+        self._turns, self._receiver = 0, receiver
+        self._load(receiver.opening)
+        parts = portions.cut(self._tracked)
+        if parts is None:
+            communicator.fail("the state of this rank cannot be cut into portions, but its peers' can")
+        receiver.begin(parts, self._tracked, self._without_gradients)
 
     def resume(self, step_seconds: float | None) -> None:
         """A step begins. ``step_seconds``: the time that it is expected to take."""
-        if isinstance(self._sender, StateSender):
-            until = float("inf") if step_seconds is None else time.monotonic() + STEP_SHARE * step_seconds
-            self._sender.resume(self._without_gradients, until)
+        if self._sender is not None:
+            self._sender.resume(self._without_gradients, step_seconds)
 
     def before_body(self, communicator: Communicator) -> None:
         """A loop body follows, after this rank has begun its sums. If the state may be completed in this step, wait.
@@ -100,8 +97,8 @@ class Handover:
         What the loop body sets before its backward (a learning rate, say) would else be lost by the closing.
         """
         self._taken = self._receiver is not None and self._receiver.asked
-        if self._receiver is not None and self._taken:
-            self._receive_step(communicator, self._receiver)
+        if self._taken:
+            self._receive_turn(communicator)
 
     def before_update(self, communicator: Communicator) -> float | None:
         """The gradients are there. Return when the optimizers may change this rank's state.
@@ -109,8 +106,8 @@ class Handover:
         The part of the state that this rank has is then equal to the other ranks'. Returns the monotonic time at which
         the last byte of this step was sent, None if none was. A failure leaves the communicator broken.
         """
-        if self._receiver is not None and not self._taken:
-            self._receive_step(communicator, self._receiver)
+        if not self._taken:
+            self._receive_turn(communicator)
         if self._sender is None:
             return None
         ended_at = self._sender.pause()
@@ -121,23 +118,24 @@ class Handover:
     def finish(self, communicator: Communicator) -> None:
         """There is no further step: send, and receive, the rest."""
         while self._receiver is not None and communicator.broken is None:
-            self._receive_step(communicator, self._receiver)
+            self._receive_turn(communicator)
         if self._sender is not None:
             self._sender.finish(self._without_gradients)
             self._sender = None
 
     def end(self) -> None:
         """Give the transfer up, after the communicator was aborted."""
-        if self._sender is not None:
-            self._sender.end()
-        if self._receiver is not None:
-            self._receiver.end()
+        for side in (self._sender, self._receiver):
+            if side is not None:
+                side.end()
         self._sender = self._receiver = None
 
-    def _receive_step(self, communicator: Communicator, receiver: StateReceiver) -> None:
-        self._steps += 1
+    def _receive_turn(self, communicator: Communicator) -> None:
+        if self._receiver is None:
+            return
+        self._turns += 1
         try:
-            closing = receiver.step()
+            closing = self._receiver.turn()
         except GenerationBroken:
             return  # the caller sees it from the communicator
         except NotKept:
@@ -146,5 +144,5 @@ class Handover:
             return
         if closing is not None:
             self._load(closing)
-            self._receiver, self.torn = None, ""
-            log.info("state is complete", generation=communicator.generation, steps=self._steps)
+            self._receiver, self.partial_state = None, ""
+            log.info("state is complete", generation=communicator.generation, steps=self._turns)

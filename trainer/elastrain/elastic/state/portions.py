@@ -1,73 +1,79 @@
-"""State that travels over several steps, some parameters in each, while all ranks train.
+"""The state as portions: what travels at a time, and which rank sends it.
 
-A state that is sent whole (:mod:`elastrain.elastic.state.transfer`) holds up the step in which it travels, if that
-takes longer than the step. But torch's optimizers treat every parameter independently. A joiner can keep the parameters
-that it has received up to date, by the same update from the same gradients as all other ranks, while the rest is on its
-way::
+The large tensors of a state travel in *portions*, each of which one rank sends. All else, structure, numbers, strings
+and small tensors, is the *opening*, which the first source sends before them.
 
-    opening    all values but the large tensors, at the switch
-    a step     as many *portions* as there is time for: a parameter with its optimizer state, as it is between two
-               updates. Then the senders stop, and every optimizer makes its step: the joiner's, on the parameters that
-               it has
-    closing    when the joiner has asked for it: the opening again, for the values that it could not keep up to date,
-               and samples of the large tensors, which show that it kept those up to date
+In one turn
+    all portions travel in one step, which waits for them. A portion is a piece of a tensor: several ranks can send
+    parts of the same one.
 
-The joiner is a learner meanwhile (:mod:`elastrain.elastic.strategies.learner`). On a connection, each step is some
-portions or the closing, followed by ``END``. A sender is done after its last portion; the first one waits for ``ASK``.
+In several turns
+    the portions of a large state travel over several steps while all ranks train. That works since torch's optimizers
+    treat every parameter independently. A portion is a parameter with its optimizer state, as it is between two
+    updates. A joiner keeps the parameters that it has received up to date, by the same update from the same gradients
+    as all other ranks; it is a learner meanwhile (:mod:`elastrain.elastic.strategies.learner`). When it has all of
+    them, it asks for the *closing*: the opening again, for the values that it could not keep up to date, and samples of
+    the large tensors, which show that it kept those up to date.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from elastrain.elastic.state import transfer
-from elastrain.elastic.state.capture import HIDDEN, Stateful, capture, is_dense
-from elastrain.elastic.state.slices import StateSlice
+from elastrain.elastic.state.capture import HIDDEN, Stateful, capture, is_dense, raw_bytes
 from elastrain.elastic.state.transfer import tensors_of
 
 MIN_BYTES = 256 * 2**20
-"""A state whose large tensors have fewer bytes is sent whole: that takes a fraction of a second."""
+"""A state whose large tensors have fewer bytes travels in one turn: that takes a fraction of a second."""
 SAMPLES = 64
 """Elements of each large tensor that are compared at the end."""
 SLACK_ULPS = 64
 """Allowed difference, in units of the largest one's last place: different machines round differently."""
 
-PORTION, CLOSING, END, ASK = b"P", b"C", b"E", b"A"
-INDEX_BYTES = 4
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """Which ranks send their state to which ones; the same value on all ranks."""
+
+    sources: Sequence[int]
+    """Ranks with the newest state. The first one sends the opening and the closing."""
+    receivers: Sequence[int]
+
+    def sent_by(self, source: int, receiver: int, portions: int) -> list[int]:
+        """The numbers of the portions that ``source`` sends to ``receiver``, of so many. Pure.
+
+        The sources take turns, and each receiver begins with another one.
+        """
+        first = self.sources.index(source) - self.receivers.index(receiver)
+        return list(range(first % len(self.sources), portions, len(self.sources)))
 
 
 @dataclass(frozen=True, slots=True)
 class Portion:
-    """A large tensor of the model, with its optimizer state."""
+    """Large tensors that travel together."""
 
-    parameter: torch.nn.Parameter | None
-    """None if no optimizer changes the tensor."""
     tensors: tuple[torch.Tensor, ...]
+    parameter: torch.nn.Parameter | None = None
+    """Whose update changes them; None: of no optimizer's, or not known."""
 
     @property
     def nbytes(self) -> int:
         return sum(t.nbytes for t in self.tensors)
 
 
-def steps_each_alone(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether the optimizer updates each parameter independently of all others.
-
-    True for torch's own optimizers except LBFGS; unknown, and so False, for all others.
-    """
-    own = type(optimizer).__module__.startswith("torch.optim.")  # a subclass of one of them has another module
-    return own and not isinstance(optimizer, torch.optim.LBFGS)
-
-
-def may_travel_in_portions(tracked: Mapping[str, Stateful]) -> bool:
-    """Whether a joiner could keep these objects up to date while their state is on its way."""
-    return all(steps_each_alone(o) for o in optimizers(tracked))
+def pieces(tree: Any) -> list[Portion]:
+    """The large tensors of ``tree`` for one turn: portions of at most ``PIECE_BYTES``, in the memory of the tensors."""
+    large = (raw_bytes(t) for t in tensors_of(tree) if is_large(t))
+    return [Portion((piece,)) for data in large for piece in data.split(transfer.PIECE_BYTES)]
 
 
 def cut(tracked: Mapping[str, Stateful]) -> list[Portion] | None:
-    """The large tensors of the tracked objects, in the same order on each rank.
+    """The large tensors of the tracked objects for several turns, in the same order on each rank.
 
     None if a large tensor is neither a tensor of the model nor the optimizer state of one.
     """
@@ -86,19 +92,27 @@ def cut(tracked: Mapping[str, Stateful]) -> list[Portion] | None:
     portions: dict[int, Portion] = {}
     for tensor in tensors_of([states["model"], states.get(f"model{HIDDEN}")]):
         at = tensor.data_ptr()
-        if tensor.nbytes >= transfer.SMALL_BYTES and at not in portions:
-            portions[at] = Portion(parameters.get(at), (tensor, *kept.get(at, ())))
+        if is_large(tensor) and at not in portions:
+            portions[at] = Portion((tensor, *kept.get(at, ())), parameters.get(at))
     parts = [t for portion in portions.values() for t in portion.tensors]
     if not all(is_dense(t) for t in parts):
         return None  # they could not arrive in their place
     covered = {t.data_ptr() for t in parts}
-    large = (t for t in tensors_of(states) if t.nbytes >= transfer.SMALL_BYTES)
-    return list(portions.values()) if all(t.data_ptr() in covered for t in large) else None
+    return list(portions.values()) if all(t.data_ptr() in covered for t in tensors_of(states) if is_large(t)) else None
 
 
-def slices_of(portions: Sequence[Portion]) -> list[StateSlice]:
-    """Each portion as a slice of the state."""
-    return [StateSlice(number, 0, portion.nbytes) for number, portion in enumerate(portions)]
+def may_take_several_turns(tracked: Mapping[str, Stateful]) -> bool:
+    """Whether a joiner could keep these objects up to date while their state is on its way."""
+    return all(steps_each_alone(o) for o in optimizers(tracked))
+
+
+def steps_each_alone(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the optimizer updates each parameter independently of all others.
+
+    True for torch's own optimizers except LBFGS; unknown, and so False, for all others.
+    """
+    own = type(optimizer).__module__.startswith("torch.optim.")  # a subclass of one of them has another module
+    return own and not isinstance(optimizer, torch.optim.LBFGS)
 
 
 def optimizers(tracked: Mapping[str, Stateful]) -> Iterator[torch.optim.Optimizer]:
@@ -106,9 +120,14 @@ def optimizers(tracked: Mapping[str, Stateful]) -> Iterator[torch.optim.Optimize
     return (o for o in tracked.values() if isinstance(o, torch.optim.Optimizer))
 
 
+def is_large(leaf: Any) -> bool:
+    """Whether it is a tensor that travels in portions."""
+    return isinstance(leaf, torch.Tensor) and leaf.nbytes >= transfer.SMALL_BYTES
+
+
 def samples(portions: Sequence[Portion]) -> list[torch.Tensor]:
     """Some elements of each large tensor, on the host."""
-    large = [t for portion in portions for t in portion.tensors if t.nbytes >= transfer.SMALL_BYTES]
+    large = [t for portion in portions for t in portion.tensors if is_large(t)]
     return [t.as_strided((t.numel(),), (1,))[:: max(1, t.numel() // SAMPLES)].cpu() for t in large]
 
 

@@ -1,4 +1,4 @@
-"""Receives this rank's state in portions (:mod:`elastrain.elastic.state.portions`), and keeps them up to date."""
+"""Receives this rank's state, and keeps up to date what has arrived of it while the rest is on its way."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import queue
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,171 +14,174 @@ import torch
 
 from elastrain.elastic.comm import channel
 from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
-from elastrain.elastic.state import digest, transfer
-from elastrain.elastic.state.capture import Stateful, raw_bytes
-from elastrain.elastic.state.portions import (
-    ASK,
-    CLOSING,
-    END,
-    INDEX_BYTES,
-    Portion,
-    alike,
-    cut,
-    optimizers,
-    samples,
-    slices_of,
-)
-from elastrain.elastic.state.slices import Transfer
-from elastrain.elastic.state.staging import Stage, apart
-from elastrain.elastic.state.transfer import as_bytes, compare, receive_small
+from elastrain.elastic.state import transfer
+from elastrain.elastic.state.capture import Stateful
+from elastrain.elastic.state.portions import Portion, Transfer, alike, is_large, optimizers, pieces, samples
+from elastrain.elastic.state.transfer import ASK, CLOSING, END, Stage, apart, receive_small, settle
 from elastrain.elastic.torch_private import pytree
 
 
 class NotKept(RuntimeError):
-    """Code other than the optimizers changes large tensors on this rank: the state has to be sent whole."""
+    """Code other than the optimizers changes large tensors on this rank: the state has to come in one turn."""
 
 
 class StateReceiver:
-    """Receives this rank's state over several steps. Its large tensors are written while a loop body may read them."""
+    """Receives this rank's state: :meth:`complete` in one turn, or :meth:`begin` and :meth:`turn` over several steps.
+
+    With several turns large tensors are written while a loop body may read them.
+    """
 
     def __init__(self, mine: Any, communicator: Communicator, transfer: Transfer) -> None:
-        """Connect to the sources and receive the opening. ``mine``: this rank's tree. Raises ``GenerationBroken``."""
+        """Connect to the sources and receive the opening.
+
+        ``mine``: a tree whose tensors may be overwritten, so that most of the state arrives in place; None if this rank
+        must keep its own state until it has the other. Raises ``GenerationBroken``.
+        """
         self._communicator, self._transfer = communicator, transfer
         first = transfer.sources[0]
         with communicator.guard():
             self._connections = {r: communicator.connect(r, channel.Purpose.STATE) for r in transfer.sources}
-            home = {"state": mine, "samples": []}
-            tree = receive_small(home, communicator, first, self._connections[first])
-        self.opening: Any = tree["state"]
-        """The state with large tensors that have no content yet, to be loaded before :meth:`begin`."""
-        self._hooks: list[Any] = []
-        self._threads: list[threading.Thread] = []
-
-    def begin(self, tracked: Mapping[str, Stateful], capture: Callable[[], Any]) -> None:
-        """From now on portions arrive in the tensors of ``tracked``; optimizers skip the parameters still missing.
-
-        ``capture`` returns the tree of this rank's state. Raises ``GenerationBroken`` if it cannot be cut.
-        """
-        portions = cut(tracked)
-        if portions is None:
-            self._communicator.fail("the state of this rank cannot be cut into portions, but its peers' can")
-        self._portions: list[Portion] = portions
-        self._capture = capture
-        self._missing = {p for o in optimizers(tracked) for group in o.param_groups for p in group["params"]}
-        for optimizer in optimizers(tracked):
-            hidden: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
-            self._hooks.append(optimizer.register_step_pre_hook(lambda o, *_, h=hidden: self._hide(o, h)))
-            self._hooks.append(optimizer.register_step_post_hook(lambda *_, h=hidden: _show(h)))
-        senders = self._transfer.senders(slices_of(portions), self._communicator.rank)
-        sources = self._transfer.sources
-        self._left = {source: senders.count(source) for source in sources}
+            self.opening: Any = receive_small(mine, communicator, first, self._connections[first])
+        """The state with large tensors that have no content yet."""
         self.asked = False
         """Whether all portions have arrived, and the closing follows in the next step or the one after it."""
-        self._turns: dict[int, queue.SimpleQueue[_Arrived | None]] = {s: queue.SimpleQueue() for s in sources}
-        for source in sources:
-            thread = threading.Thread(target=self._receive, args=(source,), name="elastrain-receive-state")
-            self._threads.append(thread)
-            thread.start()
+        self._updates: _Updates | None = None
+        self._capture: Callable[[], Any] | None = None
+        self._threads: list[threading.Thread] = []
 
-    def step(self) -> Any | None:
-        """Wait for the portions of this step, before the optimizer's step.
+    def complete(self) -> Any:
+        """The state, in one turn. Raises ``GenerationBroken``, also for a portion that arrived damaged."""
+        self._start(pieces(self.opening))
+        try:
+            self.turn()
+        finally:
+            self.end()
+        return self.opening
+
+    def begin(self, portions: Sequence[Portion], tracked: Mapping[str, Stateful], capture: Callable[[], Any]) -> None:
+        """From now on ``portions`` of ``tracked`` arrive, into which :attr:`opening` was loaded.
+
+        Optimizers skip the parameters that are still missing. ``capture`` returns the tree of this rank's state.
+        """
+        self._updates, self._capture = _Updates(tracked), capture
+        self._start(portions)
+
+    def turn(self) -> Any | None:
+        """Wait for the portions of this turn, before the optimizer's step.
 
         Returns the closing, which completes the state once it is loaded, or None. Raises ``GenerationBroken``, and
         :class:`NotKept`.
         """
-        closing = None
-        sources = self._transfer.sources
-        for source in sources:
-            if not self._left[source] and source != sources[0]:
+        closing, first = None, self._transfer.sources[0]
+        for source in self._transfer.sources:
+            if not self._left[source] and (source != first or self._capture is None):
                 continue
             arrived = self._turns[source].get()
             if arrived is None:
                 cause = self._communicator.broken or f"rank {source} has stopped sending its state"
                 raise GenerationBroken(self._communicator.generation, cause)
             self._left[source] -= len(arrived.portions)
-            for index in arrived.portions:
-                parameter = self._portions[index].parameter
-                if parameter is not None:
-                    self._missing.discard(parameter)
+            if self._updates is not None:
+                self._updates.missing.difference_update(portion.parameter for portion in arrived.portions)
             closing = closing or arrived.closing
         if closing is not None:
             self.end()
-            if not alike(samples(self._portions), closing["samples"]):
+            state, theirs = closing
+            if not alike(samples(self._portions), theirs):
                 raise NotKept
-            return closing["state"]
-        if not any(self._left.values()) and not self.asked:
+            return state
+        if self._capture is not None and not any(self._left.values()) and not self.asked:
             self.asked = True
             with self._communicator.guard():
-                self._connections[sources[0]].sendall(ASK)
+                self._connections[first].sendall(ASK)
         return None
 
     def end(self) -> None:
         """Stop receiving; optimizers update all parameters again."""
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
+        if self._updates is not None:
+            self._updates.end()
         for thread in self._threads:
             thread.join()
 
-    def _hide(self, optimizer: torch.optim.Optimizer, hidden: list[tuple[torch.nn.Parameter, torch.Tensor]]) -> None:
-        for p in (p for group in optimizer.param_groups for p in group["params"]):
-            if p in self._missing and p.grad is not None:
-                hidden.append((p, p.grad))
-                p.grad = None
+    def _start(self, portions: Sequence[Portion]) -> None:
+        self._portions, rank, sources = portions, self._communicator.rank, self._transfer.sources
+        settle([tensor for portion in portions for tensor in portion.tensors])
+        coming = {s: [portions[n] for n in self._transfer.sent_by(s, rank, len(portions))] for s in sources}
+        self._left = {source: len(of_source) for source, of_source in coming.items()}
+        self._turns: dict[int, queue.SimpleQueue[_Arrived | None]] = {s: queue.SimpleQueue() for s in sources}
+        self._threads = [
+            threading.Thread(target=self._receive, args=(source, coming[source]), name="elastrain-receive-state")
+            for source in sources
+        ]
+        for thread in self._threads:
+            thread.start()
 
     # -- a thread for each source ------------------------------------------------------------------------------------
-    def _receive(self, source: int) -> None:
-        connection, turns = self._connections[source], self._turns[source]
-        left, closes = self._left[source], source == self._transfer.sources[0]
-        stage = Stage(transfer.PIECE_BYTES)
-        try:
-            first = [portion.tensors[0] for portion in self._portions]
-            with contextlib.suppress(GenerationBroken), self._communicator.guard(), apart(first):
+    def _receive(self, source: int, left: list[Portion]) -> None:
+        connection, turns, stage = self._connections[source], self._turns[source], Stage(transfer.PIECE_BYTES)
+        closes = self._capture is not None and source == self._transfer.sources[0]
+        homes = [tensor for portion in left for tensor in portion.tensors]
+        try:  # an error of any kind has ended the generation, or this rank, when the guard is left
+            with contextlib.suppress(BaseException), self._communicator.guard(), apart(homes):
                 while left or closes:
-                    arrived = self._receive_turn(source, connection, stage)
-                    left -= len(arrived.portions)
+                    arrived = self._receive_turn(source, connection, left, stage)
                     closes = closes and arrived.closing is None
                     turns.put(arrived)
         finally:
             turns.put(None)
 
-    def _receive_turn(self, source: int, connection: socket.socket, stage: Stage) -> _Arrived:
+    def _receive_turn(self, source: int, connection: socket.socket, left: list[Portion], stage: Stage) -> _Arrived:
         portions, closing = [], None
         while (tag := bytes(channel.receive(connection, bytearray(1)))) != END:
             if tag == CLOSING:
                 closing = self._receive_closing(source, connection)
                 continue
-            index = int.from_bytes(channel.receive(connection, bytearray(INDEX_BYTES)), "big")
-            sums = bytearray()
-            for tensor in self._portions[index].tensors:
-                for home in raw_bytes(tensor).split(transfer.PIECE_BYTES):
-                    data = stage.begin(home)
-                    channel.receive(connection, data.numpy())
-                    sums += as_bytes(digest.of_bytes(data))
-                    stage.finish(data, home)
-            compare(sums, self._communicator, source, connection)
-            portions.append(index)
+            portions.append(left.pop(0))
+            transfer.receive_tensors(portions[-1].tensors, self._communicator, source, connection, stage)
         return _Arrived(portions, closing)
 
-    def _receive_closing(self, source: int, connection: socket.socket) -> Any:
+    def _receive_closing(self, source: int, connection: socket.socket) -> tuple[Any, Any]:
         # Small tensors get memory of their own until they are loaded: a loop body may use this rank's.
-        mine = {"state": pytree.tree_map(lambda x: x if _is_large(x) else None, self._capture()), "samples": []}
-        return receive_small(mine, self._communicator, source, connection)
+        assert self._capture is not None
+        large = pytree.tree_map(lambda x: x if is_large(x) else None, self._capture())
+        state, theirs = (receive_small(mine, self._communicator, source, connection) for mine in (large, None))
+        return state, theirs
 
 
 @dataclass(frozen=True, slots=True)
 class _Arrived:
-    """The data of one source in one step."""
+    """The data of one source in one turn."""
 
-    portions: list[int]
-    closing: Any | None
+    portions: list[Portion]
+    closing: tuple[Any, Any] | None
+    """The state, and samples of the source's large tensors."""
+
+
+class _Updates:
+    """Optimizers of a learner, which skip the parameters that are still missing."""
+
+    def __init__(self, tracked: Mapping[str, Stateful]) -> None:
+        self.missing: set[torch.nn.Parameter | None] = set()
+        self._hooks: list[Any] = []
+        for optimizer in optimizers(tracked):
+            self.missing |= {p for group in optimizer.param_groups for p in group["params"]}
+            hidden: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
+            self._hooks.append(optimizer.register_step_pre_hook(lambda o, *_, h=hidden: self._hide(o, h)))
+            self._hooks.append(optimizer.register_step_post_hook(lambda *_, h=hidden: _show(h)))
+
+    def end(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+    def _hide(self, optimizer: torch.optim.Optimizer, hidden: list[tuple[torch.nn.Parameter, torch.Tensor]]) -> None:
+        for p in (p for group in optimizer.param_groups for p in group["params"]):
+            if p in self.missing and p.grad is not None:
+                hidden.append((p, p.grad))
+                p.grad = None
 
 
 def _show(hidden: list[tuple[torch.nn.Parameter, torch.Tensor]]) -> None:
     for parameter, gradient in hidden:
         parameter.grad = gradient
     hidden.clear()
-
-
-def _is_large(leaf: Any) -> bool:
-    return isinstance(leaf, torch.Tensor) and leaf.nbytes >= transfer.SMALL_BYTES

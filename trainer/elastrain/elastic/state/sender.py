@@ -1,8 +1,13 @@
-"""Sends this rank's state in portions (:mod:`elastrain.elastic.state.portions`), as far as the steps allow."""
+"""Sends this rank's part of the state: in one turn, or in several as far as the steps allow.
+
+On a connection each turn is some portions or the closing, followed by ``END``. A sender is done after its last portion;
+the first one then waits for ``ASK`` and sends the closing, if there are several turns.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import queue
 import socket
 import threading
@@ -12,44 +17,45 @@ from typing import Any
 
 from elastrain.elastic.comm import channel
 from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
-from elastrain.elastic.state import digest, transfer
-from elastrain.elastic.state.capture import raw_bytes
-from elastrain.elastic.state.portions import (
-    ASK,
-    CLOSING,
-    END,
-    INDEX_BYTES,
-    PORTION,
-    Portion,
-    samples,
-    slices_of,
-)
-from elastrain.elastic.state.slices import Transfer
-from elastrain.elastic.state.staging import Stage, apart, settle
-from elastrain.elastic.state.transfer import SmallState, as_bytes
+from elastrain.elastic.state import transfer
+from elastrain.elastic.state.portions import Portion, Transfer, pieces, samples
+from elastrain.elastic.state.transfer import ASK, CLOSING, END, PORTION, SmallState, Stage, apart, settle
 
 STEP_SHARE = 0.6
 """A portion is begun only if, at the rate so far, it will have left within this share of a step's time."""
+Closing = tuple[SmallState, SmallState]
+"""The state as it is now, and samples."""
 
 
 class StateSender:
-    """Sends this rank's part of the state to all receivers, in threads of its own, as far as steps allow."""
+    """Sends this rank's part of the state to all receivers, with a thread for each."""
 
-    def __init__(self, tree: Any, portions: Sequence[Portion], communicator: Communicator, transfer: Transfer) -> None:
-        """Every source of ``transfer`` makes one, of an equal ``tree`` and its ``portions``; each receiver makes a
+    def __init__(
+        self, tree: Any, communicator: Communicator, transfer: Transfer, portions: Sequence[Portion] | None = None
+    ) -> None:
+        """Every source of ``transfer`` makes one, of an equal ``tree``; each receiver makes a
         :class:`elastrain.elastic.state.receiver.StateReceiver`.
 
-        The training thread calls the methods. The end of the communicator bounds all of them.
+        ``portions``: for several turns, as of :func:`elastrain.elastic.state.portions.cut`; None: all is sent in one
+        turn, which begins now. Large tensors must not change until :meth:`pause` has returned. All else is sent as it
+        is now. The training thread calls the methods. The end of the communicator bounds all of them.
         """
-        self._portions, self._communicator = portions, communicator
-        self._first = communicator.rank == transfer.sources[0]
-        opening = SmallState({"state": tree, "samples": []}) if self._first else None
-        slices = slices_of(portions)
+        self._communicator, self._receivers = communicator, transfer.receivers
+        self._one_turn, self._first = portions is None, communicator.rank == transfer.sources[0]
+        opening = SmallState(tree) if self._first else None
+        self._portions = pieces(tree) if portions is None else portions
         self._lanes = [
-            _Lane(portions, communicator, opening, transfer.senders(slices, receiver))
+            _Lane(
+                communicator,
+                opening,
+                [self._portions[n] for n in transfer.sent_by(communicator.rank, receiver, len(self._portions))],
+                closes=self._first and not self._one_turn,
+            )
             for receiver in transfer.receivers
         ]
-        self._receivers = transfer.receivers
+        self._ended_at: float | None = None
+        if self._one_turn:
+            self._begin_last()
         self._thread = threading.Thread(target=self._run, name="elastrain-send-state")
         self._thread.start()
 
@@ -58,31 +64,33 @@ class StateSender:
         """Whether the state has arrived, or cannot arrive."""
         return not self._thread.is_alive()
 
-    def resume(self, tree: Callable[[], Any], until: float) -> None:
-        """A step begins, which is expected to compute until ``until`` (monotonic seconds).
-
-        The large tensors do not change before :meth:`pause`. ``tree()``: the present state.
-        """
-        settle([portion.tensors[0] for portion in self._portions])
+    def resume(self, tree: Callable[[], Any], step_seconds: float | None) -> None:
+        """A step begins, which is expected to take ``step_seconds``; None: not known. ``tree()``: the present state."""
+        if self._one_turn:
+            return
+        self._settle()
+        until = math.inf if step_seconds is None else time.monotonic() + STEP_SHARE * step_seconds
         asked = [lane for lane in self._lanes if lane.is_asked_to_close()]
         closing = self._closing(tree) if asked else None
         for lane in self._lanes:
             lane.begin(_Turn(until, closing if lane in asked else None))
 
     def pause(self) -> float:
-        """Return when no thread reads the large tensors, so that the optimizer may change them.
+        """Return when no thread reads the large tensors, so that the optimizer may change them: if there is one turn,
+        when it has ended or cannot end.
 
         Returns the monotonic time of that moment.
         """
+        if self._one_turn:
+            self._thread.join()
         for lane in self._lanes:
             lane.mute()
-        return time.monotonic()
+        return self._ended_at or time.monotonic()
 
     def finish(self, tree: Callable[[], Any]) -> None:
         """Send the rest: there is no further step."""
-        closing = self._closing(tree) if self._first else None
-        for lane in self._lanes:
-            lane.begin(_Turn(float("inf"), closing, last=closing is not None or not self._first))
+        if not self._one_turn:
+            self._begin_last(self._closing(tree) if self._first else None)
         self._thread.join()
 
     def end(self) -> None:
@@ -91,10 +99,18 @@ class StateSender:
             lane.begin(None)
         self._thread.join()
 
-    def _closing(self, tree: Callable[[], Any]) -> SmallState | None:
+    def _begin_last(self, closing: Closing | None = None) -> None:
+        self._settle()
+        for lane in self._lanes:
+            lane.begin(_Turn(math.inf, closing, last=True))
+
+    def _settle(self) -> None:
+        settle([tensor for portion in self._portions for tensor in portion.tensors])
+
+    def _closing(self, tree: Callable[[], Any]) -> Closing | None:
         """None: it cannot be sent, and the generation is broken."""
         with contextlib.suppress(GenerationBroken), self._communicator.guard(sends=True):
-            return SmallState({"state": tree(), "samples": samples(self._portions)})
+            return SmallState(tree()), SmallState(samples(self._portions))
         return None
 
     def _run(self) -> None:
@@ -108,12 +124,13 @@ class StateSender:
                 thread.start()
             for thread in threads:
                 thread.join()
+        self._ended_at = time.monotonic()
 
 
 class _Turn:
     """The time of one step for sending, on one lane."""
 
-    def __init__(self, until: float, closing: SmallState | None, *, last: bool = False) -> None:
+    def __init__(self, until: float, closing: Closing | None, *, last: bool = False) -> None:
         self.until, self.closing, self.last = until, closing, last
         self.begun = threading.Event()
         """The first portion of the turn is being read, or never will be."""
@@ -126,11 +143,10 @@ class _Lane:
     """The connection to one receiver, with one thread."""
 
     def __init__(
-        self, portions: Sequence[Portion], communicator: Communicator, opening: SmallState | None, senders: list[int]
+        self, communicator: Communicator, opening: SmallState | None, portions: list[Portion], *, closes: bool
     ) -> None:
-        self._portions, self._communicator, self._opening = portions, communicator, opening
-        self._left = [i for i, sender in enumerate(senders) if sender == communicator.rank]
-        self._closes = opening is not None
+        self._communicator, self._opening = communicator, opening
+        self._left, self._closes = portions, closes
         self._turns: queue.SimpleQueue[_Turn | None] = queue.SimpleQueue()
         self._turn: _Turn | None = None
         self._connection: socket.socket | None = None
@@ -169,8 +185,8 @@ class _Lane:
     # -- its thread --------------------------------------------------------------------------------------------------
     def run(self, connection: socket.socket) -> None:
         try:
-            first = [portion.tensors[0] for portion in self._portions]
-            with contextlib.suppress(GenerationBroken), self._communicator.guard(sends=True), apart(first):
+            sent = [tensor for portion in self._left for tensor in portion.tensors]
+            with contextlib.suppress(GenerationBroken), self._communicator.guard(sends=True), apart(sent):
                 if self._opening is not None:
                     self._opening.send(connection)
                     self._opening = None
@@ -183,10 +199,6 @@ class _Lane:
                 last.begun.set()
 
     def _take(self, turn: _Turn, connection: socket.socket) -> None:
-        if turn.closing is not None and not turn.last:
-            turn.begun.set()
-            self._close(turn.closing, connection)
-            return
         begun = len(self._left)
         while self._left:
             with turn.sending:
@@ -195,30 +207,22 @@ class _Lane:
                     break
                 self._send(self._left.pop(0), connection)
         turn.begun.set()
+        if turn.closing is not None:
+            if turn.last:
+                connection.sendall(END)
+                channel.receive(connection, bytearray(1))
+            connection.sendall(CLOSING)
+            for part in turn.closing:
+                part.send(connection)
+            self._closes = False
         connection.sendall(END)
-        if turn.last and self._closes:
-            assert turn.closing is not None
-            channel.receive(connection, bytearray(1))
-            self._close(turn.closing, connection)
 
     def _fits(self, turn: _Turn) -> bool:
-        return time.monotonic() + self._portions[self._left[0]].nbytes * self._took / self._sent <= turn.until
+        return time.monotonic() + self._left[0].nbytes * self._took / self._sent <= turn.until
 
-    def _send(self, index: int, connection: socket.socket) -> None:
+    def _send(self, portion: Portion, connection: socket.socket) -> None:
         began = time.monotonic()
-        connection.sendall(PORTION + index.to_bytes(INDEX_BYTES, "big"))
-        sums = []
-        for tensor in self._portions[index].tensors:
-            for piece in raw_bytes(tensor).split(transfer.PIECE_BYTES):
-                data = self._stage.to_host(piece)
-                connection.sendall(data.numpy())
-                sums.append(digest.of_bytes(data))
-        connection.sendall(b"".join(map(as_bytes, sums)))
-        self._sent += self._portions[index].nbytes
+        connection.sendall(PORTION)
+        transfer.send_tensors(portion.tensors, connection, self._stage)
+        self._sent += portion.nbytes
         self._took += time.monotonic() - began
-
-    def _close(self, closing: SmallState, connection: socket.socket) -> None:
-        connection.sendall(CLOSING)
-        closing.send(connection)
-        connection.sendall(END)
-        self._closes = False

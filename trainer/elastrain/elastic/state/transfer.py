@@ -1,36 +1,29 @@
-"""The training state on its way between ranks, whole and in one step.
+"""The data of a training state on a connection between two ranks.
 
-A tree is split into its tensors, which travel as raw bytes, and the rest: structure, numbers, strings
-(:mod:`elastrain.elastic.encoding`). Every rank with the newest state sends a part of it to every rank without, all at
-the same time. Large tensors are cut into pieces that go straight from the memory of the sender into the memory of the
-receiver. Small tensors are packed and come from one rank, since they may differ between replicas (statistics of a batch
-normalisation do). The receiver compares a checksum of each piece with the sender's: a bit that was flipped on the way
-would otherwise stay in the model.
+A tree is split into its large tensors, which travel as raw bytes, and the rest: structure, numbers, strings
+(:mod:`elastrain.elastic.encoding`) and small tensors, which are packed and come from one rank, since they may differ
+between replicas (statistics of a batch normalisation do). Large tensors go piece by piece straight from the memory of
+the sender into the memory of the receiver. The receiver compares a checksum of each piece with the sender's: a bit that
+was flipped on the way would otherwise stay in the model.
 
-Senders train on meanwhile (:class:`WholeStateSender`): only the optimizer's step changes the large tensors of the
-state.
+From and to a device, each connection uses one page-locked buffer with the size of a piece. The device needs no memory
+beside the state, and the checksum is computed on the host. Tensors of the host are used in place.
 """
 
 from __future__ import annotations
 
-import contextlib
 import socket
-import threading
-import time
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 
 from elastrain.elastic.comm import channel
-from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
-from elastrain.elastic.comm.transport import first_line
+from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.encoding import Malformed, NotEncodable, decode, encode
-from elastrain.elastic.state import digest, staging
+from elastrain.elastic.state import digest
 from elastrain.elastic.state.capture import Slot, is_dense, raw_bytes, slot
-from elastrain.elastic.state.slices import StateSlice, Transfer
-from elastrain.elastic.state.staging import Stage, apart, settle
 from elastrain.elastic.torch_private import pytree
 
 PIECE_BYTES = 8 * 2**20
@@ -42,17 +35,9 @@ SMALL_BYTES = 256 * 2**10
 """Tensors below this size are packed."""
 MAX_HEADER = 2**30
 """Bytes of a tree without its tensors."""
+PORTION, CLOSING, END, ASK = b"P", b"C", b"E", b"A"
+"""What follows on a connection between :class:`~elastrain.elastic.state.sender.StateSender` and its receiver."""
 _LENGTH_BYTES = 8
-
-
-def cut_large(sizes: Sequence[int]) -> list[StateSlice]:
-    """Cut the large ones of tensors with ``sizes`` bytes into slices of at most ``PIECE_BYTES``. Pure."""
-    return [
-        StateSlice(number, start, min(PIECE_BYTES, size - start))
-        for number, size in enumerate(sizes)
-        if size >= SMALL_BYTES
-        for start in range(0, size, PIECE_BYTES)
-    ]
 
 
 def pack_small(sizes: Sequence[int]) -> list[list[int]]:
@@ -102,7 +87,7 @@ class SmallState:
         connection.sendall(len(self._header).to_bytes(_LENGTH_BYTES, "big") + self._header)
         for data in self._packs:
             connection.sendall(data.numpy())
-        connection.sendall(b"".join(as_bytes(digest.of_bytes(data)) for data in self._packs))
+        connection.sendall(b"".join(_checksum(data) for data in self._packs))
 
 
 def receive_small(mine: Any, communicator: Communicator, source: int, connection: socket.socket) -> Any:
@@ -121,7 +106,7 @@ def receive_small(mine: Any, communicator: Communicator, source: int, connection
         parts = [tensors[number] for number in pack]
         data = torch.empty(sum(_sizes(parts)), dtype=torch.uint8)
         channel.receive(connection, data.numpy())
-        sums += as_bytes(digest.of_bytes(data))
+        sums += _checksum(data)
         for tensor, chunk in zip(parts, data.split(_sizes(parts)), strict=True):
             raw_bytes(tensor).copy_(chunk)
     compare(sums, communicator, source, connection)
@@ -144,11 +129,6 @@ def _receive_header(connection: socket.socket) -> bytearray:
     return header
 
 
-def as_bytes(checksum: int) -> bytes:
-    """A checksum as it travels."""
-    return checksum.to_bytes(8, "big")
-
-
 def compare(sums: bytearray, communicator: Communicator, source: int, connection: socket.socket) -> None:
     """Compare ``sums``, the encoded checksums of received data, with the sender's, which follow on the connection.
 
@@ -158,125 +138,34 @@ def compare(sums: bytearray, communicator: Communicator, source: int, connection
         communicator.fail(f"state from rank {source} arrived damaged: checksums differ")
 
 
-class WholeStateSender:
-    """Sends this rank's part of the state to all receivers within one step, in a thread of its own."""
-
-    def __init__(self, tree: Any, communicator: Communicator, transfer: Transfer) -> None:
-        """Every source of ``transfer`` makes one, of an equal ``tree``; each receiver calls :func:`receive`.
-
-        Tensors of ``SMALL_BYTES`` and more must not change until :meth:`pause` has returned. Smaller ones, and all
-        other values, are sent as they are now.
-        """
-        self.ended_at: float | None = None
-        """Monotonic time of the end; None while the state is on its way."""
-        self._communicator, self._transfer = communicator, transfer
-        self._small = SmallState(tree) if communicator.rank == transfer.sources[0] else None
-        self._tensors = tensors_of(tree)
-        settle(self._tensors)
-        self._slices = cut_large(_sizes(self._tensors))
-        self._thread = threading.Thread(target=self._run, name="elastrain-send-state")
-        self._thread.start()
-
-    @property
-    def over(self) -> bool:
-        """Whether the state has arrived, or cannot arrive."""
-        return not self._thread.is_alive()
-
-    def pause(self) -> float:
-        """Return when the state has arrived or cannot arrive, since the generation is broken. An abort ends it at once.
-
-        Returns the monotonic time of the end.
-        """
-        self._thread.join()
-        assert self.ended_at is not None
-        return self.ended_at
-
-    def finish(self, _tree: Callable[[], Any]) -> None:
-        """As :meth:`pause`."""
-        self.pause()
-
-    def end(self) -> None:
-        """Return when nothing is sent any more, after the communicator was aborted."""
-        self.pause()
-
-    def _run(self) -> None:
-        receivers = self._transfer.receivers
-        with contextlib.suppress(GenerationBroken), self._communicator.guard(sends=True):
-            connections = self._communicator.accept(receivers, channel.Purpose.STATE)
-            tasks = (partial(self._serve, receiver, connections[receiver]) for receiver in receivers)
-            _at_once(tasks, self._communicator)
-        self.ended_at = time.monotonic()
-
-    def _serve(self, receiver: int, connection: socket.socket) -> None:
-        if self._small is not None:
-            self._small.send(connection)
-        sums = []
-        stage = Stage(PIECE_BYTES)
-        senders = self._transfer.senders(self._slices, receiver)
-        with apart(self._tensors):
-            for part, sender in zip(self._slices, senders, strict=True):
-                if sender == self._communicator.rank:
-                    data = stage.to_host(_bytes_of(self._tensors, part))
-                    connection.sendall(data.numpy())
-                    sums.append(digest.of_bytes(data))
-        connection.sendall(b"".join(map(as_bytes, sums)))
+# -- large tensors -----------------------------------------------------------------------------------------------------
+def send_tensors(tensors: Sequence[torch.Tensor], connection: socket.socket, stage: Stage) -> None:
+    """Send their content to a rank that calls :func:`receive_tensors`. Raises ``OSError``."""
+    sums = bytearray()
+    for tensor in tensors:
+        for piece in raw_bytes(tensor).split(PIECE_BYTES):
+            data = stage.to_host(piece)
+            connection.sendall(data.numpy())
+            sums += _checksum(data)
+    connection.sendall(sums)
 
 
-def receive(mine: Any, communicator: Communicator, transfer: Transfer) -> Any:
-    """The tree that the sources of ``transfer`` send; its tensors are those of ``mine`` if they fit.
-
-    ``mine``: a tree whose tensors may be overwritten, so that most of the state arrives in place; None if this rank
-    must keep its own state until it has the other. Raises ``GenerationBroken``, also for a piece that arrived damaged.
-    """
-    with communicator.guard():
-        connections = {source: communicator.connect(source, channel.Purpose.STATE) for source in transfer.sources}
-        first = transfer.sources[0]
-        tree = receive_small(mine, communicator, first, connections[first])
-        tensors = tensors_of(tree)
-        settle(tensors)
-        slices = cut_large(_sizes(tensors))
-        senders = transfer.senders(slices, communicator.rank)
-
-        def fetch(source: int, connection: socket.socket) -> None:
-            sums = bytearray()
-            stage = Stage(PIECE_BYTES)
-            with apart(tensors):
-                for part, sender in zip(slices, senders, strict=True):
-                    if sender == source:
-                        home = _bytes_of(tensors, part)
-                        data = stage.begin(home)
-                        channel.receive(connection, data.numpy())
-                        sums += as_bytes(digest.of_bytes(data))
-                        stage.finish(data, home)
-            compare(sums, communicator, source, connection)
-
-        _at_once((partial(fetch, *pair) for pair in connections.items()), communicator)
-        return tree
+def receive_tensors(
+    tensors: Sequence[torch.Tensor], communicator: Communicator, source: int, connection: socket.socket, stage: Stage
+) -> None:
+    """Receive their content, in place. Raises as :func:`receive_small`."""
+    sums = bytearray()
+    for tensor in tensors:
+        for home in raw_bytes(tensor).split(PIECE_BYTES):
+            data = stage.begin(home)
+            channel.receive(connection, data.numpy())
+            sums += _checksum(data)
+            stage.finish(data, home)
+    compare(sums, communicator, source, connection)
 
 
-def _at_once(tasks: Iterable[Callable[[], None]], communicator: Communicator) -> None:
-    """Run all tasks, each in its own thread except the first. Raises the first error, of any kind.
-
-    If one task fails, the others end too: their connections do.
-    """
-    first, *others = tasks
-    errors: list[BaseException] = []
-
-    def run(task: Callable[[], None]) -> None:
-        try:
-            task()
-        except BaseException as e:
-            errors.append(e)
-            communicator.abort(first_line(e))
-
-    threads = [threading.Thread(target=run, args=(task,), name="elastrain-transfer") for task in others]
-    for thread in threads:
-        thread.start()
-    run(first)
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
+def _checksum(data: torch.Tensor) -> bytes:
+    return digest.of_bytes(data).to_bytes(8, "big")
 
 
 def _allocate(header: Any, mine: Any) -> Any:
@@ -304,14 +193,80 @@ def _sizes(tensors: Sequence[torch.Tensor]) -> list[int]:
     return [tensor.nbytes for tensor in tensors]
 
 
-def _bytes_of(tensors: Sequence[torch.Tensor], part: StateSlice) -> torch.Tensor:
-    return raw_bytes(tensors[part.unit])[part.start : part.start + part.nbytes]
-
-
 def _pack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.cat([raw_bytes(tensor).cpu() for tensor in tensors])
 
 
+# -- between a device and the host -------------------------------------------------------------------------------------
+class Stage:
+    """The staging buffer of one connection; for one thread and one piece at a time."""
+
+    def __init__(self, size: int) -> None:
+        """``size``: bytes of the largest piece."""
+        self._size = size
+        self._buffer: torch.Tensor | None = None
+
+    def to_host(self, piece: torch.Tensor) -> torch.Tensor:
+        """The bytes of ``piece`` in the host's memory, until the next call."""
+        if on_host(piece):
+            return piece
+        buffer = self._buffer_for(piece)
+        buffer.copy_(piece)  # returns when it is done
+        return buffer
+
+    def begin(self, piece: torch.Tensor) -> torch.Tensor:
+        """Host memory to receive the new bytes of ``piece`` into; :meth:`finish` copies them to ``piece``."""
+        return piece if on_host(piece) else self._buffer_for(piece)
+
+    def finish(self, received: torch.Tensor, piece: torch.Tensor) -> None:
+        """Copy ``received``, from :meth:`begin`, to ``piece``, unless it is ``piece`` itself."""
+        if received is not piece:
+            piece.copy_(received)  # returns when it is done
+
+    def _buffer_for(self, piece: torch.Tensor) -> torch.Tensor:
+        if self._buffer is None:
+            self._buffer = page_locked(self._size, piece.device)
+        return self._buffer[: piece.numel()]
+
+
+def on_host(tensor: torch.Tensor) -> bool:
+    """Whether the tensor lies in the host's memory."""
+    kind: str = tensor.device.type
+    return kind == "cpu"
+
+
+def page_locked(size: int, device: torch.device) -> torch.Tensor:
+    """``size`` bytes of host memory that ``device`` can read and write directly."""
+    if device.type != "cuda":
+        return torch.empty(size, dtype=torch.uint8)
+    with torch.cuda.device(device):  # a new thread's current device is the first one, and would get a context
+        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+
+
 def reserve(device: torch.device) -> None:
-    """The state will be received into tensors of ``device``, or sent from them."""
-    staging.reserve(device, RESERVED, PIECE_BYTES)
+    """The state will be received into tensors of ``device``, or sent from them: have torch keep page-locked buffers.
+
+    CUDA may hold an allocation of page-locked memory back until the device is idle. A learner's device waits for the
+    other ranks in its sums, while the learner is to receive its state.
+    """
+    if device.type != "cpu":
+        _ = [page_locked(PIECE_BYTES, device) for _ in range(RESERVED)]  # freed into torch's cache
+
+
+def settle(tensors: Iterable[torch.Tensor]) -> None:
+    """Wait for all work that this thread has queued for the tensors' devices.
+
+    Call it before copies made :func:`apart`, which are not ordered after that work. Work that other threads have queued
+    is not waited for.
+    """
+    for device in {t.device for t in tensors if t.is_cuda}:
+        torch.cuda.current_stream(device).synchronize()
+
+
+def apart(tensors: Iterable[torch.Tensor]) -> AbstractContextManager[object]:
+    """A context in which this thread copies the tensors on a stream of its own.
+
+    On the default stream each copy would wait for the whole step that the training thread has queued.
+    """
+    device = next((t.device for t in tensors if t.is_cuda), None)
+    return nullcontext() if device is None else torch.cuda.stream(torch.cuda.Stream(device))

@@ -14,7 +14,6 @@ counts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import product
@@ -29,7 +28,6 @@ from elastrain.elastic import torch_probes
 from elastrain.elastic.comm.backend import Offer
 from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
 from elastrain.elastic.comm.mesh import Mesh
-from elastrain.elastic.state.slices import Holders
 from elastrain.elastic.strategies.gradient_buffers import GradientBuffer, GradientBuffers
 from elastrain.elastic.strategies.strategy import ElasticModule
 from elastrain.elastic.strategies.summation_tree import Node, TreeSum, nodes_of
@@ -116,9 +114,6 @@ class Bitwise:
 
     def evaluation(self) -> AbstractContextManager[object]:
         return nullcontext()  # each rank has whole models
-
-    def holders(self, sources: Sequence[int]) -> Holders:
-        return lambda _: sources
 
     def begin_step(self) -> None:
         self._release()

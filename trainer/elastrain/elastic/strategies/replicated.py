@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -36,7 +36,6 @@ from elastrain.elastic.comm.group import DdpGroup, sum_sparse
 from elastrain.elastic.comm.transport import completed
 from elastrain.elastic.small_gradient import SmallGradient
 from elastrain.elastic.state import digest
-from elastrain.elastic.state.slices import Holders
 from elastrain.elastic.strategies import batchnorm
 from elastrain.elastic.strategies.after_backward import AfterBackward
 from elastrain.elastic.strategies.learner import Learner
@@ -127,9 +126,6 @@ class Replicated:
 
     def evaluation(self) -> AbstractContextManager[object]:
         return nullcontext()  # each rank has whole models
-
-    def holders(self, sources: Sequence[int]) -> Holders:
-        return lambda _: sources
 
     def begin_step(self) -> None:
         if self._after_backward is not None:

@@ -31,7 +31,6 @@ from elastrain.elastic.comm.header import Kind, RanksDiverged
 from elastrain.elastic.reduction import sum_of_products, sum_of_squares
 from elastrain.elastic.reshard.first import OFFER
 from elastrain.elastic.state.parts import dims
-from elastrain.elastic.state.slices import Holders
 from elastrain.elastic.strategies import reached
 from elastrain.elastic.strategies.strategy import ElasticModule
 
@@ -108,9 +107,6 @@ class Sharded:
     def evaluation(self) -> AbstractContextManager[object]:
         assert self._model is not None
         return self._model.evaluates()
-
-    def holders(self, sources: Sequence[int]) -> Holders:
-        return lambda _: sources
 
     def begin_step(self) -> None:
         assert self._model is not None

@@ -1,8 +1,6 @@
 """The seam between the runtime and a training strategy: how a model's gradients and state are spread over the ranks.
 
-Two strategies implement it, both with one replica of the model per rank: :class:`Replicated` (DDP) and
-:class:`Bitwise`. A strategy that shards the model wraps it in its own :class:`ElasticModule` and answers
-:meth:`Strategy.holders` by slice; the loop and the changes of generation stay as they are.
+A strategy wraps a model in its own :class:`ElasticModule`; the loop and the changes of generation stay as they are.
 """
 
 from __future__ import annotations
@@ -18,7 +16,6 @@ from elastrain.api.settings import Transport
 from elastrain.data.order import Order, Slice
 from elastrain.elastic.comm.backend import Offer, look, propose
 from elastrain.elastic.comm.communicator import Communicator
-from elastrain.elastic.state.slices import Holders
 from elastrain.elastic.torch_private import foreach_mul_
 from elastrain.elastic.torch_probes import Need
 
@@ -191,9 +188,6 @@ class Strategy(Protocol):
 
     def evaluation(self) -> AbstractContextManager[object]:
         """The context of ``fn`` on a batch of ``job.evaluate()``."""
-
-    def holders(self, sources: Sequence[int]) -> Holders:
-        """Which of ``sources``, the ranks with the newest state, hold each slice of it."""
 
     def begin_step(self) -> None:
         """A step begins, or begins again after it was discarded."""
