@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
 
 from elastrain.api.job import CheckpointSpec
-from elastrain.elastic.checkpoint import CheckpointKeeper, Pace, StaleLineage, Tier, levels_of, rules, tier_at
+from elastrain.elastic.checkpoint import CheckpointKeeper, Pace, Ranks, StaleLineage, Tier, levels_of, rules, tier_at
 from elastrain.elastic.checkpoint.digests import PIECE_BYTES
+from elastrain.elastic.encoding import encode
 
 NOTHING_KNOWN: dict[str, Any] = {"saved_step": 0, "reached": 0, "partial_state": ""}
 WEIGHTS = torch.arange(9.0)
@@ -237,6 +238,14 @@ def test_damaged_copies_are_passed_over_from_the_fastest_tier_to_the_next(job) -
     assert job.start(saved_step=40) == 40
     assert job.keeper.result.resumed.tier == "object store"
     assert job.keeper.result.path.startswith(job.archive), "the status names what can be read"
+
+
+def test_later_copies_in_any_node_s_memory_are_deleted_if_a_job_goes_back_since_replicas_differ(job) -> None:
+    job.train(47, leads=False)
+    of_rank_0 = iter([encode([]), encode(None), encode("3-0123456789ab")])
+    ranks = Ranks(1, (0, 0), lambda mine: [next(of_rank_0), mine])
+    job.keeper.resume(lambda _: None, **NOTHING_KNOWN, newest=43, ranks=ranks)
+    assert job.steps()[0] == [], "after another loss the copy of step 45 would count"
 
 
 def test_another_worker_s_first_rank_saves_to_its_own_memory_only(job) -> None:

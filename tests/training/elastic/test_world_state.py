@@ -7,11 +7,14 @@ from typing import Any, cast
 from unittest.mock import Mock
 
 import pytest
+import torch
+from torch import nn
 
 from elastrain.api.settings import RankSettings
 from elastrain.elastic.checkpoint import CheckpointKeeper
 from elastrain.elastic.group.session import Withdrawn
 from elastrain.elastic.group.world import World
+from elastrain.elastic.state import digest
 from elastrain.elastic.step import Step
 from elastrain.elastic.strategies.choice import world_for
 
@@ -113,3 +116,19 @@ def test_a_rank_whose_member_is_replaced_between_an_agreed_switch_and_the_bounda
     with pytest.raises(Withdrawn):
         world._change()
     session.take.assert_not_called()
+
+
+def test_the_state_is_read_once_at_the_end_of_a_loop_in_which_replicas_are_compared(monkeypatch):
+    model, read = nn.Linear(3, 3), []
+    state, of_tensor = alone(model=model).state, digest.of_tensor
+    monkeypatch.setattr(digest, "of_tensor", lambda tensor: read.append(tensor) or of_tensor(tensor))
+    state.replicas.number_at_boundary()
+    assert len(read) == 2
+    number = state.digest(anew=True)
+    assert len(read) == 2
+    assert number == state.digest(), "code after the loop has changed nothing"
+    with torch.no_grad():
+        model.bias.data += 1
+    assert number != state.digest()
+    state.replicas.begin_step(1, possible=True, holds=True)
+    assert state.digest(anew=True) == state.digest(), "the comparison was that of an earlier state"

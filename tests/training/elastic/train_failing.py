@@ -13,7 +13,8 @@ from pathlib import Path
 import torch
 
 from elastrain.elastic.comm import tcp_allreduce
-from elastrain.elastic.group import calls, connecting, position, rank_state, session, vouched
+from elastrain.elastic.commit import vouched
+from elastrain.elastic.group import calls, connecting, position, rank_state, session
 from elastrain.elastic.state import transfer
 
 SECTIONS = {

@@ -23,6 +23,9 @@ from elastrain.elastic.encoding import decode, encode
 log = structlog.get_logger(__name__)
 
 
+_MAY_DIFFER = "it was saved after step {}, since when replicas may differ"
+
+
 def _alone(mine: bytes) -> list[bytes]:
     return [mine]
 
@@ -63,6 +66,7 @@ class ColdStart:
         """Returns the tree that this rank has loaded, None if it has loaded nothing; and the ranks that hold the state
         then, by shard. The arguments are those of :class:`~elastrain.elastic.checkpoint.rules.Evidence`."""
         durable = self._durable
+        self._forget_later()
         if self._leads:
             self._before = durable[0].tier.lineage if durable else None
             self._surveys, self._unreadable = survey(self.levels)
@@ -95,8 +99,19 @@ class ColdStart:
     def _counts(self, checkpoint: Checkpoint) -> bool:
         return self.newest is None or checkpoint.step <= self.newest
 
+    def _forget_later(self) -> None:
+        """Delete later copies in the memory of this node: after another loss they would count again."""
+        if self.newest is None or (memory := _memory(self.levels)) is None:
+            return
+        try:
+            for checkpoint in memory.complete():
+                if not self._counts(checkpoint):
+                    memory.delete(checkpoint.name, _MAY_DIFFER.format(self.newest))
+        except OSError as e:
+            log.warning("checkpoints of a tier cannot be read", tier=memory.name, error=str(e))
+
     def _leave_out_later(self) -> None:
-        why = f"it was saved after step {self.newest}, since when replicas may differ"
+        why = _MAY_DIFFER.format(self.newest)
         later = [(tier, c) for tier, complete in self._surveys for c in complete if not self._counts(c)]
         self._unreadable += [Unreadable(tier, checkpoint.name, why) for tier, checkpoint in later]
         self._surveys = [(tier, [c for c in complete if self._counts(c)]) for tier, complete in self._surveys]

@@ -255,12 +255,12 @@ class Tier:
         try:
             for old in rules.surplus(self.complete(), self._keep, saved):
                 if old not in self._held:
-                    self._delete(old.name)
+                    self.delete(old.name)
             found = self._store.listing()
             for name in found.aside[self._keep :]:
-                self._delete(name, "a newer one is set aside")
+                self.delete(name, "a newer one is set aside")
             for partial in rules.leftovers(found.partial, saved)[: rules.SWEPT_PER_SAVE]:
-                self._delete(partial.name, "left by a writer that was killed or replaced")
+                self.delete(partial.name, "left by a writer that was killed or replaced")
         except OSError as e:
             log.warning("checkpoints cannot be tidied up", path=self.where, error=str(e))
 
@@ -269,10 +269,10 @@ class Tier:
         found = self._store.listing()
         partial: list[Partial] = rules.leftovers(found.partial, checkpoint)
         names = [*found.aside, *(p.name for p in partial)]
-        return sum(self._delete(name, "the disk is full") for name in names) > 0
+        return sum(self.delete(name, "the disk is full") for name in names) > 0
 
-    def _delete(self, name: str, why: str = "") -> bool:
-        """Returns whether it was there. ``why``: for the log; pruning is not worth a line."""
+    def delete(self, name: str, why: str = "") -> bool:
+        """Delete a checkpoint, and return whether it could be. ``why``: for the log; pruning is not worth a line."""
         try:
             self._store.delete(name)
         except OSError as e:

@@ -65,10 +65,11 @@ class RankState:
         self.replicas.enter(entry.shards, self.step, cold=entry.cold)
 
     def digest(self, *, anew: bool = False) -> int:
-        """Of models and optimizers. ``anew``: what has changed buffers so far does not count."""
+        """Of models and optimizers. ``anew``: what has changed buffers so far does not count, and what was read for a
+        comparison of replicas at this boundary is not read again."""
         if anew:
             self._entries.loaded()
-        return combined(self._entries.digests())
+        return combined(self._entries.digests(self.replicas.at_boundary if anew else {}))
 
     def commit(self, step: int, by: int, *, stops: bool) -> None:
         """The tracked objects are those of ``step`` committed steps now."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -51,15 +52,17 @@ class Entries:
         changed = {id(buffer) for buffer in buffers}
         self.own |= {name for name, buffer in self._buffers() if id(buffer) in changed}
 
-    def digests(self) -> dict[str, int]:
+    def digests(self, known: Mapping[str, int] = MappingProxyType({})) -> dict[str, int]:
         """A 63-bit number for each entry of the present state, by name; :data:`LEFT_OUT` for one of :attr:`own`.
 
-        Reads all tensors once. On a device the host waits for it.
+        Reads all tensors once, but those whose number is ``known``. On a device the host waits for it.
         """
         found: dict[str, int] = {}
         on_device: dict[str, torch.Tensor] = {}
         for name, value in self._values():
-            if not isinstance(value, torch.Tensor):
+            if number := known.get(name, LEFT_OUT):
+                found[name] = number
+            elif not isinstance(value, torch.Tensor):
                 found[name] = digest.of_value(value)
             elif value.device.type == "cpu":
                 found[name] = digest.of_tensor(value)

@@ -30,6 +30,8 @@ class Replicas:
         """While the job goes back: no checkpoint of a later step counts. -1: it does not."""
         self._entries = Entries(tracked)
         self._may_go_back = may_go_back and settings.without_majority is WithoutMajority.RESUME
+        self.at_boundary: Mapping[str, int] = {}
+        """The digests of the present state, if the replicas have been compared at this boundary; otherwise empty."""
         self._digests: dict[str, int] = {}
         """Of the state with which the step began, where it compares."""
         self._due_in = 0
@@ -47,6 +49,7 @@ class Replicas:
 
     def loaded(self) -> None:
         """The state was replaced."""
+        self.at_boundary = {}
         self._entries.loaded()
 
     def leave_out(self, buffers: Iterable[torch.Tensor]) -> None:
@@ -57,7 +60,7 @@ class Replicas:
     def begin_step(self, generation: int, *, possible: bool, holds: bool) -> None:
         """A step begins in ``generation``. ``possible``: on all ranks alike, a rank could take the state of another one
         at this boundary. ``holds``: this rank has all of its state."""
-        self._due_in = generation if possible and self.schedule.due else 0
+        self.at_boundary, self._due_in = {}, generation if possible and self.schedule.due else 0
         self._digests = self._entries.digests() if self._due_in and holds else {}
 
     def take_number(self, communicator: Communicator) -> int | None:
@@ -67,7 +70,7 @@ class Replicas:
 
     def number_at_boundary(self) -> int:
         """The same at a pause or the end of a loop."""
-        self._digests = self._entries.digests()
+        self.at_boundary = self._digests = self._entries.digests()
         return self._number()
 
     def _number(self) -> int:
