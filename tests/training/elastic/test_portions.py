@@ -1,5 +1,7 @@
 """State over several steps, with all ranks as threads of the test: real sockets, real optimizers."""
 
+import contextlib
+import socket
 import threading
 from collections.abc import Callable
 
@@ -185,6 +187,37 @@ def test_no_rank_waits_longer_than_the_generation_lives(silent, small_pieces, pa
             gone.set()
 
     each(run, pair)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_both_ends_give_a_transfer_up_if_it_is_cut_in_the_middle_of_a_portion(
+    several, small_pieces, pair, each, monkeypatch
+) -> None:
+    trainees = [Trainee(0), Trainee(1)]
+    trainees[0].step(100)
+
+    def send_half(tensors: tuple[torch.Tensor, ...], connection: socket.socket, _stage: object) -> None:
+        connection.sendall(tensors[0].numpy().tobytes()[:500])
+        connection.shutdown(socket.SHUT_RDWR)
+        connection.sendall(b"the rest")
+
+    monkeypatch.setattr(transfer, "send_tensors", send_half)
+
+    def run(c: Communicator) -> None:
+        if several:
+            (sends, receives)[c.rank](c, trainees[c.rank], [0], [1], 5)
+        elif c.rank == 0:
+            StateSender(trainees[0].tree(), c, Transfer([0], [1])).pause()
+        else:
+            StateReceiver(None, c, Transfer([0], [1])).complete()
+
+    def gives_up(c: Communicator) -> str | None:
+        with contextlib.suppress(GenerationBroken):
+            run(c)
+        return c.broken
+
+    assert all(each(gives_up, pair))
+    assert not any(c.failure for c in pair), "a lost peer is no failure of this rank"
 
 
 def test_a_state_is_cut_by_parameters_if_torchs_optimizers_step_them(small_pieces) -> None:
