@@ -10,7 +10,7 @@ from elastrain.elastic.commit import control
 from elastrain.elastic.commit.control import Summed
 from elastrain.elastic.commit.verdict import Verdict
 from elastrain.elastic.group.entry import Entry, EntryRow
-from elastrain.elastic.reshard.origin import Held
+from elastrain.elastic.reshard.restore import ShardRef
 from elastrain.elastic.step import Step
 
 SUMMED = Summed([0.0] * control.SIZE, ())
@@ -40,7 +40,7 @@ def row(bounds: Bounds, world: World, number: int) -> EntryRow:
     """The contribution of a rank to the entry of the next generation."""
     rank = world.ranks[number]
     by = rank.history[-1] if rank.history else 0
-    live = Held(
+    live = ShardRef(
         rank.step, bounds.shards, bounds.shard(number), 0 if "generation of the state" in bounds.without else by
     )
     size = len(world.members(rank.generation))

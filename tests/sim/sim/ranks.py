@@ -31,7 +31,7 @@ from elastrain.data.order import Order
 from elastrain.elastic.commit import control
 from elastrain.elastic.commit.control import Summed
 from elastrain.elastic.group.entry import Entry, EntryRow
-from elastrain.elastic.reshard.origin import FRESH, Held
+from elastrain.elastic.reshard.restore import FRESH, ShardRef
 from sim.comm import MEETING_TIMEOUT, Comm
 from sim.process import Process
 
@@ -290,7 +290,7 @@ class Rank:
         if self._over is not None:
             self._settle()
             return
-        live = Held(self.step if self.has_state else FRESH, 1, 0, self.by)
+        live = ShardRef(self.step if self.has_state else FRESH, 1, 0, self.by)
         row = EntryRow(live, size=self.size, reached=self.step, told=self._told, layout=1)
 
         def table(rows: dict[int, Any]) -> None:

@@ -8,11 +8,10 @@ import pytest
 
 from elastrain.elastic.encoding.integers import from_integers, to_integers
 from elastrain.elastic.group.entry import Entry, EntryRow, Script
-from elastrain.elastic.reshard.origin import FRESH, Held
-from elastrain.elastic.reshard.partners import Home
+from elastrain.elastic.reshard.restore import FRESH, Home, ShardRef
 
 HOLDER = EntryRow(
-    Held(7, 1, 0),
+    ShardRef(7, 1, 0),
     size=2,
     reached=7,
     saved_step=5,
@@ -22,7 +21,7 @@ HOLDER = EntryRow(
     in_portions=True,
     script=Script(computes=True),
 )
-JOINER = EntryRow(Held(FRESH, 1, 0), size=1, reached=0, told=7, layout=1, overlaps=True, in_portions=True)
+JOINER = EntryRow(ShardRef(FRESH, 1, 0), size=1, reached=0, told=7, layout=1, overlaps=True, in_portions=True)
 
 
 def at(step: int, calls: int = 0) -> EntryRow:
@@ -31,7 +30,10 @@ def at(step: int, calls: int = 0) -> EntryRow:
 
 def test_the_integers_of_a_row_are_the_row():
     row = replace(
-        HOLDER, script=Script(9, 2, between=True), snapshots=(Held(4, 3, 2, 1, 0), Held(2, 3, 2)), home=Home(5, 6)
+        HOLDER,
+        script=Script(9, 2, between=True),
+        snapshots=(ShardRef(4, 3, 2, 1, 0), ShardRef(2, 3, 2)),
+        home=Home(5, 6),
     )
     numbers = to_integers(row)
     assert all(type(number) is int for number in numbers)
@@ -93,7 +95,7 @@ def test_every_rank_computes_its_part_of_the_first_step_if_not(table, receivers)
         ([HOLDER, replace(HOLDER, in_portions=False), JOINER], False),
         ([HOLDER, HOLDER, replace(JOINER, in_portions=False)], False),
         (
-            [HOLDER, HOLDER, replace(JOINER, live=Held(3, 1, 0))],
+            [HOLDER, HOLDER, replace(JOINER, live=ShardRef(3, 1, 0))],
             False,
         ),  # it keeps its own until it has all of the other
         ([replace(HOLDER, size=3), replace(HOLDER, size=3), JOINER], False),

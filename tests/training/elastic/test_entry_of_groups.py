@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from elastrain.elastic.commit.verdict import Verdict
 from elastrain.elastic.group.entry import Entry, EntryRow, newest_whole
-from elastrain.elastic.reshard.origin import Held
+from elastrain.elastic.reshard.restore import ShardRef
 
-HOLDER = EntryRow(Held(7, 1, 0), size=4, reached=7, structure=5)
+HOLDER = EntryRow(ShardRef(7, 1, 0), size=4, reached=7, structure=5)
 
 
 def holder(step: int, shard: int, by: int = 0) -> EntryRow:
-    return replace(HOLDER, live=Held(step, 2, shard, by))
+    return replace(HOLDER, live=ShardRef(step, 2, shard, by))
 
 
 @st.composite

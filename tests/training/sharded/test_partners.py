@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastrain.elastic.reshard.partners import Home, partners
+from elastrain.elastic.reshard.restore import Home, partners
 
 A, B, C = 11, 5, 7
 """Nodes."""

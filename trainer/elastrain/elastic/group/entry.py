@@ -9,8 +9,7 @@ from elastrain.api.records import Generation
 from elastrain.api.settings import Shards
 from elastrain.data.facts import differing
 from elastrain.data.share import Share
-from elastrain.elastic.reshard.origin import FRESH, NOTHING, Held, Holdings, Origin
-from elastrain.elastic.reshard.partners import Home, partners
+from elastrain.elastic.reshard.restore import FRESH, NOTHING, HeldShards, Home, RestorePlan, ShardRef, partners
 from elastrain.elastic.state.portions import Transfer
 
 _ANYWHERE = Home(0, 0)
@@ -36,7 +35,7 @@ class Script:
 class EntryRow:
     """The contribution of one rank on entry of a generation. It travels as integers, in the order of the fields."""
 
-    live: Held
+    live: ShardRef
     """The part of the model that it holds, in memory."""
     size: int
     """World size of the generation that it comes from."""
@@ -67,7 +66,7 @@ class EntryRow:
     """The same."""
     back: int = -1
     """As of :attr:`elastrain.elastic.replicas.replicas.Replicas.back`."""
-    snapshots: tuple[Held, Held] = (NOTHING, NOTHING)
+    snapshots: tuple[ShardRef, ShardRef] = (NOTHING, NOTHING)
     """With ``shards: all``: what it can give besides."""
     home: Home = _ANYWHERE
     """With ``shards: all``: where it runs."""
@@ -87,9 +86,9 @@ class EntryRow:
         return self.live.step, self.live.by
 
     @property
-    def holdings(self) -> Holdings:
+    def held_shards(self) -> HeldShards:
         """What it can give, with ``shards: all``."""
-        return Holdings(self.live, [held for held in self.snapshots if held.shards])
+        return HeldShards(self.live, [held for held in self.snapshots if held.shards])
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,10 +133,10 @@ class Entry:
     """If no rank holds state since replicas differ: no checkpoint of a later step counts. -1: all do."""
     other_data: Sequence[int] = ()
     """Ranks in that loop whose data has another order than that of the others."""
-    origin: Origin | None = None
+    restore: RestorePlan | None = None
     """Where the shards come from, with ``shards: all``."""
     partners: Sequence[int] = ()
-    """As of :func:`elastrain.elastic.reshard.partners.partners`, with ``shards: all``."""
+    """As of :func:`elastrain.elastic.reshard.restore.partners`, with ``shards: all``."""
 
     @classmethod
     def of(cls, table: Sequence[EntryRow], shards: Shards = 1) -> Entry:
@@ -187,17 +186,17 @@ class Entry:
     @classmethod
     def _of_one_copy(cls, table: Sequence[EntryRow]) -> Entry:
         """What is not sharded comes from the ranks that can give a shard of the newest whole state."""
-        origin = Origin.of([row.holdings for row in table])
+        restore = RestorePlan.of([row.held_shards for row in table])
         rows = [
             replace(
                 row,
-                live=Held(origin.step if parts else FRESH, 1, 0),
-                script=replace(row.script, calls=0) if origin.snapshot else row.script,
+                live=ShardRef(restore.step if parts else FRESH, 1, 0),
+                script=replace(row.script, calls=0) if restore.snapshot else row.script,
             )
-            for row, parts in zip(table, origin.held, strict=True)
+            for row, parts in zip(table, restore.held, strict=True)
         ]
-        torn = list(range(len(table))) if origin.lost else []
-        return replace(cls.of(rows), origin=origin, torn=torn, partners=partners([row.home for row in table]))
+        torn = list(range(len(table))) if restore.lost else []
+        return replace(cls.of(rows), restore=restore, torn=torn, partners=partners([row.home for row in table]))
 
     def transfer(self, rank: int) -> Transfer:
         """How the part of the state travels that ``rank`` holds or needs."""

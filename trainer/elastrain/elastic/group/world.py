@@ -30,7 +30,7 @@ from elastrain.elastic.group.report import Switch
 from elastrain.elastic.group.said import broken_message, log_entered
 from elastrain.elastic.group.saving import Saving
 from elastrain.elastic.group.session import Session, Withdrawn
-from elastrain.elastic.reshard.origin import FRESH, Held
+from elastrain.elastic.reshard.restore import FRESH, ShardRef
 from elastrain.elastic.state import capture
 from elastrain.elastic.state.handover import Handover
 from elastrain.elastic.step import Step
@@ -364,7 +364,7 @@ class World:
         state, position, joined = self.state, self.position, has_joiners(self.generation, generation)
         overlaps, permits = self.overlaps_transfer, self._handover.permits_portions
         row = EntryRow(
-            live=Held(state.step if self.has_state else FRESH, *self._copies.placement, state.by),
+            live=ShardRef(state.step if self.has_state else FRESH, *self._copies.placement, state.by),
             size=self.place.world_size,
             reached=state.step,
             told=self._session.welcome.step,

@@ -23,9 +23,8 @@ from elastrain.elastic.group.position import Position
 from elastrain.elastic.group.rank_state import RankState
 from elastrain.elastic.group.session import Session
 from elastrain.elastic.reshard.move import Change, Source
-from elastrain.elastic.reshard.origin import NOTHING, Held, Origin
-from elastrain.elastic.reshard.partners import Home
 from elastrain.elastic.reshard.remesh import ShardedTensor, sharded_tensors
+from elastrain.elastic.reshard.restore import NOTHING, Home, RestorePlan, ShardRef
 from elastrain.elastic.reshard.snapshots import Snapshots
 from elastrain.elastic.state import capture, digest
 from elastrain.elastic.strategies.fully_sharded import FullySharded
@@ -80,7 +79,7 @@ class OneCopy(WholeCopies):
 
     def _take(self) -> None:
         state = self._state
-        held = Held(state.step, *self._shards.placement, state.by)
+        held = ShardRef(state.step, *self._shards.placement, state.by)
         rest = state.tree(emptied=True)
         self._snapshots.take(held, sharded_tensors(state.tracked), rest, state.reporter.step_seconds)
 
@@ -104,7 +103,7 @@ class OneCopy(WholeCopies):
         shards, places = self._shards.placement[0], self._shards.places
         stayers = [r for r, stay in enumerate(staying) if stay]
         held = tuple((places[r],) for r in stayers)
-        new = dict(zip(stayers, Origin(self._state.step, shards, held).places(), strict=True))
+        new = dict(zip(stayers, RestorePlan(self._state.step, shards, held).places(), strict=True))
         self._move(Change([(p,) for p in places], shards, [new.get(r) for r in range(len(staying))]), communicator)
 
     # -- into a generation -------------------------------------------------------------------------------------------
@@ -116,64 +115,64 @@ class OneCopy(WholeCopies):
         return replace(row, snapshots=(first, second), home=Home(digest.of_value(welcome.node), me.rank_offset))
 
     def begin(self, entry: Entry, communicator: Communicator, resume: Resume) -> Entry:
-        origin = entry.origin
-        assert origin is not None
+        restore = entry.restore
+        assert restore is not None
         if entry.cold:
-            return self._begin_anew(entry, origin, communicator, resume)
-        if origin.snapshot:
-            self._roll_back(entry.reached, origin, communicator)
+            return self._begin_anew(entry, restore, communicator, resume)
+        if restore.snapshot:
+            self._roll_back(entry.reached, restore, communicator)
         return entry
 
-    def _begin_anew(self, entry: Entry, origin: Origin, communicator: Communicator, resume: Resume) -> Entry:
+    def _begin_anew(self, entry: Entry, restore: RestorePlan, communicator: Communicator, resume: Resume) -> Entry:
         """No rank holds state: each loads its shard from the newest checkpoint, or training begins.
 
         A rank loads from the memory of its own node only, and ranks may have another order than those that saved: each
         takes the shard that is there.
         """
         gather = partial(communicator.all_gather_bytes, kind=Kind.ENTRY)
-        self._place(origin, communicator, self._keeper.shards_in_memory(gather))
+        self._place(restore, communicator, self._keeper.shards_in_memory(gather))
         placed = resume(replace(entry, shards=[*self._shards.places]), communicator)
         if self._state.step:  # all have loaded what is not sharded, too
             return replace(placed, shards=entry.shards)
         self._state.by = communicator.generation
         return entry
 
-    def _roll_back(self, reached: int, origin: Origin, communicator: Communicator) -> None:
+    def _roll_back(self, reached: int, restore: RestorePlan, communicator: Communicator) -> None:
         """The live shards make no whole: continue from a snapshot."""
         position = self._position
-        if origin.step < self._loop_began or position.has_left(origin.step) or position.between:
-            position.start_anew(communicator, f"the script has left the loop of step {origin.step}")
-        log.warning("steps are repeated from a snapshot", reached=reached, step=origin.step)
-        if origin.held[communicator.rank]:
+        if restore.step < self._loop_began or position.has_left(restore.step) or position.between:
+            position.start_anew(communicator, f"the script has left the loop of step {restore.step}")
+        log.warning("steps are repeated from a snapshot", reached=reached, step=restore.step)
+        if restore.held[communicator.rank]:
             rescales = self._state.reporter.rescales
-            self._state.load(capture.copied(self._snapshots.of(origin.copy).rest))
+            self._state.load(capture.copied(self._snapshots.of(restore.copy).rest))
             self._state.reporter.rescales = rescales
 
     def enter(self, entry: Entry, communicator: Communicator) -> Entry:
-        origin = entry.origin
-        assert origin is not None
+        restore = entry.restore
+        assert restore is not None
         if not entry.cold:
-            self._place(origin, communicator)
-        self._snapshots.enter(communicator, self._shards.places, entry.partners, self._state.step, origin.kept)
+            self._place(restore, communicator)
+        self._snapshots.enter(communicator, self._shards.places, entry.partners, self._state.step, restore.kept)
         self._take()
         return replace(entry, shards=[*self._shards.places])
 
     # -- shards ------------------------------------------------------------------------------------------------------
-    def _place(self, origin: Origin, communicator: Communicator, places: Sequence[int] | None = None) -> None:
-        """Bring each rank's shard of ``origin`` to it: of ``places``, or the nearest. Raises ``GenerationBroken``."""
-        if not origin.held[communicator.rank]:
+    def _place(self, restore: RestorePlan, communicator: Communicator, places: Sequence[int] | None = None) -> None:
+        """Bring each rank's shard of ``restore`` to it: of ``places``, or the nearest. Raises ``GenerationBroken``."""
+        if not restore.held[communicator.rank]:
             self._shards.lose()  # its own is replaced
-        places = places or origin.places()
-        change = Change(origin.held, origin.shards, places)
-        if origin.snapshot:
-            self._move(change, communicator, self._from_snapshot(origin))
+        places = places or restore.places()
+        change = Change(restore.held, restore.shards, places)
+        if restore.snapshot:
+            self._move(change, communicator, self._from_snapshot(restore))
         elif change.changes:
             self._move(change, communicator)
         self._shards.places = places
 
-    def _from_snapshot(self, origin: Origin) -> Source:
+    def _from_snapshot(self, restore: RestorePlan) -> Source:
         def rows(number: int, tensor: ShardedTensor, shard: int) -> torch.Tensor:
-            return self._snapshots.of(origin.copy).rows(number, shard)
+            return self._snapshots.of(restore.copy).rows(number, shard)
 
         return rows
 

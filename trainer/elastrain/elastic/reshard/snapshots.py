@@ -1,8 +1,8 @@
 """Copies of this rank's shard, and of another rank's, in host memory: what remains of a rank that is lost.
 
 Every few steps each rank copies its shard, and sends the copy to its *partner* beside the steps that follow. It
-receives that of its *ward* (:mod:`elastrain.elastic.reshard.partners`). A snapshot *counts* when every rank has both
-parts; ranks learn it from the sum of the next vote. Two are kept: the newest that counts, and the one on its way.
+receives that of its *predecessor* (:mod:`elastrain.elastic.reshard.restore`). A snapshot *counts* when every rank has
+both parts; ranks learn it from the sum of the next vote. Two are kept: the newest that counts, and the one on its way.
 
 No step is committed that would leave more than ``most`` steps without a snapshot: a rank that waits for its copies
 does not vote before they have come (:meth:`Snapshots.pending`).
@@ -21,8 +21,8 @@ import torch
 from elastrain.elastic.comm import channel
 from elastrain.elastic.comm.channel import Purpose
 from elastrain.elastic.comm.communicator import Communicator
-from elastrain.elastic.reshard.origin import Copy, Held
 from elastrain.elastic.reshard.remesh import ShardedTensor
+from elastrain.elastic.reshard.restore import Copy, ShardRef
 from elastrain.elastic.state import capture, digest
 from elastrain.elastic.state.parts import bounds
 
@@ -36,29 +36,29 @@ TIME_SHARE = 0.5
 class Snapshot:
     """The state of one step, on this rank."""
 
-    held: Held
+    held: ShardRef
     rest: Any
     """The tree of what is not sharded."""
     own: list[torch.Tensor]
     """This rank's rows of each sharded tensor, in their order; on the host."""
     theirs: list[torch.Tensor]
-    """The ward's."""
+    """The predecessor's."""
     complete: bool = False
 
     def rows(self, number: int, shard: int) -> torch.Tensor:
-        """Of a tensor. ``shard``: of this rank, or of its ward."""
+        """Of a tensor. ``shard``: of this rank, or of its predecessor."""
         return (self.own if shard == self.held.shard else self.theirs)[number]
 
 
 @dataclass(slots=True)
 class _Ring:
-    """This rank's connections to its partner and its ward in one generation."""
+    """This rank's connections to its partner and its predecessor in one generation."""
 
     communicator: Communicator
     partner: Any
-    ward: Any
+    predecessor: Any
     shard: int
-    """That the ward holds."""
+    """That the predecessor holds."""
     threads: list[threading.Thread] = field(default_factory=list)
     failed: bool = False
     closing: bool = False
@@ -81,7 +81,7 @@ class Snapshots:
         """Set while this rank waits for its copies."""
 
     @property
-    def held(self) -> list[Held]:
+    def held(self) -> list[ShardRef]:
         """Those that are complete on this rank, at most two."""
         return [snapshot.held for snapshot in self._kept if snapshot.complete]
 
@@ -107,11 +107,11 @@ class Snapshots:
         self._counts, self._step = counts[0] if counts else step, step
         if not self._most or communicator.world_size == 1:
             return
-        partner, ward = partners[communicator.rank], partners.index(communicator.rank)
+        partner, predecessor = partners[communicator.rank], partners.index(communicator.rank)
         with communicator.guard():
             outgoing = communicator.connect(partner, Purpose.SNAPSHOT)
-            incoming = communicator.accept([ward], Purpose.SNAPSHOT)[ward]
-        self._ring = _Ring(communicator, outgoing, incoming, places[ward])
+            incoming = communicator.accept([predecessor], Purpose.SNAPSHOT)[predecessor]
+        self._ring = _Ring(communicator, outgoing, incoming, places[predecessor])
 
     def committed(self, step: int, copying: int) -> bool:
         """A step was committed; ``copying``: ranks that had not yet received a copy when they voted for it.
@@ -126,7 +126,7 @@ class Snapshots:
         self._kept, self._spare = [newest], next(iter(older), self._spare)
         return step - self._taken >= self._every
 
-    def take(self, held: Held, tensors: Sequence[ShardedTensor], rest: Any, step_seconds: float | None) -> None:
+    def take(self, held: ShardRef, tensors: Sequence[ShardedTensor], rest: Any, step_seconds: float | None) -> None:
         """Copy the present state ``held``, and begin to send it. ``rest``: the tree without the sharded tensors.
 
         ``step_seconds``: expected time of a step; None: not known. All ranks of a generation call it after the same
@@ -136,7 +136,7 @@ class Snapshots:
             return
         self._wait(ring)
         self._taken, self._hurry = held.step, threading.Event()
-        snapshot = self._room(replace(held, ward=ring.shard), tensors)
+        snapshot = self._room(replace(held, predecessor=ring.shard), tensors)
         snapshot.rest = capture.copied(rest, device="cpu")
         for copy, tensor in zip(snapshot.own, tensors, strict=True):
             copy.copy_(tensor.local)
@@ -183,10 +183,10 @@ class Snapshots:
         self._wait(ring)
         self._ring = None
 
-    def _room(self, held: Held, tensors: Sequence[ShardedTensor]) -> Snapshot:
+    def _room(self, held: ShardRef, tensors: Sequence[ShardedTensor]) -> Snapshot:
         """Memory for a snapshot: that of one that is no longer needed, if it fits."""
         spare, self._spare = self._spare, None
-        own, theirs = _shapes(tensors, held.shards, held.shard), _shapes(tensors, held.shards, held.ward)
+        own, theirs = _shapes(tensors, held.shards, held.shard), _shapes(tensors, held.shards, held.predecessor)
         if spare is not None and (_shapes_of(spare.own), _shapes_of(spare.theirs)) == (own, theirs):
             spare.held, spare.complete = held, False
             return spare
@@ -211,15 +211,15 @@ class Snapshots:
 
     def _receive(self, ring: _Ring, snapshot: Snapshot) -> None:
         with _Errors(ring):
-            step = int.from_bytes(channel.receive(ring.ward, bytearray(8)), "big")
+            step = int.from_bytes(channel.receive(ring.predecessor, bytearray(8)), "big")
             if step != snapshot.held.step:
                 raise RuntimeError(f"a snapshot of step {snapshot.held.step} and one of step {step} meet")
             sums = []
             for copy in snapshot.theirs:
                 data = copy.reshape(-1).view(torch.uint8)
-                channel.receive(ring.ward, data.numpy())
+                channel.receive(ring.predecessor, data.numpy())
                 sums.append(digest.of_bytes(data))
-            if digest.of_value(sums) != int.from_bytes(channel.receive(ring.ward, bytearray(8)), "big"):
+            if digest.of_value(sums) != int.from_bytes(channel.receive(ring.predecessor, bytearray(8)), "big"):
                 raise RuntimeError("a snapshot arrived damaged: checksums differ")
             snapshot.complete = True
 
