@@ -322,9 +322,9 @@ CHECKPOINTS = st.builds(
 
 @given(st.lists(st.lists(CHECKPOINTS, max_size=4), min_size=1, max_size=3))
 def test_every_checkpoint_is_tried_from_the_newest_of_the_fastest_tier(found) -> None:
-    tried = rules.newest_first(found)
+    tried = rules.candidates(found, [[]], [0])
     assert len(tried) == sum(map(len, found))
-    keys = [(-c.order[0], -c.order[1], tier) for tier, c in tried]
+    keys = [(-way.order[0], -way.order[1], way.tier) for way in tried]
     assert keys == sorted(keys)
 
 

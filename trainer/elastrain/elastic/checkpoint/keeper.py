@@ -15,7 +15,7 @@ from elastrain.api.records import CheckpointState
 from elastrain.elastic.checkpoint.division import ALONE, WHOLE, Cut, Writers, divided
 from elastrain.elastic.checkpoint.levels import Level, memory_level
 from elastrain.elastic.checkpoint.resume import ColdStart, Ranks, in_memories, survey
-from elastrain.elastic.checkpoint.rules import BUSY, Checkpoint, newest_first, shards_in_memory, wanted
+from elastrain.elastic.checkpoint.rules import BUSY, Checkpoint, shards_in_memory, wanted
 from elastrain.elastic.state import capture
 
 FINISH_SECONDS = 300.0
@@ -107,11 +107,9 @@ class CheckpointKeeper:
 
     def newest_step(self) -> int:
         """Committed steps of the newest checkpoint that this rank sees; 0 if there is none."""
-        levels = self._with_kept()
-        if not levels:
-            return 0
-        surveys, _ = survey(levels)
-        return next((c.step for _, c in newest_first([complete for _, complete in surveys])), 0)
+        found = (c for _, complete in survey(self._with_kept())[0] for c in complete)
+        newest = max(found, key=lambda c: c.order, default=None)
+        return newest.step if newest is not None else 0
 
     # -- save --------------------------------------------------------------------------------------------------------
     def after_step(self, step: int, generation: int, tree: Callable[[], Any], *, leads: bool = True) -> None:

@@ -146,16 +146,6 @@ def shards_in_memory(memories: Sequence[Sequence[Checkpoint]]) -> list[int] | No
     return [steps[max(whole)][rank] for rank in range(len(memories))] if whole else None
 
 
-def newest_first(found: Sequence[Sequence[Checkpoint]]) -> list[tuple[int, Checkpoint]]:
-    """The order in which a cold start tries the complete checkpoints of all tiers, the fastest tier first.
-
-    Returns the index of the tier with each. The newest comes first; a copy in a slower tier follows the one in a faster
-    tier.
-    """
-    all_tiers = [(tier, checkpoint) for tier, complete in enumerate(found) for checkpoint in complete]
-    return sorted(all_tiers, key=lambda each: (-each[1].order[0], -each[1].order[1], each[0]))
-
-
 def surplus(complete: Iterable[Checkpoint], keep: int, saved: Checkpoint) -> list[Checkpoint]:
     """What is deleted after ``saved`` was written, to keep the ``keep`` newest.
 
