@@ -16,7 +16,7 @@ import numpy as np
 from bench_scheduling.product import Product, batches, measured
 from elastrain.sizing.speedup import learned
 from elastrain_operator.allocation.snapshot import Policy, Sharing
-from elastrain_operator.policy.report.measured import KEPT
+from elastrain_operator.policy.report.training import KEPT
 
 FILES = ("sim.py", "model.py", "policies.py", "data/workloads.csv.gz")
 WORKLOADS = "12345678"

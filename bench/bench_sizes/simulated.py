@@ -20,7 +20,7 @@ from elastrain.sizing.speedup import Measured
 from elastrain_operator.allocation.allocate import allocate
 from elastrain_operator.allocation.snapshot import Allocation, Job, Node, Policy, Share, Snapshot, Worker, WorkerShape
 from elastrain_operator.job.plan import STATUS_INTERVAL
-from elastrain_operator.policy.report.measured import KEPT
+from elastrain_operator.policy.report.training import KEPT
 
 GPU = "nvidia.com/gpu"
 KIND = WorkerShape(((GPU, 1), ("pods", 1)))

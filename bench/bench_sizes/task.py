@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from elastrain_operator.policy.report.measured import SETTLED_STEPS
+from elastrain_operator.policy.report.training import SETTLED_STEPS
 
 REPORT_SECONDS = 1.0
 KEPT_RESCALES = 10

@@ -16,7 +16,7 @@ from elastrain_operator.job.plan import plan
 from elastrain_operator.job.state import LoopState, Plan
 from elastrain_operator.pod.template import version
 from elastrain_operator.policy.losses import data_loss
-from elastrain_operator.policy.size import drain, groups
+from elastrain_operator.policy.size import leavers, replicas
 
 JOB = JobRef("default", "job", "uid", 1)
 START = datetime(2030, 1, 1, tzinfo=UTC)
@@ -60,12 +60,12 @@ class JobWorld:
     @property
     def asked_since(self) -> dict[str, datetime]:
         """When each leaving worker was asked, from the status."""
-        return drain.since(self.status)
+        return leavers.leaving_since(self.status)
 
     def asked_by(self, made: Plan) -> set[str]:
         """Workers that leave, once ``made`` is executed: its target asks first, the status follows in a later pass."""
         target = made.target or self.records.target
-        return {*drain.since(made.status or self.status), *(target.leaving if target else ())}
+        return {*leavers.leaving_since(made.status or self.status), *(target.leaving if target else ())}
 
     def live(self) -> list[Pod]:
         return [p for p in self.pods.values() if not p.ending and not p.terminating]
@@ -126,7 +126,7 @@ class JobWorld:
         if not self.reachable or target is None or (progress and progress.finished):
             return
         able = [p.name for p in self.running() if p.name not in target.leaving] if target.desired else []
-        whole = [g for g in groups.of(self.pods[n] for n in able) if len(g) == self.spec.group_size]
+        whole = [g for g in replicas.of(self.pods[n] for n in able) if len(g) == self.spec.group_size]
         ready = [p.name for group in whole for p in sorted(group, key=lambda p: p.slot.place if p.slot else 0)]
         stayers = [n for n in ready if n in self.placed()]
         wanted = stayers + [n for n in ready if n not in stayers][: max(target.desired - len(stayers), 0)]

@@ -7,7 +7,7 @@ from unittest import mock
 import pytest
 
 from elastrain_operator.facts import DisruptionBudget
-from elastrain_operator.policy.size import budget as budgets
+from elastrain_operator.policy.size import protection as budgets
 from sim.drains import drained
 from sim.invariants import Violation
 

@@ -32,9 +32,8 @@ from elastrain_operator.allocation import explanations, trials, worth
 from elastrain_operator.allocation.fair import Tier
 from elastrain_operator.allocation.goals import Budget, Goals, review
 from elastrain_operator.allocation.grant import Grant, Stop
-from elastrain_operator.allocation.granting import Granting
+from elastrain_operator.allocation.granting import Granting, Quotas
 from elastrain_operator.allocation.match import lets_go
-from elastrain_operator.allocation.quotas import Quotas
 from elastrain_operator.allocation.room import Idle, May, Room
 from elastrain_operator.allocation.snapshot import (
     Allocation,

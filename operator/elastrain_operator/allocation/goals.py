@@ -25,7 +25,7 @@ from elastrain_operator.allocation.grant import Grant, Stop
 from elastrain_operator.allocation.room import Room, main_resource
 from elastrain_operator.allocation.snapshot import Amounts, Job, Policy, WorkerShape
 from elastrain_operator.allocation.trials import Trial, trial
-from elastrain_operator.allocation.utility import age_of, stays, utility
+from elastrain_operator.allocation.worth import age_of, stays, utility
 
 REACH = 4
 """A job gets at most this multiple of the largest size at which its speed was measured."""

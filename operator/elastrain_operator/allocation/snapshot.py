@@ -134,7 +134,7 @@ class Job:
     created: float = 0.0
     """Seconds since the epoch: order of the queue."""
     workers: tuple[Worker, ...] = ()
-    """Workers that stay longest come first (``policy/size/victims.py``)."""
+    """Workers that stay longest come first (``policy/size/leavers.py``)."""
     size: int = 0
     """Desired workers of the last decision; 0: not admitted."""
     trains: bool = False

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from elastrain.sizing import speedup
 from elastrain_operator.allocation.grant import Grant
 from elastrain_operator.allocation.snapshot import Job, Policy
-from elastrain_operator.allocation.utility import age_of, pause_of, stays, utility
+from elastrain_operator.allocation.worth import age_of, pause_of, stays, utility
 
 MOST = 2
 """Trials of a job: one that has measured more sizes and placements makes none."""

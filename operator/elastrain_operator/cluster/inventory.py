@@ -14,7 +14,7 @@ from elastrain.reflector import CallError, Reflector, Source
 from elastrain_operator import clock
 from elastrain_operator.allocation import resources
 from elastrain_operator.allocation.snapshot import Held, Node
-from elastrain_operator.cluster import dwell, nodes, refusal
+from elastrain_operator.cluster import nodes, refusal
 from elastrain_operator.cluster.nodes import NodeFacts
 from elastrain_operator.cluster.permission import Right
 from elastrain_operator.cluster.refusal import Reviews
@@ -55,7 +55,7 @@ class Inventory:
         self._is_allowed = is_allowed
         self._doubt = asyncio.Event()
         self._refusals: dict[Right, Reviews] = {}
-        self._closed: dict[str, dict[dwell.Cause, datetime]] = {}
+        self._closed: dict[str, dict[nodes.Cause, datetime]] = {}
         told: dict[str, Any] = {"on_change": lambda *_: on_change(), "on_problem": self._problem_changed}
         noted: dict[str, Any] = {**told, "on_change": self._node_changed}
         group = "scheduling.k8s.io"
@@ -111,7 +111,7 @@ class Inventory:
 
     def next_change(self, now: datetime) -> float | None:
         """Seconds until time alone changes a node: a cordon or taint has then lasted; None: it does not."""
-        return dwell.next_change(self._closed.values(), now)
+        return nodes.next_change(self._closed.values(), now)
 
     def priority(self, name: str) -> int:
         """Value of a priority class; without a name that of the default class, or 0 if there is none."""
@@ -124,7 +124,7 @@ class Inventory:
     def _node_changed(self, _key: str, before: NodeFacts | None, after: NodeFacts | None) -> None:
         facts = after or before
         assert facts is not None, "a change has a value before or after it"
-        closed = dwell.update(self._closed.pop(facts.name, {}), after, clock.now())
+        closed = nodes.update(self._closed.pop(facts.name, {}), after, clock.now())
         if closed:
             self._closed[facts.name] = closed
         self._on_change()
@@ -164,16 +164,16 @@ class Inventory:
         self._refusals[right] = self._refusals.get(right, Reviews()).after(allowed, seconds)
 
 
-def node_at(facts: NodeFacts, used: Mapping[str, int], closed: dwell.Closed, now: datetime) -> Node:
+def node_at(facts: NodeFacts, used: Mapping[str, int], closed: nodes.Closed, now: datetime) -> Node:
     """A node with the room that other pods (``used``) leave; ``closed``: since when it has been closed to new pods."""
     return Node(
         name=facts.name,
         room={r: amount - used.get(r, 0) for r, amount in facts.allocatable.items()},
         labels=facts.labels,
-        taints=dwell.taints(facts, closed, now),
+        taints=nodes.taints_at(facts, closed, now),
         ready=facts.ready,
         cordoned=facts.cordoned,
-        cordon_passing=facts.cordoned and not dwell.cordon_lasts(closed, now),
+        cordon_passing=facts.cordoned and not nodes.cordon_lasts(closed, now),
         going=facts.going,
     )
 

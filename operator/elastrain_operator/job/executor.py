@@ -28,9 +28,9 @@ from elastrain_operator.kube.refusals import Refused, is_without_answer, refused
 from elastrain_operator.kueue.render import charged_to
 from elastrain_operator.pod import manifest as manifests
 from elastrain_operator.pod.template import version
-from elastrain_operator.policy.report import unreadable
+from elastrain_operator.policy.report import conditions
 from elastrain_operator.policy.report.events import LONGEST
-from elastrain_operator.records import passwords
+from elastrain_operator.records import logins
 from elastrain_operator.records.logins import JobLogins
 from elastrain_operator.watch import parse
 from elastrain_operator.watch.owner import owner
@@ -133,12 +133,12 @@ class Executor:
 
     async def report_unreadable(self, job: JobRef, raw: Any, cause: str, state: LoopState) -> None:
         """Report that the status ``raw`` of a job cannot be read, and change nothing else. Raises ``ApiError``."""
-        text = unreadable.message(job.name, cause)
-        patch = unreadable.patch(raw, text, job.generation, clock.now())
+        text = conditions.unreadable_message(job.name, cause)
+        patch = conditions.unreadable_patch(raw, text, job.generation, clock.now())
         if patch is not None:
             state.version = await self._kube.patch_status(job.namespace, job.name, patch, state.version)
         if state.unreadable != cause:
-            self._events.record(job, JobEvent(unreadable.REASON, text[:LONGEST], Severity.WARNING))
+            self._events.record(job, JobEvent(conditions.UNREADABLE, text[:LONGEST], Severity.WARNING))
             state.unreadable = cause
 
     def _changes(
@@ -174,7 +174,7 @@ class Executor:
         and ``EtcdError``."""
         await self._targets.adopt(JobKeys(job.namespace, job.name, job.uid))
         if self._logins is not None and any(not pod.over for pod in pods):
-            await self._logins.keep(job, live=True, wait_long=passwords.wait_long(pods, clock.now()))
+            await self._logins.keep(job, live=True, wait_long=logins.wait_long(pods, clock.now()))
 
     def _span(self, job: JobRef, name: str, **attributes: str | int) -> AbstractContextManager[None]:
         return nullcontext() if self._traces is None else self._traces.span(job, name, **attributes)

@@ -29,7 +29,7 @@ from elastrain_operator.kueue.parse import is_sent
 from elastrain_operator.metrics import process as metrics
 from elastrain_operator.policy.losses import data_loss
 from elastrain_operator.policy.report.routine import is_routine
-from elastrain_operator.policy.size import wanted
+from elastrain_operator.policy.size import sizes
 from elastrain_operator.records.mirror import Mirror
 from elastrain_operator.waiting import until
 from elastrain_operator.watch import parse
@@ -271,7 +271,7 @@ class JobLoop:
             observed = replace(observed, share=observed.share.in_replicas(spec.group_size))
         queued = self._kueue.decide(body, self.job, spec, status, observed) if self._kueue else None
         observed = queued.charged_to(observed) if queued else observed
-        state.unanswered_since = wanted.unanswered_since(state.unanswered_since, observed, now)
+        state.unanswered_since = sizes.unanswered_since(state.unanswered_since, observed, now)
         state.lost_since = data_loss.since(state.lost_since, status, observed.coordination, now)
         with metrics.PLAN_SECONDS.time():
             made = plan.plan(spec, status, observed, clock.now(), state, drain_extra=self._config.drain_extra)

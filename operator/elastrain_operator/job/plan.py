@@ -25,13 +25,13 @@ from elastrain_operator.job.state import LoopState, Plan
 from elastrain_operator.job.status import held_until, if_changed, status_of
 from elastrain_operator.job.steps import Facts, Known, Lost, Steps, There
 from elastrain_operator.pod.template import version
-from elastrain_operator.policy.ending import clean, success
-from elastrain_operator.policy.ending import verdict as verdicts
-from elastrain_operator.policy.losses import arrival, data_loss, pending, proof, silent_agents, streak
+from elastrain_operator.policy import ending
+from elastrain_operator.policy import ending as verdicts
+from elastrain_operator.policy.losses import counting, data_loss, starting
 from elastrain_operator.policy.report import accelerator_seconds, conditions, events
 from elastrain_operator.policy.size import claims as claims_policy
-from elastrain_operator.policy.size import drain, eviction, groups, minimum
-from elastrain_operator.policy.size import target as targets
+from elastrain_operator.policy.size import leavers, minimum, protection, replicas
+from elastrain_operator.policy.size import sizes as targets
 
 DRAIN_EXTRA = 30.0
 """Seconds beyond a pod's own grace period that a worker may take to leave."""
@@ -75,11 +75,11 @@ def _verdict(facts: Facts, known: Known, lost: Lost, there: There) -> Verdict | 
     spec, seen, now = facts.spec, facts.observed, facts.now
     return (
         verdicts.divergence(seen.pods)
-        or success.verdict(spec.success_policy, seen.pods, seen.coordination)
+        or ending.success(spec.success_policy, seen.pods, seen.coordination)
         or verdicts.failure(spec.backoff_limit, lost.count.restarts, lost.losses)
-        or streak.verdict(spec, lost.streak)
+        or counting.streak_verdict(spec, lost.streak)
         or verdicts.overdue(spec, known.start, now)
-        or (None if known.finishing else pending.verdict(spec, there.workers, there.units, now))
+        or (None if known.finishing else starting.pending_verdict(spec, there.workers, there.units, now))
     )
 
 
@@ -106,12 +106,12 @@ def deleted(
     more, and its workers leave. Needs neither its spec nor etcd."""
     state, pods = state or LoopState(), observed.pods
     counted = _counted(status, observed, state, now, accelerator_seconds.TrainingWorkers())
-    made = _report(status, clean.deleted_job_claim(pods, finalizers), observed.job.generation, now, counted)
+    made = _report(status, ending.deleted_job_claim(pods, finalizers), observed.job.generation, now, counted)
     return replace(
         made,
         ended=_ended(observed, state),
         events=(),
-        delete=clean.of_deleted_job(pods, finalizers),
+        delete=ending.deletions_of_deleted_job(pods, finalizers),
         claims=None if observed.share is None else Claims(None, leaving=claims_policy.held(observed)),
         departed=tuple(state.gone),
     )
@@ -119,7 +119,7 @@ def deleted(
 
 def _ended(observed: Observed, state: LoopState) -> tuple[EndedMember, ...]:
     """Members whose leases end, whatever else is planned: survivors wait for them."""
-    return proof.ended_members((*observed.pods, *state.gone.values()), observed.coordination)
+    return counting.ended_members((*observed.pods, *state.gone.values()), observed.coordination)
 
 
 def _counted(
@@ -130,7 +130,7 @@ def _counted(
     place: accelerator_seconds.TrainingWorkers | None = None,
 ) -> dict[str, Any]:
     """Fields of the status that follow from the pods alone. ``place``: None: as before."""
-    live, before = len(groups.of(p for p in observed.pods if not p.ending)), state.usage or status.accelerator_seconds
+    live, before = len(replicas.of(p for p in observed.pods if not p.ending)), state.usage or status.accelerator_seconds
     return {
         "replicas": live,
         "ready_replicas": min(status.ready_replicas, live),
@@ -155,8 +155,8 @@ def _go_on(taken: Steps) -> Plan:
         (
             *_drained(taken),
             *_silenced(taken),
-            *pending.deletions(p for p in leave.withdrawn if not p.started),
-            *clean.ended(facts.observed.pods, frozenset(taken.lost.count.counted), facts.now),
+            *starting.late_deletions(p for p in leave.withdrawn if not p.started),
+            *ending.ended_deletions(facts.observed.pods, frozenset(taken.lost.count.counted), facts.now),
         )
     )
     target = None
@@ -172,7 +172,7 @@ def _go_on(taken: Steps) -> Plan:
         charges=come.charges,
         slots=come.slots if facts.spec.group_size > 1 else (),
         probe=status.next_ordinal if come.asks else None,
-        marks=eviction.marks(facts.spec.template, facts.observed.pods, taken.there.budget),
+        marks=protection.marks(facts.spec.template, facts.observed.pods, taken.there.budget),
         silent_agents=taken.lost.silent_agents,
         attempts=size.attempts,
     )
@@ -184,7 +184,7 @@ def _drained(taken: Steps) -> Iterable[Deletion]:
         if pod.name not in taken.leave.leaving or pod.terminating:
             continue
         known = taken.known.etcd is not None and (pod.name in taken.known.draining or not pod.started)
-        why = drain.released(pod, taken.known.members, taken.due(pod), taken.facts.now) if known else None
+        why = leavers.released(pod, taken.known.members, taken.due(pod), taken.facts.now) if known else None
         if why:
             yield Deletion(pod.name, pod.uid, why)
 
@@ -238,14 +238,14 @@ def _settle(taken: Steps, status: JobStatus, verdict: ConditionType, lost: Itera
     assert status.completion_time is not None
     spec, pods, known, now = taken.facts.spec, taken.facts.observed.pods, taken.known, taken.facts.now
     completion = datetime.fromisoformat(status.completion_time)
-    delete = clean.finished(pods, spec.clean_pod_policy, verdict, completion, now)
+    delete = ending.finished_deletions(pods, spec.clean_pod_policy, verdict, completion, now)
     target = None
     if verdict is ConditionType.FAILED and known.etcd is not None:
         everyone = {p.name for p in pods if not p.over}
         target = targets.target(spec, 0, known.etcd.target, everyone, stop=True, above=known.floor)
-    expiry = clean.expiry(spec.ttl_seconds_after_finished, completion)
+    expiry = ending.expiry(spec.ttl_seconds_after_finished, completion)
     waiting = any(not p.over and not p.terminating for p in pods)
-    due = [expiry, clean.finish_deadline(completion) if waiting else None]
+    due = [expiry, ending.finish_deadline(completion) if waiting else None]
     expired = expiry is not None and now >= expiry
     return _finish_plan(taken, status, target, delete=delete, due=due, delete_job=expired, lost=lost)
 
@@ -260,13 +260,13 @@ def _deadlines(taken: Steps) -> list[datetime | None]:
         verdicts.deadline(facts.spec, known.start),
         leave.rollout.until,
         taken.lost.exclusions.until,
-        pending.next_deadline(workers, facts.spec.pending_deadline_seconds),
+        starting.next_pending_deadline(workers, facts.spec.pending_deadline_seconds),
         known.lost_since + data_loss.PATIENCE if known.lost_since else None,
-        silent_agents.next_deadline(taken.lost.silent_agents),
+        starting.next_silent_deadline(taken.lost.silent_agents),
         minimum.next_change(taken.size.attempts, facts.observed.job.uid),
         *(taken.due(p) for p in pods if p.name in leave.leaving and not p.terminating),
-        *(clean.sidecar_deadline(p) for p in pods if p.ending and not p.over),
-        *(arrival.report_at(p, t) for p in workers if (t := troubles.get(p.name))),
+        *(ending.sidecar_deadline(p) for p in pods if p.ending and not p.over),
+        *(starting.report_at(p, t) for p in workers if (t := troubles.get(p.name))),
     ]
 
 
@@ -289,7 +289,7 @@ def _finish_plan(
     published = events.events_of(taken.facts.status, status, before, target, lost)
     going = {d.uid for d in delete}
     pods, draining = taken.facts.observed.pods, taken.known.draining
-    left = [p.name for p in pods if p.uid in going and p.name in draining and clean.is_drained(p)]
+    left = [p.name for p in pods if p.uid in going and p.name in draining and ending.is_drained(p)]
     if left:
         published = (*published, JobEvent("Drained", f"left at a step boundary: {', '.join(left)}"))
     return Plan(

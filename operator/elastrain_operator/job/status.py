@@ -9,18 +9,10 @@ from elastrain.api import names
 from elastrain.api.job import AcceleratorSeconds, Condition, ConditionType, GenerationStatus, JobStatus
 from elastrain_operator.facts import ConditionUpdate, Coordination, Outage, Slot
 from elastrain_operator.job.steps import Steps
-from elastrain_operator.policy.losses import arrival, data_loss, exclusion
-from elastrain_operator.policy.report import (
-    accelerator_seconds,
-    conditions,
-    durability,
-    health,
-    measured,
-    pace,
-    progress,
-)
-from elastrain_operator.policy.report import gang as gang_report
-from elastrain_operator.policy.size import drain, groups, minimum, rollout, spares, wanted
+from elastrain_operator.policy.losses import data_loss, exclusion, starting
+from elastrain_operator.policy.report import accelerator_seconds, conditions, durability, health, training
+from elastrain_operator.policy.report import conditions as gang_report
+from elastrain_operator.policy.size import leavers, minimum, replicas, rollout, sizes
 
 
 def status_of(taken: Steps, create: tuple[int, ...], slots: tuple[Slot, ...], wait: datetime | None) -> JobStatus:
@@ -32,7 +24,7 @@ def status_of(taken: Steps, create: tuple[int, ...], slots: tuple[Slot, ...], wa
     etcd, known = taken.known.etcd, taken.known.members
     generation, ready = old.generation, old.ready_replicas
     if known:
-        generation, alive = progress.in_force(old.generation, known)
+        generation, alive = training.in_force(old.generation, known)
         ready = alive // spec.group_size
     report = etcd.progress if etcd else None
     given = _condition_facts(taken, generation, ready, wait)
@@ -41,17 +33,17 @@ def status_of(taken: Steps, create: tuple[int, ...], slots: tuple[Slot, ...], wa
         unhealthy = health.unhealthy(unhealthy, known, taken.facts.now)
         claims.append(health.claim(unhealthy, generation))
     answered = taken.facts.state.unanswered_since is None
-    grown = wanted.grown(
+    grown = sizes.grown(
         old.conditions, spec.suspend, seen.share, taken.size.desired, spec.desired_replicas, answered=answered
     )
     if grown and not taken.known.finishing:
         claims.append(grown)
     merged = conditions.merge(old.conditions, claims, seen.job.generation, taken.facts.now)
-    warm = spares.standing_by(known) if known and spec.warm_spares else None
+    warm = sizes.standing_by(known) if known and spec.warm_spares else None
     place = accelerator_seconds.place(generation, known, taken.known.finishing, warm or frozenset()) if known else None
-    there = groups.of(p for p in seen.pods if not p.ending)
+    there = replicas.of(p for p in seen.pods if not p.ending)
     # Those that come are counted at once, which saves a write of the status.
-    coming = 0 if taken.facts.state.refusal else groups.new(there, slots, spec.group_size)
+    coming = 0 if taken.facts.state.refusal else replicas.count_new(there, slots, spec.group_size)
     beyond = min(max(len(taken.there.units) + coming - taken.size.desired, 0), taken.size.beyond)
     following = max([old.next_ordinal, *(n + 1 for n in create), *(p.ordinal + 1 for p in seen.pods)])
     return JobStatus(
@@ -60,20 +52,20 @@ def status_of(taken: Steps, create: tuple[int, ...], slots: tuple[Slot, ...], wa
         replicas=len(there) + coming - beyond,
         desired_replicas=taken.size.desired,
         ready_replicas=ready,
-        spares=spares.status(spec, old.spares, taken.size.spares, warm),
+        spares=sizes.spares_status(spec, old.spares, taken.size.spares, warm),
         selector=_selector(taken),
         generation=generation,
         step=taken.known.step,
-        progress=pace.progress_status(old.progress, report, taken.facts.now),
-        last_rescale=progress.last_rescale(old.last_rescale, etcd, taken.facts.now) if etcd else old.last_rescale,
-        measured_sizes=measured.measured_sizes(old.measured_sizes, etcd, seen.pods) if etcd else old.measured_sizes,
-        batch=measured.batch_status(old.batch, etcd) if etcd else old.batch,
+        progress=training.progress_status(old.progress, report, taken.facts.now),
+        last_rescale=training.last_rescale(old.last_rescale, etcd, taken.facts.now) if etcd else old.last_rescale,
+        measured_sizes=training.measured_sizes(old.measured_sizes, etcd, seen.pods) if etcd else old.measured_sizes,
+        batch=training.batch_status(old.batch, etcd) if etcd else old.batch,
         accelerator_seconds=accelerator_seconds.account(usage(taken), seen.pods, place, report, taken.facts.now),
         unhealthy_workers=unhealthy,
         restarts=taken.lost.count.restarts,
         last_failure=taken.lost.last_failure,
         counted_failures=list(taken.lost.count.counted),
-        leaving=drain.record(taken.known.since, taken.leave.leaving & taken.known.draining, taken.facts.now),
+        leaving=leavers.leaving_record(taken.known.since, taken.leave.leaving & taken.known.draining, taken.facts.now),
         next_ordinal=following,
         start_time=taken.known.start.isoformat() if taken.known.start else None,
         loss_streak=taken.lost.streak,
@@ -116,7 +108,7 @@ def _condition_facts(
         finishing=taken.known.finishing,
         refusal=taken.facts.state.refusal,
         withdrawal=taken.leave.withdrawal,
-        troubles=arrival.lasting(workers, taken.there.troubles, taken.facts.now),
+        troubles=starting.lasting(workers, taken.there.troubles, taken.facts.now),
         waits_until=wait,
         share=seen.share,
         released=minimum.explanation(taken.size.attempts, taken.facts.spec.min_replicas)
@@ -133,7 +125,7 @@ def _claims(taken: Steps) -> Iterable[ConditionUpdate]:
         yield from rollout.claim(taken.leave.rollout, total, was_reported, taken.facts.spec.max_unavailable)
     yield from exclusion.claim(taken.lost.exclusions, old)
     grouped = any(c.type == ConditionType.GANG_SCHEDULED for c in old)
-    yield from gang_report.claim(
+    yield from gang_report.gang_scheduled(
         taken.facts.state.gang, taken.facts.spec.min_replicas * taken.facts.spec.group_size, grouped
     )
 
@@ -166,7 +158,7 @@ def held_until(taken: Steps, written: JobStatus | None) -> datetime | None:
         return None
     untils = []
     if asked is not None and _essence(written, of_any_spec=True) == _essence(taken.facts.status, of_any_spec=True):
-        untils.append(asked + wanted.ANSWER)
+        untils.append(asked + sizes.ANSWER)
     if last is not None and _essence(written) == _essence(taken.facts.status):
         untils.append(last + timedelta(seconds=taken.facts.state.status_interval))
     return max((until for until in untils if until > taken.facts.now), default=None)

@@ -24,23 +24,13 @@ from elastrain_operator.facts import (
     Trouble,
 )
 from elastrain_operator.job.state import LoopState
-from elastrain_operator.policy.ending import verdict as verdicts
-from elastrain_operator.policy.losses import (
-    arrival,
-    data_loss,
-    exclusion,
-    failures,
-    pacing,
-    pending,
-    restarts,
-    silent_agents,
-    streak,
-)
-from elastrain_operator.policy.losses import lost as losses
-from elastrain_operator.policy.report import progress
-from elastrain_operator.policy.size import budget as budgets
-from elastrain_operator.policy.size import claims, drain, groups, minimum, rollout, spares, victims, wanted
-from elastrain_operator.policy.size import workers as workers_policy
+from elastrain_operator.policy import ending as verdicts
+from elastrain_operator.policy.losses import counting, data_loss, exclusion, pacing, starting
+from elastrain_operator.policy.losses import counting as losses
+from elastrain_operator.policy.report import training
+from elastrain_operator.policy.size import claims, leavers, minimum, replicas, rollout, sizes
+from elastrain_operator.policy.size import protection as budgets
+from elastrain_operator.policy.size import replicas as workers_policy
 from elastrain_operator.policy.size.minimum import Attempt
 from elastrain_operator.policy.size.rollout import Rollout
 
@@ -97,7 +87,7 @@ def known(facts: Facts) -> Known:
     """Which records count, and what they say of the job as a whole."""
     status, etcd, now = facts.status, facts.observed.coordination, facts.now
     lost_since = data_loss.since(facts.state.lost_since, status, etcd, now)
-    since = drain.since(status)
+    since = leavers.leaving_since(status)
     asked = frozenset(etcd.target.leaving if etcd and etcd.target else ()) | since.keys()
     start = datetime.fromisoformat(status.start_time) if status.start_time else now
     return Known(
@@ -126,7 +116,7 @@ class Lost:
     silent: frozenset[str]
     """Workers whose node and lease are silent, or whose agents have not answered in time (names)."""
     losses: tuple[Loss, ...]
-    count: restarts.Count
+    count: counting.Count
     last_failure: LastFailure | None
     streak: LossStreak | None
     exclusions: exclusion.NodeExclusions
@@ -139,19 +129,19 @@ def lost(facts: Facts, known: Known) -> Lost:
     idle = known.finishing or spec.suspend  # agents may have ended their membership
     silenced = {p.name for p in pods if losses.is_silent(p, known.members)}
     running = [p for p in pods if not (p.ending or p.terminating or p.name in known.draining or p.name in silenced)]
-    quiet = silent_agents.update(state.silent_agents, running, None if idle else known.members, now)
-    overdue = silent_agents.overdue(quiet, now)
+    quiet = starting.update_silent(state.silent_agents, running, None if idle else known.members, now)
+    overdue = starting.overdue_agents(quiet, now)
     found = losses.losses(pods, known.members, known.asked, state.alive, state.gone.values())
-    every = (*found, *(silent_agents.loss(p) for p in pods if p.uid in overdue))
-    count = restarts.count(status.restarts, status.counted_failures, every, pods)
+    every = (*found, *(starting.silent_loss(p) for p in pods if p.uid in overdue))
+    count = counting.count(status.restarts, status.counted_failures, every, pods)
     return Lost(
         silent_agents=quiet,
         overdue=overdue,
         silent=frozenset(silenced) | {p.name for p in pods if p.uid in overdue},
         losses=every,
         count=count,
-        last_failure=failures.last_failure(status.last_failure, count.fresh, now),
-        streak=streak.update(status.loss_streak, count.fresh, known.step, now),
+        last_failure=counting.last_failure(status.last_failure, count.fresh, now),
+        streak=counting.update_streak(status.loss_streak, count.fresh, known.step, now),
         exclusions=exclusion.update(
             status.excluded_nodes, status.node_losses, count.fresh, spec.node_cooldown_seconds, now
         ),
@@ -178,9 +168,9 @@ def there(facts: Facts, known: Known, lost: Lost) -> There:
     workers = workers_policy.active(pods, known.draining, lost.silent)
     return There(
         workers=workers,
-        units=groups.stand_ins(workers, facts.spec.group_size, facts.version),
-        troubles=arrival.troubles(workers, known.members, lost.exclusions.nodes),
-        budget=budgets.budget(facts.spec, pods, known.members),
+        units=replicas.stand_ins(workers, facts.spec.group_size, facts.version),
+        troubles=starting.troubles(workers, known.members, lost.exclusions.nodes),
+        budget=budgets.disruption_budget(facts.spec, pods, known.members),
     )
 
 
@@ -208,10 +198,10 @@ def size(facts: Facts, known: Known, there: There) -> Size:
     current = refusal and refusal.generation == facts.observed.job.generation and refusal.kind.lasts
     refusal = refusal if current else None
     attempts = _attempts(facts, known, there, refusal)
-    desired = 0 if attempts.until is not None else wanted.wanted(spec, facts.status, share)
+    desired = 0 if attempts.until is not None else sizes.desired_replicas(spec, facts.status, share)
     old = facts.status.generation
-    in_force = progress.in_force(old, known.members)[0] if known.members else old
-    standing = spares.wanted(spec, desired, len(there.units), in_force, share)
+    in_force = training.in_force(old, known.members)[0] if known.members else old
+    standing = sizes.desired_spares(spec, desired, len(there.units), in_force, share)
     pending_too = share.pending if share and share.size is not None and desired else 0
     return Size(refusal, attempts, desired, standing, standing + pending_too)
 
@@ -257,17 +247,18 @@ def leave(facts: Facts, known: Known, there: There, size: Size) -> Leave:
     victims = _victims(facts, known, there, size, renewal)
     signals = _signals(spec.group_size, there, size)
     stay = [p for p in workers if p not in victims and p.name not in signals]
-    late = pending.late(stay, spec.pending_deadline_seconds, now)
+    late = starting.late_workers(stay, spec.pending_deadline_seconds, now)
     trains = [p for p in workers if known.members is None or known.members.trains(p.name)]
-    withdrawn = tuple(p for p in groups.with_mates(late, workers) if p not in trains)
-    withdrawal = pending.withdraw(late, spec.pending_deadline_seconds, now)
+    withdrawn = tuple(p for p in replicas.with_whole_replicas(late, workers) if p not in trains)
+    withdrawal = starting.withdrawal_of(late, spec.pending_deadline_seconds, now)
     return Leave(
         rollout=renewal,
         victims=victims,
         signals=signals,
         late=late,
         withdrawn=withdrawn,
-        withdrawal=withdrawal or pending.continued(facts.status.withdrawal, there.units, spec.min_replicas, now),
+        withdrawal=withdrawal
+        or starting.continued_withdrawal(facts.status.withdrawal, there.units, spec.min_replicas, now),
         leaving=known.draining | {p.name for p in victims} | {p.name for p in withdrawn if p.started},
     )
 
@@ -275,10 +266,10 @@ def leave(facts: Facts, known: Known, there: There, size: Size) -> Leave:
 def _victims(facts: Facts, known: Known, there: There, size: Size, renewal: Rollout) -> tuple[Pod, ...]:
     if known.members is None or known.finishing:
         return ()
-    chosen = groups.with_mates(renewal.leave, there.workers)
+    chosen = replicas.with_whole_replicas(renewal.leave, there.workers)
     others = [p for p in there.workers if p not in chosen]
     most, minimum = size.desired + renewal.extra, facts.spec.min_replicas
-    more = victims.choose(others, most, minimum, known.members, facts.observed.share, spares=size.beyond)
+    more = leavers.choose(others, most, minimum, known.members, facts.observed.share, spares=size.beyond)
     return (*chosen, *more)
 
 
@@ -302,7 +293,7 @@ def _rollout(facts: Facts, known: Known, there: There, size: Size) -> Rollout:
             desired=size.desired,
             minimum=spec.min_replicas,
             at_a_time=spec.max_unavailable,
-            leaving=len(groups.of(p for p in observed.pods if p.name in known.draining and not p.over)),
+            leaving=len(replicas.of(p for p in observed.pods if p.name in known.draining and not p.over)),
             refusal=refusal if refusal and refusal.generation == observed.job.generation else None,
             members=known.members,
             share=observed.share,
@@ -369,13 +360,13 @@ def _missing(facts: Facts, there: There, size: Size, leave: Leave) -> tuple[tupl
     observed, group_size = facts.observed, facts.spec.group_size
     more = max(size.desired + size.beyond - len(there.units), 0) or leave.rollout.create
     staying = [p for p in there.workers if p not in leave.victims and p not in leave.withdrawn]
-    holes = groups.slots(staying, observed.pods, group_size, 0)
-    slots = (*holes, *groups.slots((), observed.pods, group_size, min(more, workers_policy.BATCH)))
+    holes = replicas.slots(staying, observed.pods, group_size, 0)
+    slots = (*holes, *replicas.slots((), observed.pods, group_size, min(more, workers_policy.BATCH)))
     if facts.state.refusal:
         slots = slots[:1]  # one pod shows whether the API server still refuses
     if observed.charges is None:
         return slots, ()
-    charged = groups.charged(slots, there.workers, observed.charges)
+    charged = replicas.charged(slots, there.workers, observed.charges)
     return tuple(slot for slot, _ in charged), tuple(charge for _, charge in charged)
 
 
@@ -395,4 +386,4 @@ class Steps:
     def due(self, pod: Pod) -> datetime:
         """When a leaving worker is deleted in any case."""
         asked = self.known.since.get(pod.name, self.facts.now)
-        return drain.deadline(pod, asked, self.facts.drain_extra)
+        return leavers.drain_deadline(pod, asked, self.facts.drain_extra)

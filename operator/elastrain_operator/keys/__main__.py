@@ -12,9 +12,7 @@ import typer
 
 from elastrain.api.names import EXIT_INFRASTRUCTURE
 from elastrain_operator import health, logs
-from elastrain_operator.keys.decide import LOOK, Wanted
-from elastrain_operator.keys.keeper import Keeper, MissingSecret, Names
-from elastrain_operator.keys.secrets import KeySecrets
+from elastrain_operator.keys.keeper import LOOK, Keeper, KeySecrets, MissingSecret, Names, Wanted
 from elastrain_operator.kube.client import ApiError, Kube
 
 PATIENCE = 600.0
@@ -31,18 +29,17 @@ def main(
     namespace: Annotated[str, typer.Option(help="Namespace of the Secrets and of etcd.")],
     etcd: Annotated[str, typer.Option(help="Name of the StatefulSet.")],
     authority_secret: Annotated[str, typer.Option(help="Secret with the CA. Empty: no certificates.")] = "",
-    server_secret: Annotated[str, typer.Option(help="Secret with etcd's certificate and the CAs to trust.")] = "",
+    server_secret: Annotated[str, typer.Option(help="Secret with etcd's certificate and the CA to trust.")] = "",
     older_secret: Annotated[str, typer.Option(help="Secret in which an older chart has left its CA.")] = "",
     root_secret: Annotated[str, typer.Option(help="Secret with root's password. Empty: none.")] = "",
     hosts: Annotated[str, typer.Option(help="Names and addresses of etcd, separated by commas.")] = "",
-    members: Annotated[int, typer.Option(help="Members of etcd.")] = 1,
-    renew: Annotated[str, typer.Option(help="If this text changes, a new CA takes over.")] = "",
+    renew: Annotated[str, typer.Option(help="If this text changes, the certificate of the CA is renewed.")] = "",
     port: Annotated[int, typer.Option(help="Of /healthz; 0: any free one.")] = 8080,
 ) -> None:
     """Creates the keys of etcd in Secrets, and replaces them in time."""
     logs.configure(logs.level_of("info"))
     names = Names(etcd, authority_secret, server_secret, root_secret, older_secret)
-    wanted = Wanted(frozenset(filter(None, hosts.split(","))), renew, members)
+    wanted = Wanted(frozenset(filter(None, hosts.split(","))), renew)
     raise typer.Exit(asyncio.run(keep(namespace, names, wanted, port)))
 
 

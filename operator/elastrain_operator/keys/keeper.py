@@ -1,31 +1,149 @@
-"""Executes the decisions about the keys of etcd: the only writer of the Secrets with them."""
+"""Creates the keys of the chart's etcd in Secrets, and renews the certificates in time: the only writer of them.
+
+The CA keeps its key. Its certificate is renewed for the same key and name, so clients and members with either of the
+two certificates trust what both have signed: nothing restarts, and no order of steps matters.
+"""
 
 from __future__ import annotations
 
+import base64
 import secrets
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from enum import StrEnum
+from typing import Any
 
 import structlog
 
 from elastrain_operator import clock
 from elastrain_operator.keys import certificates
-from elastrain_operator.keys.certificates import Pair
-from elastrain_operator.keys.decide import Act, Authority, Certificate, Decision, Keys, Member, Wanted, decide
-from elastrain_operator.keys.secrets import KeySecrets, Secret
+from elastrain_operator.keys.certificates import AUTHORITY_DAYS, Facts, Pair
+from elastrain_operator.kube.client import ApiError, Kube
+
+DAY = 86400.0
+RENEWAL = 90 * DAY
+"""Age in seconds at which etcd's certificate is replaced."""
+AUTHORITY_RENEWAL = AUTHORITY_DAYS / 2 * DAY
+"""Age in seconds at which the certificate of the CA is renewed."""
+LOOK = 60.0
+"""Seconds between two looks if nothing is due."""
+REQUEST_SECONDS = 10.0
+"""For one request: a single attempt."""
 
 # Entries of the Secret of the CA, which no pod mounts, and of the one that etcd and its clients mount.
-CA, CA_KEY, NEXT, NEXT_KEY, FORMER = "ca.crt", "ca.key", "next.crt", "next.key", "former.crt"
+CA, CA_KEY = "ca.crt", "ca.key"
 TRUSTED, CERTIFICATE, KEY = "ca.crt", "tls.crt", "tls.key"
-# Annotations of them.
-MADE_FOR, OF_RELEASE = "elastrain.dev/renew", "elastrain.dev/of-release"
-CHANGED, UNAWARE = "elastrain.dev/changed", "elastrain.dev/unaware"
+MADE_FOR = "elastrain.dev/renew"
+"""Annotation of the Secret of the CA: the request (``etcd.tls.renew``) for which its certificate was made."""
 
 log = structlog.get_logger(__name__)
 
 
 class MissingSecret(Exception):
     """The chart has not created a Secret that is to be filled."""
+
+
+# ---- the decision, pure ----------------------------------------------------------------------------------------------
+class Act(StrEnum):
+    """A single change. The keeper executes it, reads the Secrets again, and decides about the next one."""
+
+    ADOPT = "take over the CA of the older chart"
+    CREATE = "create a CA"
+    RENEW = "renew the certificate of the CA, for the same key"
+    ISSUE = "issue a certificate"
+    TRUST = "write the CA that clients trust"
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Content of the Secrets."""
+
+    authority: Facts | None = None
+    made_for: str = ""
+    certificate: Facts | None = None
+    is_issued: bool = False
+    """The CA's key has signed the certificate."""
+    trusted: frozenset[str] = frozenset()
+    """Fingerprints in the file of clients and members."""
+    older_chart: bool = False
+    """An older chart's Secret has a CA with its key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The settings of the chart."""
+
+    hosts: frozenset[str]
+    request: str = ""
+
+
+def next_act(keys: Keys, wanted: Wanted, now: float) -> tuple[Act, str] | None:
+    """The next act and its reason; None: nothing is due. ``now``: Unix time."""
+    if keys.authority is None:
+        return (Act.ADOPT if keys.older_chart else Act.CREATE), "there is no CA"
+    return next(_due(keys, keys.authority, keys.certificate, wanted, now), None)
+
+
+def _due(
+    keys: Keys, authority: Facts, certificate: Facts | None, wanted: Wanted, now: float
+) -> Iterator[tuple[Act, str]]:
+    """All acts that are due, the first one first."""
+    if keys.made_for != wanted.request:
+        yield Act.RENEW, f"etcd.tls.renew is {wanted.request!r}"
+    if now - authority.begins >= AUTHORITY_RENEWAL:
+        yield Act.RENEW, "it has reached half of its life"
+    if certificate is None:
+        yield Act.ISSUE, "there is no certificate"
+        return
+    if keys.trusted != {authority.fingerprint}:
+        yield Act.TRUST, "clients trust another certificate"
+    if not keys.is_issued:
+        yield Act.ISSUE, "another CA has signed it"
+    if certificate.hosts != wanted.hosts:
+        yield Act.ISSUE, "etcd has other names"
+    if now - certificate.begins >= RENEWAL:
+        yield Act.ISSUE, f"it is {RENEWAL / DAY:.0f} days old"
+
+
+# ---- its execution ---------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Secret:
+    """A Secret as it was read. ``body`` has its ``resourceVersion``, so that a write replaces this state only."""
+
+    data: Mapping[str, bytes]
+    annotations: Mapping[str, str]
+    body: Mapping[str, Any]
+
+
+class KeySecrets:
+    """Named Secrets of one namespace. Each call may raise ``ApiError``; the caller looks again a minute later."""
+
+    def __init__(self, kube: Kube, namespace: str) -> None:
+        self._kube = kube
+        self._base = f"/api/v1/namespaces/{namespace}/secrets"
+
+    async def secret(self, name: str) -> Secret | None:
+        """None: the API server reports that it does not exist."""
+        try:
+            body = await self._kube.once("GET", f"{self._base}/{name}", f"read Secret {name}", None, REQUEST_SECONDS)
+        except ApiError as error:
+            if error.code == 404:
+                return None
+            raise
+        data = {key: base64.b64decode(value) for key, value in (body.get("data") or {}).items()}
+        return Secret(data, body["metadata"].get("annotations") or {}, body)
+
+    async def replace(self, former: Secret, data: Mapping[str, bytes], annotations: Mapping[str, str]) -> None:
+        """Code 409: the Secret has changed since it was read. Annotations without an entry here stay."""
+        metadata = former.body["metadata"]
+        body = {
+            **former.body,
+            "data": {key: base64.b64encode(value).decode() for key, value in data.items()},
+            "metadata": {**metadata, "annotations": {**former.annotations, **annotations}},
+        }
+        path, what = f"{self._base}/{metadata['name']}", f"write Secret {metadata['name']}"
+        await self._kube.once("PUT", path, what, body, REQUEST_SECONDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +161,8 @@ class Names:
 class Keeper:
     """Keeps the Secrets as they should be, by one act at a time."""
 
-    def __init__(self, cluster: KeySecrets, names: Names, wanted: Wanted) -> None:
-        self._cluster, self._names, self._wanted = cluster, names, wanted
-        self._waits_for = ""
+    def __init__(self, secrets: KeySecrets, names: Names, wanted: Wanted) -> None:
+        self._secrets, self._names, self._wanted = secrets, names, wanted
 
     async def step(self) -> float:
         """Execute one act. Returns the seconds until the next one.
@@ -59,112 +176,62 @@ class Keeper:
             return 3600.0
         authority, server = await self._of(self._names.authority), await self._of(self._names.server)
         older = await self._older() if CA not in authority.data else None
-        members = await self._members()
-        found = read(authority, server, older)
         now = clock.now()
-        decision = decide(found, members, self._wanted, now.timestamp())
-        if decision.act is Act.WAIT:
-            self._log_wait(decision)
-            return decision.seconds
-        self._waits_for = ""
-        log.info("keys of etcd: " + decision.act, reason=decision.why)
-        if decision.act is Act.EVICT:
-            assert decision.member is not None, "a decision to restart names the pod"
-            await self._cluster.evict(decision.member)
-            return 5.0
-        if decision.act in (Act.ISSUE, Act.TRUST):
-            notes = {CHANGED: f"{now.timestamp():.0f}"}
-            if found.successor is not None and found.successor.fingerprint not in found.trusted:
-                notes[UNAWARE] = ",".join(m.uid for m in members)
-            await self._write_server(decision, authority, server, notes)
+        due = next_act(read(authority, server, older), self._wanted, now.timestamp())
+        if due is None:
+            return LOOK
+        act, why = due
+        log.info("keys of etcd: " + act, reason=why)
+        if act in (Act.ISSUE, Act.TRUST):
+            await self._write_server(act, authority, server, now)
         else:
-            await self._write_authority(decision, authority, older, now)
+            await self._write_authority(act, authority, older, now)
         return 0.0
 
     async def _of(self, name: str) -> Secret:
-        found = await self._cluster.secret(name)
+        found = await self._secrets.secret(name)
         if found is None:
             raise MissingSecret(f"Secret {name} does not exist: `helm upgrade` creates it")
         return found
 
     async def _older(self) -> Pair | None:
-        found = await self._cluster.secret(self._names.older)
+        found = await self._secrets.secret(self._names.older)
         if found is None or not {"tls.crt", "tls.key"} <= found.data.keys():
             return None
         return Pair(found.data["tls.crt"], found.data["tls.key"])
-
-    async def _members(self) -> tuple[Member, ...]:
-        """A single member has no peers that would have to trust it."""
-        count = self._wanted.members
-        return await self._cluster.members(f"{self._names.etcd}-{n}" for n in range(count)) if count > 1 else ()
 
     async def _fill_root(self, root: Secret) -> None:
         """The password of etcd's user root and the key of jobs' passwords, once: they are never replaced."""
         if missing := {"password", "job-key"} - root.data.keys():
             made = {entry: secrets.token_hex(32).encode() for entry in missing}
-            await self._cluster.replace(root, {**root.data, **made}, {})
+            await self._secrets.replace(root, {**root.data, **made}, {})
             log.info("keys of etcd: passwords created")
 
-    async def _write_authority(self, decision: Decision, authority: Secret, older: Pair | None, now: datetime) -> None:
-        data = dict(authority.data)
-        notes = {MADE_FOR: self._wanted.request}
-        if decision.act is Act.ADOPT:
-            assert older is not None, "an adopted CA has been read"
-            data |= {CA: older.certificate, CA_KEY: older.key}
-            notes[OF_RELEASE] = "true"
-        elif decision.act is Act.FORGET:
-            del data[FORMER]
-            notes = {}
-        elif decision.act is Act.PROMOTE:
-            data |= {FORMER: data[CA], CA: data.pop(NEXT), CA_KEY: data.pop(NEXT_KEY)}
-            notes = {OF_RELEASE: ""}
+    async def _write_authority(self, act: Act, authority: Secret, older: Pair | None, now: datetime) -> None:
+        if act is Act.RENEW:
+            made = certificates.renewed(Pair(authority.data[CA], authority.data[CA_KEY]), now)
         else:
-            made = certificates.new_authority(f"{self._names.etcd}-ca", now)
-            entries = (CA, CA_KEY) if decision.act is Act.CREATE else (NEXT, NEXT_KEY)
-            data |= dict(zip(entries, (made.certificate, made.key), strict=True))
-        await self._cluster.replace(authority, data, notes)
+            made = older or certificates.new_authority(f"{self._names.etcd}-ca", now)
+        data = {**authority.data, CA: made.certificate, CA_KEY: made.key}
+        await self._secrets.replace(authority, data, {MADE_FOR: self._wanted.request})
 
-    async def _write_server(self, decision: Decision, authority: Secret, server: Secret, notes: dict[str, str]) -> None:
-        data = dict(server.data)
-        data[TRUSTED] = b"".join(authority.data[entry] for entry in (CA, NEXT, FORMER) if entry in authority.data)
-        if decision.act is Act.ISSUE:
+    async def _write_server(self, act: Act, authority: Secret, server: Secret, now: datetime) -> None:
+        data = {**server.data, TRUSTED: authority.data[CA]}
+        if act is Act.ISSUE:
             signer = Pair(authority.data[CA], authority.data[CA_KEY])
-            made = certificates.issue(self._names.etcd, self._wanted.hosts, signer, clock.now())
+            made = certificates.issue(self._names.etcd, self._wanted.hosts, signer, now)
             data |= {CERTIFICATE: made.certificate, KEY: made.key}
-        await self._cluster.replace(server, data, notes)
-
-    def _log_wait(self, decision: Decision) -> None:
-        waits_for = "" if decision.seconds and decision.why.endswith("s are left") else decision.why
-        if waits_for != self._waits_for:
-            log.info("keys of etcd: wait", reason=decision.why)
-        self._waits_for = waits_for
+        await self._secrets.replace(server, data, {})
 
 
 def read(authority: Secret, server: Secret, older: Pair | None = None) -> Keys:
     """What the Secrets hold. Raises ``ValueError`` if an entry is not what its name says."""
-    notes = authority.annotations
-    certificate = server.data.get(CERTIFICATE)
+    ca, certificate = authority.data.get(CA), server.data.get(CERTIFICATE)
     return Keys(
-        _authority(authority.data.get(CA), notes.get(OF_RELEASE) == "true"),
-        _authority(authority.data.get(NEXT)),
-        frozenset(certificates.split(authority.data.get(FORMER, b""))),
-        notes.get(MADE_FOR, ""),
-        older is not None,
-        None if certificate is None else _certificate(certificate, authority),
-        frozenset(certificates.split(server.data.get(TRUSTED, b""))),
-        float(server.annotations.get(CHANGED) or 0),
-        frozenset(filter(None, server.annotations.get(UNAWARE, "").split(","))),
+        authority=None if ca is None else certificates.facts(ca),
+        made_for=authority.annotations.get(MADE_FOR, ""),
+        certificate=None if certificate is None else certificates.facts(certificate),
+        is_issued=ca is not None and certificate is not None and certificates.has_issued(ca, certificate),
+        trusted=frozenset(certificates.fingerprints(server.data.get(TRUSTED, b""))),
+        older_chart=older is not None,
     )
-
-
-def _authority(pem: bytes | None, of_release: bool = False) -> Authority | None:
-    if pem is None:
-        return None
-    found = certificates.facts(pem)
-    return Authority(found.fingerprint, found.begins, of_release)
-
-
-def _certificate(pem: bytes, authority: Secret) -> Certificate:
-    found = certificates.facts(pem)
-    known = [authority.data[entry] for entry in (CA, FORMER) if entry in authority.data]
-    return Certificate(certificates.issuer_of(pem, known), found.hosts, found.begins)

@@ -21,8 +21,8 @@ from elastrain_operator.kueue.watch import Watch
 from elastrain_operator.kueue.workload import Decision, Holder, Memory, Ready, Request, View
 from elastrain_operator.metrics import process as metrics
 from elastrain_operator.pod.shape import shape
-from elastrain_operator.policy.ending import verdict as verdicts
-from elastrain_operator.policy.size import victims
+from elastrain_operator.policy import ending as verdicts
+from elastrain_operator.policy.size import leavers
 
 RETRY = 5.0
 """Seconds until a write that the API server refused is decided again."""
@@ -76,7 +76,7 @@ class KueueJobs:
             self._memory.pop(job.uid, None)
             return None
         view = self._watch.view(job, request, _pod_class(spec))
-        order = {p.name: n for n, p in enumerate(victims.order(observed.pods, observed.coordination, None))}
+        order = {p.name: n for n, p in enumerate(leavers.ranked(observed.pods, observed.coordination, None))}
         holders = [
             Holder(p.name, p.workload, p.ready and not p.terminating, bool(p.node), order.get(p.name, 0))
             for p in (*observed.pods, *observed.unissued)

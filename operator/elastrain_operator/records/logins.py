@@ -1,15 +1,19 @@
-"""Gives each job an etcd user that may read and write only that job's keys, and its workers a Secret with the password.
+"""Each job's etcd user and Secret: when they are written, by which password, and who writes them.
 
-Order of writes, so that an interruption leaves nothing behind: the job's ``owner`` record, by which the sweeper finds
-it; the user; the Secret, which the garbage collector deletes with the job; the ``issued`` record, which confirms the
-others. All writes are repeated until that record exists.
+Passwords are derived (HMAC-SHA256, RFC 2104) from a key that only the operator has. It can therefore derive the same
+password after a crash or after etcd lost its users, without permission to read Secrets.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
+import hmac
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Any, Protocol
 
 import structlog
@@ -17,10 +21,9 @@ import structlog
 from elastrain.api.keys import JobKeys
 from elastrain.api.records import Issued
 from elastrain.etcd import EtcdError, EtcdUsers, tls
-from elastrain_operator.config import OperatorConfig
-from elastrain_operator.facts import JobRef, Outage
+from elastrain_operator.config import COMMON_NAME, OperatorConfig
+from elastrain_operator.facts import JobRef, Outage, Pod
 from elastrain_operator.pod import manifest as manifests
-from elastrain_operator.records import passwords
 from elastrain_operator.waiting import until
 
 INTERVAL = 60.0
@@ -79,7 +82,7 @@ class JobLogins:
         self._on_change = on_change
         self._stamp = tls.stamp(self._ca_file)
         self._ca = tls.read(self._ca_file).ca
-        self._wanted = passwords.fingerprint(self._ca, self._key, self._prefix)
+        self._wanted = fingerprint(self._ca, self._key, self._prefix)
         self._recent: dict[JobKeys, tuple[Issued, float, int]] = {}  # with the time, and etcd's losses of data by then
         self._written: dict[JobKeys, float] = {}  # when this process wrote the job's Secret
         self._suspended: dict[JobKeys, bool] = {}  # whether etcd knows
@@ -98,11 +101,11 @@ class JobLogins:
         wrote = self._written.get(keys)
         doubted = creating and wrote is None
         doubted = doubted or (wait_long and (wrote is None or time.monotonic() - wrote > INTERVAL))
-        due = passwords.due(issued, wanted, creating=creating, live=live, doubted=doubted)
+        due = due_writes(issued, wanted, creating=creating, live=live, doubted=doubted)
         if not (due.user or due.secret):
             return
-        name = passwords.user(self._prefix, keys)
-        password = passwords.password(self._key, keys)
+        name = user_of(self._prefix, keys)
+        password = password_of(self._key, keys)
         if due.user:
             await self._records.claim(keys)
             await asyncio.to_thread(self._users.ensure, name, password, keys.prefix)
@@ -137,7 +140,7 @@ class JobLogins:
     async def _suspend_users(self) -> None:
         """Raises ``EtcdError``."""
         for keys in [keys for keys, done in self._suspended.items() if not done]:
-            await asyncio.to_thread(self._users.suspend, passwords.user(self._prefix, keys), keys.prefix)
+            await asyncio.to_thread(self._users.suspend, user_of(self._prefix, keys), keys.prefix)
             await self._records.put_issued(keys, Issued(ca=self._wanted.ca, key=""))
             self._suspended[keys] = True
             log.warning("took a job's rights in etcd: it writes too much", prefix=keys.prefix)
@@ -148,7 +151,7 @@ class JobLogins:
         self._recent.pop(keys, None)
         self._written.pop(keys, None)
         self._suspended.pop(keys, None)
-        await asyncio.to_thread(self._users.remove, passwords.user(self._prefix, keys))
+        await asyncio.to_thread(self._users.remove, user_of(self._prefix, keys))
 
     async def jobs(self) -> set[JobKeys]:
         """Jobs with a user that this cluster's operator created, including jobs that no longer exist. None in a cluster
@@ -156,7 +159,7 @@ class JobLogins:
         if not self._is_named:
             return set()
         found = await asyncio.to_thread(self._users.names)
-        return {keys for keys in (passwords.owner(self._prefix, name) for name in found) if keys}
+        return {keys for keys in (job_of(self._prefix, name) for name in found) if keys}
 
     # ---- etcd itself -----------------------------------------------------------------------------------------------
     def nudge(self) -> None:
@@ -192,6 +195,66 @@ class JobLogins:
         ca = tls.read(self._ca_file).ca
         self._stamp = stamp
         if ca != self._ca:
-            self._ca, self._wanted = ca, passwords.fingerprint(ca, self._key, self._prefix)
+            self._ca, self._wanted = ca, fingerprint(ca, self._key, self._prefix)
             log.info("CA certificates of etcd replaced: updating all jobs")
             self._on_change()
+
+
+PATIENCE = timedelta(seconds=30)
+"""Time on a node after which a worker that has not started may lack its Secret; images may take longer."""
+_PREFIX = "elastrain/"
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """What must be written now."""
+
+    user: bool = False
+    """The etcd user and its permissions."""
+    secret: bool = False
+    """The Secret in the job's namespace."""
+
+
+def due_writes(issued: Issued | None, wanted: Issued, *, creating: bool, live: bool, doubted: bool) -> Due:
+    """``issued``: the record in etcd (None: none). ``creating``: pods are about to be created. ``live``: pods exist.
+    ``doubted``: this operator has not written the Secret, or workers have waited long since."""
+    if not (creating or live):
+        return Due()
+    if issued is None or issued.key != wanted.key:
+        return Due(user=True, secret=True)
+    # If the Secret was deleted, pods would wait for it forever.
+    return Due(secret=doubted or issued != wanted)
+
+
+def wait_long(pods: Iterable[Pod], now: datetime) -> bool:
+    """Whether a worker that has a node does not start, as if the Secret that it mounts were gone."""
+    return any(p.bound and not p.started and not p.ending and now - p.bound >= PATIENCE for p in pods)
+
+
+def fingerprint(ca: bytes, key: bytes, cluster: str = COMMON_NAME) -> Issued:
+    """The record of the CA certificates that workers received, and of the key and the cluster's name from which their
+    user and password are derived."""
+    origin = b"name of this key" + (b"" if cluster == COMMON_NAME else b" " + cluster.encode())
+    return Issued(ca=hashlib.sha256(ca).hexdigest(), key=hmac.digest(key, origin, "sha256").hex()[:16])
+
+
+def user_of(cluster: str, keys: JobKeys) -> str:
+    """Name of a job's user. The UID distinguishes it from an earlier job of the same name."""
+    return f"{_PREFIX}{cluster}/{keys.namespace}/{keys.job}/{keys.uid}"
+
+
+def job_of(cluster: str, name: str) -> JobKeys | None:
+    """The job of a user that this cluster's operator created; None: another user."""
+    head, _, tail = name.partition(f"{_PREFIX}{cluster}/")
+    parts = tail.split("/")
+    return None if head or len(parts) != 3 or not all(parts) else JobKeys(*parts)
+
+
+def password_of(key: bytes, keys: JobKeys) -> str:
+    """Password of a job's user: 256 bits that cannot be computed without the key.
+
+    It does not depend on the cluster's name: workers that run while that is changed log in as the former user with the
+    password of the new one.
+    """
+    name = user_of(COMMON_NAME, keys)
+    return base64.urlsafe_b64encode(hmac.digest(key, name.encode(), "sha256")).decode().rstrip("=")

@@ -1,4 +1,4 @@
-"""Raw API objects → plain values. With ``trouble``, the only code that depends on a pod's wire format."""
+"""Raw API objects → plain values. The only code that depends on a pod's wire format."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ from elastrain.api import manifest, names
 from elastrain.api.job import ConditionType, JobSpec, JobStatus
 from elastrain.api.records import Termination
 from elastrain_operator.allocation import resources
-from elastrain_operator.facts import DEFAULT_GRACE, WORKLOAD_NOTE, Ending, JobRef, Pod, Slot
+from elastrain_operator.facts import DEFAULT_GRACE, WORKLOAD_NOTE, Ending, JobRef, Pod, Slot, Trouble
 from elastrain_operator.raw import Raw, mapping, number, objects, text
 from elastrain_operator.watch.owner import ordinal, owner
-from elastrain_operator.watch.proof import processes_ended
-from elastrain_operator.watch.trouble import trouble
 
 MAX_GRACE = 1e9
 """Kubernetes accepts any number of seconds; larger ones are cut to about 30 years."""
@@ -242,3 +240,75 @@ def _record(message: str) -> Termination | None:
         return None
     numbers = (record.step, record.exit_code, record.signal, record.rank or 0)
     return record if all(abs(n) <= LARGEST for n in numbers) and record.step >= 0 else None
+
+
+_UNLOCATED = "ContainerStatusUnknown"
+"""The kubelet's reason for a container that it has not found: its processes may live."""
+
+
+def processes_ended(spec: Raw, status: Raw, trainer: Raw) -> bool:
+    """Whether no process of the trainer container lives, and none comes.
+
+    ``trainer``: its container status. A container that may start again in its place proves nothing before the pod's
+    end: its successor may have registered already.
+    """
+    terminated = mapping(mapping(trainer.get("state")).get("terminated"))
+    if not terminated or terminated.get("reason") == _UNLOCATED:
+        return False
+    return status.get("phase") in ("Succeeded", "Failed") or not _may_restart(spec)
+
+
+def _may_restart(spec: Raw) -> bool:
+    """Whether the pod, or a rule of one of its containers (which may restart all of them), starts containers again."""
+    containers = [*objects(spec.get("containers")), *objects(spec.get("initContainers"))]
+    if spec.get("restartPolicy") != "Never" or any(c.get("restartPolicyRules") for c in containers):
+        return True
+    return any(c.get("restartPolicy") not in (None, "Never") for c in objects(spec.get("containers")))
+
+
+CREATING_PATIENCE = 60.0
+"""Seconds after which a container that is still being created is reported; the pod's status shows no cause."""
+
+_IMAGE = frozenset(
+    {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"}
+    | {"RegistryUnavailable", "SignatureValidationFailed"}
+)
+_CONFIG = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
+_VOLUME = re.compile(r"persistent ?volume|volume node affinity|volume binding|storageclass", re.IGNORECASE)
+
+
+def trouble(pod_name: str, status: Raw, scheduled: Raw) -> Trouble | None:
+    """The most specific reason; None: there is no trouble (yet). ``scheduled``: the condition PodScheduled."""
+    if scheduled.get("status") == "False":
+        told = text(scheduled.get("message")) or text(scheduled.get("reason")) or "no reason given"
+        reason = "VolumeFailed" if _VOLUME.search(told) else text(scheduled.get("reason")) or "Unschedulable"
+        return Trouble(reason, f"pod {pod_name}: {told}")
+    creating = None
+    for container in [*objects(status.get("initContainerStatuses")), *objects(status.get("containerStatuses"))]:
+        waiting = mapping(mapping(container.get("state")).get("waiting"))
+        if not waiting:
+            continue
+        found = _waiting(pod_name, container, waiting)
+        if not found.patience:
+            return found
+        creating = creating or found
+    return creating
+
+
+def _waiting(pod_name: str, container: Raw, waiting: Raw) -> Trouble:
+    """Why one container does not run."""
+    reason = text(waiting.get("reason"))
+    where = f"pod {pod_name}, container {text(container.get('name'))}"
+    told = text(waiting.get("message")) or reason
+    if reason in _IMAGE:
+        return Trouble("ImagePullFailed", f"{where}: image {text(container.get('image')) or '?'}: {reason}: {told}")
+    if reason in _CONFIG:
+        return Trouble("ContainerConfigFailed", f"{where}: {reason}: {told}")
+    if reason == "CrashLoopBackOff":
+        return Trouble("ContainerCrashes", f"{where}: {told}")
+    return Trouble(
+        "ContainerNotCreated",
+        f"{where}: not created {CREATING_PATIENCE:.0f} s after the pod, often because a volume cannot be mounted; "
+        f"`kubectl describe pod {pod_name}` shows the node's events",
+        patience=CREATING_PATIENCE,
+    )

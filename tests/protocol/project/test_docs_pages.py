@@ -219,7 +219,7 @@ def documented() -> set[str]:
 
 GENERATIONS = {"Start", "Grow", "Drain", "Lost", "Broken", "Replace", "Suspend", "Stop"}
 COMPOSED = {"InfrastructureLimitExceeded", "PreemptionLimitExceeded"}
-"""Made of a field's name in policy/losses/streak.py."""
+"""Made of a field's name in policy/losses/counting.py."""
 OF_THE_POD = {"Unschedulable"}
 """Kubernetes' own word, passed on."""
 

@@ -19,7 +19,7 @@ from elastrain.rendezvous import decide, groups, protocol
 from elastrain.rendezvous.view import View
 from elastrain_operator.job.plan import clean, drain
 from elastrain_operator.leader import fencing
-from elastrain_operator.policy.size import workers
+from elastrain_operator.policy.size import replicas
 from elastrain_operator.watch import parse, pods
 from sim.comm import Comm
 from sim.etcd import Etcd
@@ -75,7 +75,7 @@ def ordinals_are_used_again() -> Any:
         taken = {p.ordinal for p in pods}
         return tuple(n for n in range(100) if n not in taken)[:missing]
 
-    return mock.patch.object(workers, "ordinals", ordinals)
+    return mock.patch.object(replicas, "ordinals", ordinals)
 
 
 def joiners_are_never_admitted() -> Any:

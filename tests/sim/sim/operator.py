@@ -11,7 +11,7 @@ from elastrain.api.keys import JobKeys
 from elastrain.etcd import Batch, EtcdConfig, EtcdUnavailable, KeyValue, Range, Transaction, WatchState
 from elastrain.etcd.errors import LeaseLost
 from elastrain_operator.allocation.snapshot import Node, Policy, Taint
-from elastrain_operator.cluster import dwell
+from elastrain_operator.cluster import nodes
 from elastrain_operator.cluster.capacity import Capacity
 from elastrain_operator.cluster.inventory import node_at
 from elastrain_operator.cluster.nodes import NodeFacts
@@ -179,11 +179,11 @@ class Inventory:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._closed: dict[str, dict[dwell.Cause, datetime]] = {}
+        self._closed: dict[str, dict[nodes.Cause, datetime]] = {}
 
     def nodes(self, now: datetime) -> tuple[Node, ...]:
         facts = [self._facts(name) for name in sorted(self._world.nodes)]
-        self._closed = {f.name: dwell.update(self._closed.get(f.name, {}), f, now) for f in facts}
+        self._closed = {f.name: nodes.update(self._closed.get(f.name, {}), f, now) for f in facts}
         return tuple(node_at(f, {}, self._closed[f.name], now) for f in facts)
 
     def _facts(self, name: str) -> NodeFacts:
@@ -193,7 +193,7 @@ class Inventory:
         return NodeFacts(name, room, {}, taints, name not in world.silent, name in world.cordoned, False)
 
     def next_change(self, now: datetime) -> float | None:
-        return dwell.next_change(self._closed.values(), now)
+        return nodes.next_change(self._closed.values(), now)
 
     def priority(self, name: str) -> int:
         return 0

@@ -16,7 +16,7 @@ from bench_scheduling.kit import Run
 from bench_scheduling.product import Product
 from elastrain.sizing.speedup import Measured, learned
 from elastrain_operator.allocation.snapshot import Policy, Sharing
-from elastrain_operator.policy.report.measured import KEPT
+from elastrain_operator.policy.report.training import KEPT
 
 EFFICIENT = Policy(sharing=Sharing.EFFICIENT, hysteresis=0.0, pause=1.0)
 KIT = Path(__file__).parents[4] / "shared" / "scheduling"

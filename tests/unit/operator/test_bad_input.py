@@ -24,8 +24,8 @@ from elastrain_operator.facts import Coordination, Observed
 from elastrain_operator.job import plan
 from elastrain_operator.job.state import Plan
 from elastrain_operator.pod import manifest
-from elastrain_operator.policy.report import unreadable
-from elastrain_operator.policy.size import drain, workers
+from elastrain_operator.policy.report import conditions
+from elastrain_operator.policy.size import leavers, replicas
 from elastrain_operator.watch import parse
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -134,7 +134,7 @@ def outcome(body: dict[str, Any]) -> tuple[Plan, list[dict[str, Any]], str]:
     try:
         status = parse.job_status(body)
     except parse.StatusUnreadable as error:
-        patch = unreadable.patch(body["status"], str(error), 3, NOW)
+        patch = conditions.unreadable_patch(body["status"], str(error), 3, NOW)
         json.dumps(patch, allow_nan=False)
         return Plan(), [], ""
     try:
@@ -161,7 +161,7 @@ def check(body: dict[str, Any]) -> str:
         assert [c["command"][:3] for c in pod["spec"]["containers"] if c.get("command", [])[:1] == ["elastrain"]]
     if made.status:
         json.dumps(made.status.model_dump(mode="json", by_alias=True), allow_nan=False)
-    assert len(made.create) <= workers.BATCH
+    assert len(made.create) <= replicas.BATCH
     return said
 
 
@@ -223,10 +223,10 @@ def test_a_message_names_field_value_and_rule(spec, words):
 
 def test_a_job_of_two_thousand_million_workers_is_created_in_batches():
     made, pods, said = outcome({"metadata": META, "spec": {"maxReplicas": 2**31 - 1, "template": TEMPLATE}})
-    assert (len(made.create), len(pods), said) == (workers.BATCH, 2, "")
+    assert (len(made.create), len(pods), said) == (replicas.BATCH, 2, "")
 
 
 def test_an_excessive_grace_period_is_bounded(pod_body):
     body = pod_body(0)
     body["spec"]["terminationGracePeriodSeconds"] = 2**63 - 1
-    assert drain.deadline(parse.pod(body, NOW), NOW, 30.0).year > 2060
+    assert leavers.drain_deadline(parse.pod(body, NOW), NOW, 30.0).year > 2060

@@ -17,7 +17,7 @@ from elastrain_operator.job import plan
 from elastrain_operator.job.state import LoopState
 from elastrain_operator.kube.client import ApiError
 from elastrain_operator.policy.report import durability
-from elastrain_operator.policy.size.budget import budget
+from elastrain_operator.policy.size.protection import disruption_budget
 from workers import workers_at
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -55,30 +55,30 @@ def trained(*ordinals: int, saved: int = 0, error: str = "") -> Coordination:
 # ---- the decision ----------------------------------------------------------------------------------------------------
 def test_budget_names_the_holders_and_no_joiner(make_spec):
     pods = [pod(0), pod(1), pod(2, ready=False, started=False)]
-    assert budget(make_spec(), pods, trained(0, 1)) == DisruptionBudget((0, 1))
+    assert disruption_budget(make_spec(), pods, trained(0, 1)) == DisruptionBudget((0, 1))
 
 
 def test_budget_stays_as_it_is_if_the_holders_are_unknown(make_spec):
-    assert budget(make_spec(), [pod(0)], None) is None
+    assert disruption_budget(make_spec(), [pod(0)], None) is None
 
 
 def test_only_worker_is_protected_until_a_checkpoint_that_outlives_it_is_written(make_spec):
     saves = {"checkpoint": {"path": "/c/job"}, "template": mounted(persistentVolumeClaim={"claimName": "c"})}
     pods = [pod(0)]
-    assert budget(make_spec(**saves), pods, trained(0)) == DisruptionBudget((0,))
-    assert budget(make_spec(**saves), pods, trained(0, saved=4)) == NONE
-    assert budget(make_spec(**saves), pods, trained(0, saved=4, error="disk full")) == DisruptionBudget((0,))
+    assert disruption_budget(make_spec(**saves), pods, trained(0)) == DisruptionBudget((0,))
+    assert disruption_budget(make_spec(**saves), pods, trained(0, saved=4)) == NONE
+    assert disruption_budget(make_spec(**saves), pods, trained(0, saved=4, error="disk full")) == DisruptionBudget((0,))
     short_lived = {**saves, "template": mounted(emptyDir={})}
-    assert budget(make_spec(**short_lived), pods, trained(0, saved=4)) == DisruptionBudget((0,))
+    assert disruption_budget(make_spec(**short_lived), pods, trained(0, saved=4)) == DisruptionBudget((0,))
 
 
 def test_one_of_several_holders_stays_though_checkpoints_are_written(make_spec):
     saves = make_spec(checkpoint={"path": "/c"}, template=mounted(nfs={"server": "s", "path": "/"}))
-    assert budget(saves, [pod(0), pod(1)], trained(0, 1, saved=4)) == DisruptionBudget((0, 1))
+    assert disruption_budget(saves, [pod(0), pod(1)], trained(0, 1, saved=4)) == DisruptionBudget((0, 1))
 
 
 def test_state_that_may_be_lost_has_no_budget(make_spec):
-    assert budget(make_spec(protectState=False), [pod(0), pod(1)], trained(0, 1)) == NONE
+    assert disruption_budget(make_spec(protectState=False), [pod(0), pod(1)], trained(0, 1)) == NONE
 
 
 # ---- when it is written ----------------------------------------------------------------------------------------------
@@ -161,7 +161,7 @@ def test_a_node_s_memory_protects_no_state(make_spec):
     template = mounted(emptyDir={})
     spec = make_spec(checkpoint={"path": "/c", "memory": {"everySteps": 5}}, template=template)
     assert durability.problem(spec)
-    assert budget(spec, [pod(0)], trained(0, saved=4)) == DisruptionBudget((0,))
+    assert disruption_budget(spec, [pod(0)], trained(0, saved=4)) == DisruptionBudget((0,))
 
 
 @pytest.mark.parametrize(("error", "reason"), [("", "NotDurable"), ("the disk is full", "SaveFailed")])

@@ -16,7 +16,7 @@ from elastrain_operator.allocation.snapshot import Claims, Held, Job, Node, Poli
 from elastrain_operator.cluster import capacity as capacity_module
 from elastrain_operator.cluster.capacity import Capacity
 from elastrain_operator.facts import JobRef, Observed, Pod
-from elastrain_operator.policy.size import wanted
+from elastrain_operator.policy.size import sizes
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 GPU = "nvidia.com/gpu"
@@ -210,12 +210,12 @@ def test_report_of_a_changed_spec_waits_for_the_allocators_answer():
     """Else it is a write of the status of its own."""
     told = Condition(type="Grown", status="True", reason="AtMax", message="3", last_transition_time=NOW.isoformat())
     former = Share(3, "AtMax", "3 workers: all of replicas", generation=1)
-    assert wanted.grown([told], False, former, 3, 4, answered=False) is None
+    assert sizes.grown([told], False, former, 3, 4, answered=False) is None
     seen = Observed(JobRef("ns", "job", "uid", 2), share=former)
-    assert wanted.unanswered_since(None, seen, NOW) == NOW
-    assert wanted.unanswered_since(NOW, seen, NOW + wanted.ANSWER) == NOW, "it waits from the first time on"
-    assert wanted.unanswered_since(NOW, replace(seen, share=replace(former, generation=2)), NOW) is None
-    assert wanted.unanswered_since(NOW, replace(seen, share=None), NOW) is None
+    assert sizes.unanswered_since(None, seen, NOW) == NOW
+    assert sizes.unanswered_since(NOW, seen, NOW + sizes.ANSWER) == NOW, "it waits from the first time on"
+    assert sizes.unanswered_since(NOW, replace(seen, share=replace(former, generation=2)), NOW) is None
+    assert sizes.unanswered_since(NOW, replace(seen, share=None), NOW) is None
 
 
 def test_an_answer_names_the_spec_that_it_is_for():
@@ -263,7 +263,7 @@ def test_a_new_operator_lets_the_reported_growth_stand_until_it_has_looked_at_th
         type="Grown", status="False", reason="NoRoom", message="3 of 4", last_transition_time=NOW.isoformat()
     )
     first = Capacity(Policy(), lambda uid: None).share_of("a")
-    assert wanted.grown([told], False, first, 3, 4) is None
-    assert wanted.grown([], False, first, 3, 4).reason == "CapacityUnknown"
+    assert sizes.grown([told], False, first, 3, 4) is None
+    assert sizes.grown([], False, first, 3, 4).reason == "CapacityUnknown"
     failed = replace(first, is_answer=True)
-    assert wanted.grown([told], False, failed, 3, 4).reason == "CapacityUnknown", "a failed look is said"
+    assert sizes.grown([told], False, failed, 3, 4).reason == "CapacityUnknown", "a failed look is said"

@@ -13,13 +13,13 @@ from elastrain.api.keys import JobKeys
 from elastrain.api.records import Issued
 from elastrain_operator.facts import JobRef, Pod
 from elastrain_operator.pod.manifest import secret_name
-from elastrain_operator.records import passwords
-from elastrain_operator.records.passwords import Due
+from elastrain_operator.records import logins
+from elastrain_operator.records.logins import Due
 
-NOW = passwords.fingerprint(b"the CA", b"key")
-FORMER = passwords.fingerprint(b"the former CA", b"key")
-OTHER_KEY = passwords.fingerprint(b"the CA", b"former key")
-OTHER_NAME = passwords.fingerprint(b"the CA", b"key", "former")
+NOW = logins.fingerprint(b"the CA", b"key")
+FORMER = logins.fingerprint(b"the former CA", b"key")
+OTHER_KEY = logins.fingerprint(b"the CA", b"former key")
+OTHER_NAME = logins.fingerprint(b"the CA", b"key", "former")
 names = st.from_regex(r"[a-z0-9]([-a-z0-9]{0,8}[a-z0-9])?", fullmatch=True)
 jobs = st.builds(JobKeys, names, names, names)
 clusters = st.text(st.characters(codec="ascii", categories=["L", "N", "P"]), min_size=1, max_size=8)
@@ -46,11 +46,11 @@ clusters = st.text(st.characters(codec="ascii", categories=["L", "N", "P"]), min
     ],
 )
 def test_due_credentials(issued, creating, live, expected):
-    assert passwords.due(issued, NOW, creating=creating, live=live, doubted=creating) == expected
+    assert logins.due_writes(issued, NOW, creating=creating, live=live, doubted=creating) == expected
 
 
 def test_a_secret_that_is_as_wanted_is_not_written_again():
-    assert passwords.due(NOW, NOW, creating=True, live=True, doubted=False) == Due()
+    assert logins.due_writes(NOW, NOW, creating=True, live=True, doubted=False) == Due()
 
 
 @pytest.mark.parametrize(
@@ -60,14 +60,14 @@ def test_a_worker_that_does_not_start_on_its_node_may_lack_its_secret(seconds, s
     now = datetime(2030, 1, 1, tzinfo=UTC)
     bound = now - timedelta(seconds=seconds)
     pod = Pod("job-0", "uid", 0, bound, started=started, node="n", bound=bound)
-    assert passwords.wait_long([pod], now) is expected
+    assert logins.wait_long([pod], now) is expected
 
 
 @given(st.sampled_from([None, NOW, FORMER, OTHER_KEY]), st.booleans(), st.booleans(), st.booleans())
 def test_workers_never_start_without_a_user_and_a_secret(
     issued: Issued | None, creating: bool, live: bool, doubted: bool
 ):
-    due = passwords.due(issued, NOW, creating=creating, live=live, doubted=doubted)
+    due = logins.due_writes(issued, NOW, creating=creating, live=live, doubted=doubted)
     if creating and (doubted or issued != NOW):
         assert due.secret, "a pod is created only after its Secret was written"
         assert due.user or (issued and issued.key == NOW.key), "and only with a user that has its password"
@@ -76,26 +76,26 @@ def test_workers_never_start_without_a_user_and_a_secret(
 
 @given(clusters, jobs)
 def test_a_job_is_found_by_its_user(cluster, keys):
-    assert passwords.owner(cluster, passwords.user(cluster, keys)) == keys
+    assert logins.job_of(cluster, logins.user_of(cluster, keys)) == keys
 
 
 @given(clusters, clusters, jobs)
 def test_a_user_belongs_to_one_cluster(mine, other, keys):
-    found = passwords.owner(mine, passwords.user(other, keys))
+    found = logins.job_of(mine, logins.user_of(other, keys))
     assert found is None or mine == other
 
 
 @pytest.mark.parametrize("name", ["root", "", "elastrain/", "elastrain/c/", "elastrain/c/a/b", "x/elastrain/c/a/b/d"])
 def test_other_users_belong_to_no_job(name):
-    assert passwords.owner("c", name) is None
+    assert logins.job_of("c", name) is None
 
 
 def test_passwords_differ_by_job_and_key_and_stay_the_same():
     one, other = JobKeys("ns", "job", "1"), JobKeys("ns", "job", "2")
-    made = passwords.password(b"key", one)
-    assert made == passwords.password(b"key", one)
+    made = logins.password_of(b"key", one)
+    assert made == logins.password_of(b"key", one)
     assert re.fullmatch(r"[-\w]{43}", made), "256 bits"
-    assert len({made, passwords.password(b"key", other), passwords.password(b"other", one)}) == 3
+    assert len({made, logins.password_of(b"key", other), logins.password_of(b"other", one)}) == 3
 
 
 def test_secrets_of_two_jobs_of_one_name_differ():

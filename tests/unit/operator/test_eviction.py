@@ -12,7 +12,7 @@ from elastrain_operator.job import eviction as writer
 from elastrain_operator.job.state import LoopState
 from elastrain_operator.kube.errors import ApiError
 from elastrain_operator.pod.defaults import evictable
-from elastrain_operator.policy.size.eviction import marks
+from elastrain_operator.policy.size.protection import marks
 from workers import workers_at
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)

@@ -9,8 +9,8 @@ import pytest
 from elastrain.api.job import ConditionType, JobStatus, RestartCounts
 from elastrain.api.records import Outcome, Termination
 from elastrain_operator.facts import Cause, Ending, Loss, Pod, Verdict
-from elastrain_operator.policy.ending import verdict
-from elastrain_operator.policy.losses.failures import QUOTE_CHARS, TAIL_CHARS, last_failure, last_lines, quote
+from elastrain_operator.policy import ending
+from elastrain_operator.policy.losses.counting import QUOTE_CHARS, TAIL_CHARS, last_failure, last_lines, quote
 from elastrain_operator.policy.report import events
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -59,7 +59,7 @@ def test_whole_lines_from_the_end_are_kept(chars, expected):
 
 def test_condition_and_event_of_a_failed_job_end_with_the_last_line_of_the_log():
     log = "\n".join(f"line {n} of a long traceback" for n in range(200))
-    made = verdict.failure(0, RestartCounts(user=1), [failed(1, ago=5, log=log)])
+    made = ending.failure(0, RestartCounts(user=1), [failed(1, ago=5, log=log)])
     assert len(made.message) <= QUOTE_CHARS + 2
     assert made.message.endswith("line 199 of a long traceback")
     (told,) = [n for n in _events(made) if n.reason == "Failed"]

@@ -19,7 +19,7 @@ from elastrain_operator.kube.errors import ApiError
 from elastrain_operator.kube.refusals import Refused
 from elastrain_operator.pod import gang, manifest
 from elastrain_operator.pod.gang import SCHEDULERS
-from elastrain_operator.policy.report import gang as report
+from elastrain_operator.policy.report import conditions as report
 from workers import workers_at
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -172,14 +172,14 @@ def test_pods_are_created_without_a_gang_if_its_api_is_not_served_and_the_job_sa
     )
     assert keep(api, spec(), state) is None
     assert gangs.Gangs(api, GangConfig(scheduler="coscheduling")).mark({}, JOB, state) == {}
-    (said,) = report.claim(state.gang, 2, was_reported=False)
+    (said,) = report.gang_scheduled(state.gang, 2, was_reported=False)
     assert (said.status, said.reason) == ("False", "GangSchedulerMissing")
     assert "does not serve PodGroup of scheduling.x-k8s.io/v1alpha1 (gang.scheduler: coscheduling)" in said.message
     keep(api, spec(), state)
     assert len(api.calls) == 1
     now[0] = NOW + gangs.RETRY
     keep(api, spec(), state)
-    (said,) = report.claim(state.gang, 2, was_reported=True)
+    (said,) = report.gang_scheduled(state.gang, 2, was_reported=True)
     assert (said.status, said.reason) == ("True", "Grouped")
 
 

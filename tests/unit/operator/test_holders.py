@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import builders
 from elastrain.api.records import Generation, Member, Phase, Progress, Rescale, Target
 from elastrain_operator.facts import Coordination, Ending
-from elastrain_operator.policy.size.holders import holders, last, staying
+from elastrain_operator.policy.size.protection import holders, last_holders, staying
 from workers import workers_at
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -99,7 +99,10 @@ def test_leaving_workers_hold_the_state_but_do_not_stay():
 
 def test_workers_on_one_node_hold_the_last_copy_together():
     spread = [pod(0), pod(1)]
-    assert last({"job-0", "job-1"}, spread) == frozenset()
-    assert last({"job-1"}, spread) == {"job-1"}
-    assert last({"job-0", "job-1"}, [pod(0, node="n"), pod(1, node="n"), pod(2, node="m")]) == {"job-0", "job-1"}
-    assert last((), spread) == frozenset()
+    assert last_holders({"job-0", "job-1"}, spread) == frozenset()
+    assert last_holders({"job-1"}, spread) == {"job-1"}
+    assert last_holders({"job-0", "job-1"}, [pod(0, node="n"), pod(1, node="n"), pod(2, node="m")]) == {
+        "job-0",
+        "job-1",
+    }
+    assert last_holders((), spread) == frozenset()

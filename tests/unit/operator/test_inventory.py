@@ -12,7 +12,7 @@ from elastrain.reflector import Problem
 from elastrain_operator import clock
 from elastrain_operator.allocation.match import lets_go, takes
 from elastrain_operator.allocation.snapshot import NodeRules, Toleration
-from elastrain_operator.cluster import dwell, refusal
+from elastrain_operator.cluster import nodes, refusal
 from elastrain_operator.cluster.inventory import Inventory
 from elastrain_operator.cluster.permission import Right, is_allowed
 from elastrain_operator.cluster.refusal import Reviews
@@ -205,8 +205,8 @@ def test_workers_move_only_after_their_node_has_been_closed_for_a_while(closed, 
     seen.show(**closed)
     assert not seen.takes_new_workers(), "new workers keep away at once"
     assert not seen.moves()
-    assert seen.inventory.next_change(seen.now) == dwell.DWELL.total_seconds()
-    seen.wait(dwell.DWELL.total_seconds() - 1)
+    assert seen.inventory.next_change(seen.now) == nodes.DWELL.total_seconds()
+    seen.wait(nodes.DWELL.total_seconds() - 1)
     assert not seen.moves()
     seen.wait(1)
     assert seen.moves()

@@ -13,7 +13,7 @@ from elastrain.api.job.status import BatchStatus
 from elastrain.api.job.status import LargerBatch as LargerBatchStatus
 from elastrain.api.records import Progress, Rescale
 from elastrain_operator.facts import Coordination, Pod
-from elastrain_operator.policy.report.measured import KEPT, batch_status, measured_sizes
+from elastrain_operator.policy.report.training import KEPT, batch_status, measured_sizes
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 

@@ -9,7 +9,7 @@ import pytest
 
 from elastrain.api.batch import BatchFigures
 from elastrain.api.records import Progress
-from elastrain_operator.policy.report.pace import eta_seconds, progress_status, samples_per_second
+from elastrain_operator.policy.report.training import eta_seconds, progress_status, samples_per_second
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 

@@ -10,7 +10,7 @@ import pytest
 from elastrain.api.job import JobStatus
 from elastrain_operator.facts import Coordination, JobRef, Observed, Trouble
 from elastrain_operator.job.plan import plan
-from elastrain_operator.policy.losses import pending
+from elastrain_operator.policy.losses import starting
 from elastrain_operator.watch import parse
 from workers import workers_at
 
@@ -34,16 +34,16 @@ def decide(make_spec, pods, status=None, now=NOW, **spec):
 # ---- who is late -----------------------------------------------------------------------------------------------------
 def test_worker_is_late_at_the_deadline_and_not_before():
     fresh = pod(0, started=False, age=59)
-    assert pending.late([fresh], 60, NOW) == ()
-    assert pending.late([fresh], 60, NOW + seconds(1)) == (fresh,)
-    assert pending.late([fresh], None, NOW + seconds(999)) == ()
-    assert pending.next_deadline([pod(1), fresh], 60) == NOW + seconds(1)
-    assert pending.next_deadline([pod(1)], 60) is None
+    assert starting.late_workers([fresh], 60, NOW) == ()
+    assert starting.late_workers([fresh], 60, NOW + seconds(1)) == (fresh,)
+    assert starting.late_workers([fresh], None, NOW + seconds(999)) == ()
+    assert starting.next_pending_deadline([pod(1), fresh], 60) == NOW + seconds(1)
+    assert starting.next_pending_deadline([pod(1)], 60) is None
 
 
 @pytest.mark.parametrize("fields", [{"terminating": True}, {"trouble": Trouble("SchedulingGated", "queued")}])
 def test_worker_is_not_late_if_a_queue_holds_it_back(fields):
-    assert pending.late([pod(0, started=False, **fields)], 60, NOW) == ()
+    assert starting.late_workers([pod(0, started=False, **fields)], 60, NOW) == ()
 
 
 # ---- enough others run -----------------------------------------------------------------------------------------------
@@ -100,10 +100,10 @@ def test_nothing_is_late_if_there_is_no_deadline(make_spec):
 
 def test_a_queued_pod_is_recognized(pod_body):
     gated = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated", "message": "Scheduling is blocked"}
-    assert parse.pod(pod_body(conditions=[gated]), NOW).trouble.reason == pending.QUEUED
+    assert parse.pod(pod_body(conditions=[gated]), NOW).trouble.reason == starting.QUEUED
 
 
 def test_longest_wait_is_named_first():
     young, old = pod(0, started=False, age=70), dataclasses.replace(pod(1, started=False, age=90), trouble=PULL)
-    assert "worker job-1" in pending.withdraw(pending.late([young, old], 60, NOW), 60, NOW).message
-    assert "(and 1 more)" in pending.withdraw(pending.late([young, old], 60, NOW), 60, NOW).message
+    assert "worker job-1" in starting.withdrawal_of(starting.late_workers([young, old], 60, NOW), 60, NOW).message
+    assert "(and 1 more)" in starting.withdrawal_of(starting.late_workers([young, old], 60, NOW), 60, NOW).message

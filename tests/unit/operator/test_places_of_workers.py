@@ -17,7 +17,7 @@ from elastrain_operator.allocation.snapshot import Share
 from elastrain_operator.config import OperatorConfig, WorkerEtcd
 from elastrain_operator.facts import Charge, DisruptionBudget, Pod, Slot
 from elastrain_operator.pod import manifest
-from elastrain_operator.policy.size import budget, groups
+from elastrain_operator.policy.size import protection, replicas
 from job_world import JOB, START, JobWorld, template
 
 LOST = Termination(outcome=Outcome.FAILED, exit_code=137, signal=9, reason="RankKilled")
@@ -177,8 +177,8 @@ def test_a_changed_template_replaces_whole_groups(world):
 def test_evictions_leave_one_group_whole_whichever_workers_they_choose(replicas, least, monkeypatch):
     world = Groups(maxReplicas=replicas)
     world.settle()
-    monkeypatch.setattr(budget, "staying", lambda pods, seen: frozenset(p.name for p in pods))
-    found = budget.budget(world.spec, [*world.pods.values()], world.records)
+    monkeypatch.setattr(protection, "staying", lambda pods, seen: frozenset(p.name for p in pods))
+    found = protection.disruption_budget(world.spec, [*world.pods.values()], world.records)
     assert found == DisruptionBudget(tuple(range(replicas * 2)), least)
 
 
@@ -227,44 +227,44 @@ def pods(*slots: tuple[int, int]) -> list[Pod]:
 )
 def test_new_workers_fill_holes_first_and_then_new_groups(there, more, expected):
     found = pods(*there)
-    assert groups.slots(found, found, 2, more) == tuple(Slot(*slot) for slot in expected)
+    assert replicas.slots(found, found, 2, more) == tuple(Slot(*slot) for slot in expected)
 
 
 def test_a_worker_whose_place_another_has_is_a_group_by_itself():
     one, mate, twin = pods((0, 0), (0, 1), (0, 0))
-    assert groups.of([one, mate, twin]) == ((one, mate), (twin,))
-    assert groups.with_mates([twin], [one, mate, twin]) == (twin,)
-    assert groups.with_mates([mate], [one, mate, twin]) == (one, mate)
+    assert replicas.of([one, mate, twin]) == ((one, mate), (twin,))
+    assert replicas.with_whole_replicas([twin], [one, mate, twin]) == (twin,)
+    assert replicas.with_whole_replicas([mate], [one, mate, twin]) == (one, mate)
 
 
 def test_a_group_has_started_if_all_its_workers_have():
     one, mate = pods((0, 0), (0, 1))
     up = dataclasses.replace(one, started=True, ready=True, node="n")
-    assert not groups.stand_ins([up, mate], 2)[0].started
-    assert not groups.stand_ins([up], 2)[0].started
-    assert groups.stand_ins([up, dataclasses.replace(up, name="x", slot=Slot(0, 1))], 2)[0].started
+    assert not replicas.stand_ins([up, mate], 2)[0].started
+    assert not replicas.stand_ins([up], 2)[0].started
+    assert replicas.stand_ins([up, dataclasses.replace(up, name="x", slot=Slot(0, 1))], 2)[0].started
 
 
 # ---- Workloads of Kueue ----
 def test_workers_of_a_group_are_charged_to_one_workload():
     """Group 0 is in the base, group 1 in an extra; both lack a worker, and there is room for a third group."""
     there = [dataclasses.replace(p, workload=w) for p, w in zip(pods((0, 0), (1, 1)), ("base", "base-1"), strict=True)]
-    slots = groups.slots(there, there, 2, 1)
+    slots = replicas.slots(there, there, 2, 1)
     charges = [Charge(name) for name in ("base-1", "base", "base-2", "base-2")]
-    found = groups.charged(slots, there, charges)
+    found = replicas.charged(slots, there, charges)
     assert [((s.group, s.place), seat.workload) for s, seat in found] == [
         ((0, 1), "base"), ((1, 0), "base-1"), ((2, 0), "base-2"), ((2, 1), "base-2"),
     ]  # fmt: skip
 
 
 def test_no_group_is_begun_that_two_workloads_would_have_to_hold():
-    slots = groups.slots([], [], 2, 1)
-    assert groups.charged(slots, [], [Charge("base-1"), Charge("base-2")]) == ()
+    slots = replicas.slots([], [], 2, 1)
+    assert replicas.charged(slots, [], [Charge("base-1"), Charge("base-2")]) == ()
 
 
 def test_any_vacant_place_does_for_workers_without_groups():
-    slots = groups.slots([], [], 1, 3)
-    assert [seat.workload for _, seat in groups.charged(slots, [], [Charge("base"), Charge("base-1")])] == [
+    slots = replicas.slots([], [], 1, 3)
+    assert [seat.workload for _, seat in replicas.charged(slots, [], [Charge("base"), Charge("base-1")])] == [
         "base",
         "base-1",
     ]

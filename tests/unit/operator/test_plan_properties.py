@@ -17,9 +17,9 @@ from elastrain.api.records import Outcome, Progress, Target, Termination
 from elastrain_operator.allocation.snapshot import Share
 from elastrain_operator.facts import Coordination, Observed, Pod
 from elastrain_operator.job.state import LoopState, Plan
-from elastrain_operator.policy.ending import verdict
-from elastrain_operator.policy.losses import lost
-from elastrain_operator.policy.size import wanted as size
+from elastrain_operator.policy import ending
+from elastrain_operator.policy.losses import counting
+from elastrain_operator.policy.size import sizes as size
 from job_world import JobWorld
 
 LIMIT = 3
@@ -39,13 +39,13 @@ class World(JobWorld):
 
     # ---- what must hold at every pass ------------------------------------------------------------------------------
     def wanted(self) -> int:
-        return size.wanted(self.spec, self.status, self.share)
+        return size.desired_replicas(self.spec, self.status, self.share)
 
     def check(self, seen: Observed, made: Plan) -> None:
         status = made.status or self.status
         asked = self.asked_by(made)
-        ended = verdict.terminal_condition(status) is not None
-        silent = {p.name for p in seen.pods if lost.is_silent(p, seen.coordination)}
+        ended = ending.terminal_condition(status) is not None
+        silent = {p.name for p in seen.pods if counting.is_silent(p, seen.coordination)}
         staying = [
             p for p in seen.pods
             if not p.ending and not p.terminating and p.name not in asked and p.name not in silent
@@ -167,7 +167,7 @@ def test_the_desired_workers_train_in_the_end_for_any_history(history):
     for what in history:
         happen(world, what)
     world.settle()
-    if verdict.terminal_condition(world.status):
+    if ending.terminal_condition(world.status):
         assert world.status.restarts.user > LIMIT, "a job fails only when its script failed too often"
         assert not world.live(), "no worker of a failed job keeps running"
         return
@@ -195,15 +195,15 @@ def test_a_finished_job_stays_finished(history):
     world = World()
     for what in history:
         happen(world, what)
-    already = verdict.terminal_condition(world.status)
+    already = ending.terminal_condition(world.status)
     world.finish()
     world.settle()
-    assert verdict.terminal_condition(world.status) == (already or "Succeeded"), "a verdict is never taken back"
+    assert ending.terminal_condition(world.status) == (already or "Succeeded"), "a verdict is never taken back"
     for what in history:
         happen(world, what)
         made = world.operate()
         assert not made.create, "a finished job creates nothing"
-        assert verdict.terminal_condition(world.status) == (already or "Succeeded"), "a verdict is never taken back"
+        assert ending.terminal_condition(world.status) == (already or "Succeeded"), "a verdict is never taken back"
 
 
 def test_a_worker_that_does_not_leave_is_deleted_at_its_deadline():

@@ -19,10 +19,10 @@ from elastrain.api.records import (
     Termination,
 )
 from elastrain_operator.facts import Cause, ConditionUpdate, Coordination, Ending, Loss, Pod
-from elastrain_operator.policy.ending import clean, verdict
-from elastrain_operator.policy.losses import pacing, restarts
-from elastrain_operator.policy.report import conditions, events, progress
-from elastrain_operator.policy.size import drain, target, workers
+from elastrain_operator.policy import ending
+from elastrain_operator.policy.losses import counting, pacing
+from elastrain_operator.policy.report import conditions, events, training
+from elastrain_operator.policy.size import leavers, replicas, sizes
 from workers import workers_at
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -51,36 +51,36 @@ def records(*names: str, number: int = 1, adopted: int | None = None, **fields) 
 # ---- who comes -------------------------------------------------------------------------------------------------------
 def test_leaving_terminating_silent_and_ended_pods_do_not_count_as_workers():
     pods = (pod(0), pod(1), pod(2, terminating=True), pod(3), ended(4))
-    assert workers.active(pods, {"job-1"}, {"job-3"}) == (pods[0],)
+    assert replicas.active(pods, {"job-1"}, {"job-3"}) == (pods[0],)
 
 
 def test_refused_ordinals_are_used_before_new_ones_and_never_twice():
-    assert workers.ordinals(3, (2, 3), (pod(3), pod(5)), 4) == (2, 6, 7)
+    assert replicas.ordinals(3, (2, 3), (pod(3), pod(5)), 4) == (2, 6, 7)
 
 
 def test_a_leaving_worker_is_released_only_by_its_end_its_silence_or_its_deadline():
     due = NOW + seconds(60)
     here = records("job-0")
-    assert drain.released(pod(0), here, due, NOW) is None
-    assert drain.released(pod(0), None, due, NOW) is None
-    assert drain.released(pod(1), here, due, NOW) is None, "Ready: it exits by itself"
-    assert drain.released(pod(1, ready=False), here, due, NOW) == "no longer a member"
-    assert drain.released(pod(1, ready=False), None, due, NOW) is None, "membership is unknown"
-    assert drain.released(ended(0, DRAINED), here, due, NOW) == "ended"
-    assert drain.released(pod(0, started=False), here, due, NOW) == "never started"
-    assert drain.released(pod(0), here, due, due) == "drain deadline passed"
+    assert leavers.released(pod(0), here, due, NOW) is None
+    assert leavers.released(pod(0), None, due, NOW) is None
+    assert leavers.released(pod(1), here, due, NOW) is None, "Ready: it exits by itself"
+    assert leavers.released(pod(1, ready=False), here, due, NOW) == "no longer a member"
+    assert leavers.released(pod(1, ready=False), None, due, NOW) is None, "membership is unknown"
+    assert leavers.released(ended(0, DRAINED), here, due, NOW) == "ended"
+    assert leavers.released(pod(0, started=False), here, due, NOW) == "never started"
+    assert leavers.released(pod(0), here, due, due) == "drain deadline passed"
 
 
 # ---- losses, budget, pace ------------------------------------------------------------------------------------------
 def test_loss_is_counted_once_and_forgotten_when_its_pod_is_gone():
     loss = Loss(ended(0), Cause.USER, "ScriptFailed", "boom")
-    first = restarts.count(RestartCounts(), (), [loss], [loss.pod])
+    first = counting.count(RestartCounts(), (), [loss], [loss.pod])
     assert (first.restarts.user, first.counted, first.fresh) == (1, ("uid-0",), (loss,))
-    again = restarts.count(first.restarts, first.counted, [loss], [loss.pod])
+    again = counting.count(first.restarts, first.counted, [loss], [loss.pod])
     assert (again.restarts.user, again.fresh) == (1, ())
-    third = restarts.count(again.restarts, again.counted, [loss], [loss.pod])
+    third = counting.count(again.restarts, again.counted, [loss], [loss.pod])
     assert (third.restarts.user, third.counted) == (1, ("uid-0",))
-    assert restarts.count(again.restarts, again.counted, [], []).counted == ()
+    assert counting.count(again.restarts, again.counted, [], []).counted == ()
 
 
 @pytest.mark.parametrize(("failures", "wait"), [(0, 0), (1, 0), (2, 10), (3, 20), (4, 40), (7, 300), (1000, 300)])
@@ -106,19 +106,19 @@ def test_next_worker_waits_if_workers_are_killed_repeatedly():
 
 def test_failed_pods_stay_for_their_logs_except_old_ones_and_drained_ones_are_deleted():
     pods = [*(ended(n, ago=100 - n) for n in range(5)), ended(5, DRAINED)]
-    gone = clean.ended(pods, frozenset(p.uid for p in pods[:5]), NOW)
+    gone = ending.ended_deletions(pods, frozenset(p.uid for p in pods[:5]), NOW)
     assert {d.pod for d in gone} == {"job-5", "job-0", "job-1"}
 
 
 def test_uncounted_failure_is_never_deleted():
     pods = [ended(n, ago=100 - n) for n in range(9)]
-    assert clean.ended(pods, frozenset(), NOW) == ()
+    assert ending.ended_deletions(pods, frozenset(), NOW) == ()
 
 
 def test_ended_worker_is_deleted_if_its_sidecars_hold_resources():
     held = dataclasses.replace(ended(0, ago=10), over=False)
-    assert clean.ended([held], frozenset({"uid-0"}), NOW) == ()
-    assert [d.pod for d in clean.ended([held], frozenset({"uid-0"}), NOW + seconds(20))] == ["job-0"]
+    assert ending.ended_deletions([held], frozenset({"uid-0"}), NOW) == ()
+    assert [d.pod for d in ending.ended_deletions([held], frozenset({"uid-0"}), NOW + seconds(20))] == ["job-0"]
 
 
 # ---- the end ---------------------------------------------------------------------------------------------------------
@@ -132,8 +132,8 @@ def test_ended_worker_is_deleted_if_its_sidecars_hold_resources():
 )
 def test_finished_job_keeps_the_pods_of_its_policy(policy, at_once, later):
     pods = [ended(0), pod(1), pod(2, started=False, ready=False), pod(3, terminating=True)]
-    for wait, expected in ((0, at_once), (clean.FINISH_GRACE, later)):
-        gone = clean.finished(pods, policy, ConditionType.SUCCEEDED, NOW, NOW + seconds(wait))
+    for wait, expected in ((0, at_once), (ending.FINISH_GRACE, later)):
+        gone = ending.finished_deletions(pods, policy, ConditionType.SUCCEEDED, NOW, NOW + seconds(wait))
         assert {d.pod for d in gone} == expected
 
 
@@ -142,30 +142,32 @@ FINISHED = Termination(outcome=Outcome.FINISHED, step=9)
 
 def test_job_succeeds_if_progress_is_finished():
     finished = Progress(generation=1, world_size=1, members=1, step=9, finished=True)
-    assert verdict.success([pod(0)], Coordination(progress=finished)).message == "training finished at step 9"
+    assert (
+        ending.success_of_rank_zero([pod(0)], Coordination(progress=finished)).message == "training finished at step 9"
+    )
 
 
 def test_job_succeeds_if_rank_0_s_worker_has_finished_and_not_before():
     where = records("job-1", "job-0")
-    assert verdict.success([ended(0, FINISHED), pod(1)], where) is None, "rank 0 may still save"
-    assert verdict.success([pod(0), ended(1, FINISHED)], where).message == "training finished at step 9"
+    assert ending.success_of_rank_zero([ended(0, FINISHED), pod(1)], where) is None, "rank 0 may still save"
+    assert ending.success_of_rank_zero([pod(0), ended(1, FINISHED)], where).message == "training finished at step 9"
 
 
 def test_job_succeeds_without_etcd_only_if_all_have_finished():
-    assert verdict.success([ended(0, FINISHED), pod(1)], None) is None
-    assert verdict.success([ended(0, FINISHED), ended(1)], None) is None
-    assert verdict.success([ended(0, FINISHED), ended(1, FINISHED)], None).reason == "Finished"
-    assert verdict.success([], None) is None
+    assert ending.success_of_rank_zero([ended(0, FINISHED), pod(1)], None) is None
+    assert ending.success_of_rank_zero([ended(0, FINISHED), ended(1)], None) is None
+    assert ending.success_of_rank_zero([ended(0, FINISHED), ended(1, FINISHED)], None).reason == "Finished"
+    assert ending.success_of_rank_zero([], None) is None
 
 
 def test_job_is_finishing_while_workers_of_that_time_run():
     done = ended(0, FINISHED)
-    assert verdict.finishing([done, pod(1)], None)
-    assert not verdict.finishing([ended(0), pod(1)], None)
-    assert not verdict.finishing([done], None), "rank 0's worker was lost: new workers complete the job"
-    assert not verdict.finishing([done, dataclasses.replace(pod(2), seen=NOW + seconds(1))], None)
+    assert ending.finishing([done, pod(1)], None)
+    assert not ending.finishing([ended(0), pod(1)], None)
+    assert not ending.finishing([done], None), "rank 0's worker was lost: new workers complete the job"
+    assert not ending.finishing([done, dataclasses.replace(pod(2), seen=NOW + seconds(1))], None)
     said = Member(id="job-0", worker="job-0", address="a", phase=Phase.FINISHED)
-    assert verdict.finishing([pod(0)], Coordination(members=(said,)))
+    assert ending.finishing([pod(0)], Coordination(members=(said,)))
 
 
 def test_job_is_not_finishing_for_a_worker_whose_ranks_have_started_again():
@@ -174,9 +176,9 @@ def test_job_is_not_finishing_for_a_worker_whose_ranks_have_started_again():
     first = Member(id=trained.members[0].id, worker="job-0", address="a")
     anew = first.model_copy(update={"id": "job-0.anew"})
     pods = [pod(0), ended(1, FINISHED)]
-    assert verdict.finishing(pods, Coordination(generation=trained, members=(first,)))
-    assert verdict.finishing(pods, Coordination(generation=trained)), "it may register again"
-    assert not verdict.finishing(pods, Coordination(generation=trained, members=(anew,)))
+    assert ending.finishing(pods, Coordination(generation=trained, members=(first,)))
+    assert ending.finishing(pods, Coordination(generation=trained)), "it may register again"
+    assert not ending.finishing(pods, Coordination(generation=trained, members=(anew,)))
 
 
 def test_job_is_not_finished_if_rank_0_is_lost_while_others_hold_the_final_state():
@@ -184,32 +186,32 @@ def test_job_is_not_finished_if_rank_0_is_lost_while_others_hold_the_final_state
     trained = builders.generation(1, "job-0", "job-1")
     holder = Member(id=trained.members[1].id, worker="job-1", address="a", phase=Phase.FINISHED)
     pods, held = [ended(0), pod(1)], Coordination(generation=trained, members=(holder,))
-    assert verdict.success(pods, held) is None
-    assert verdict.finishing(pods, held), "it keeps its state: no worker is created yet"
+    assert ending.success_of_rank_zero(pods, held) is None
+    assert ending.finishing(pods, held), "it keeps its state: no worker is created yet"
     anew = holder.model_copy(update={"id": "job-1.anew", "phase": Phase.WARMING, "holds": True})
     again = Coordination(generation=trained, members=(anew,))
-    assert verdict.success(pods, again) is None
-    assert not verdict.finishing(pods, again)
+    assert ending.success_of_rank_zero(pods, again) is None
+    assert not ending.finishing(pods, again)
 
 
 def test_failure_quotes_the_newest_script_error():
     old = Loss(ended(0, ago=50), Cause.USER, "ScriptFailed", "old")
     new = Loss(ended(1, ago=5), Cause.USER, "ScriptFailed", "new", log_tail="last line")
-    failed = verdict.failure(1, RestartCounts(user=2), [new, old])
+    failed = ending.failure(1, RestartCounts(user=2), [new, old])
     assert "last: ScriptFailed: new\nlast line" in failed.message
-    assert verdict.failure(2, RestartCounts(user=2, infrastructure=99), [new, old]) is None
+    assert ending.failure(2, RestartCounts(user=2, infrastructure=99), [new, old]) is None
 
 
 def test_deadline_counts_active_time_only(make_spec):
     spec = make_spec(activeDeadlineSeconds=60)
-    assert verdict.overdue(spec, NOW, NOW + seconds(59)) is None
-    assert verdict.overdue(spec, NOW, NOW + seconds(60)).reason == "DeadlineExceeded"
-    assert verdict.overdue(make_spec(activeDeadlineSeconds=60, suspend=True), NOW, NOW + seconds(99)) is None
+    assert ending.overdue(spec, NOW, NOW + seconds(59)) is None
+    assert ending.overdue(spec, NOW, NOW + seconds(60)).reason == "DeadlineExceeded"
+    assert ending.overdue(make_spec(activeDeadlineSeconds=60, suspend=True), NOW, NOW + seconds(99)) is None
 
 
 def test_ttl_runs_from_completion():
-    assert clean.expiry(5, NOW) == NOW + seconds(5)
-    assert clean.expiry(None, NOW) is clean.expiry(5, None) is None
+    assert ending.expiry(5, NOW) == NOW + seconds(5)
+    assert ending.expiry(None, NOW) is ending.expiry(5, None) is None
 
 
 # ---- target ----------------------------------------------------------------------------------------------------------
@@ -227,18 +229,18 @@ def test_ttl_runs_from_completion():
 def test_target_has_the_reason_of_its_size(make_spec, before, replicas, suspend, reason):
     previous = None if before is None else Target(min=1, max=4, desired=before, reason="Before")
     desired = 0 if suspend else replicas
-    made = target.target(make_spec(replicas=replicas, suspend=suspend), desired, previous, (), stop=False)
+    made = sizes.target(make_spec(replicas=replicas, suspend=suspend), desired, previous, (), stop=False)
     assert (made.desired, made.reason) == (desired, reason)
 
 
 # ---- what is seen of training --------------------------------------------------------------------------------------
 def test_generation_is_in_force_when_all_that_live_have_adopted_it():
     before = GenerationStatus(number=1, size=1, reason="Start")
-    assert progress.in_force(before, records("a", "b", number=2)) == (
+    assert training.in_force(before, records("a", "b", number=2)) == (
         GenerationStatus(number=2, size=2, reason="Grow"), 2,
     )  # fmt: skip
-    assert progress.in_force(before, records("a", "b", number=2, adopted=1)) == (before, 2)
-    assert progress.in_force(None, records("a", number=1, adopted=0)) == (None, 0)
+    assert training.in_force(before, records("a", "b", number=2, adopted=1)) == (before, 2)
+    assert training.in_force(None, records("a", number=1, adopted=0)) == (None, 0)
 
 
 def test_last_rescale_keeps_the_time_at_which_it_was_first_seen():
@@ -247,12 +249,12 @@ def test_last_rescale_keeps_the_time_at_which_it_was_first_seen():
         generation=2, from_size=2, to_size=4, reason="Grow", step=9, pause_seconds=0.25, phases={"transfer": 0.1}
     )
     report = Progress(generation=2, world_size=4, members=4, step=9, rescales=(start, grown))
-    first = progress.last_rescale(None, Coordination(progress=report), NOW)
+    first = training.last_rescale(None, Coordination(progress=report), NOW)
     assert (first.from_, first.to, first.pause_seconds, first.time) == (2, 4, 0.25, NOW.isoformat())
     assert first.phases == {"transfer": 0.1}
-    assert progress.last_rescale(first, Coordination(progress=report), NOW + seconds(9)) is first
+    assert training.last_rescale(first, Coordination(progress=report), NOW + seconds(9)) is first
     only_start = report.model_copy(update={"rescales": (start,)})
-    assert progress.last_rescale(None, Coordination(progress=only_start), NOW) is None
+    assert training.last_rescale(None, Coordination(progress=only_start), NOW) is None
 
 
 # ---- conditions and events -------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from elastrain_operator.job import plan as plans
 from elastrain_operator.job.plan import plan
 from elastrain_operator.job.state import LoopState
 from elastrain_operator.pod import manifest
-from elastrain_operator.policy.losses.proof import ended_members
+from elastrain_operator.policy.losses.counting import ended_members
 from elastrain_operator.watch import parse
 from elastrain_operator.watch.pods import WorkerPods
 from loop_world import CONFIG

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from budgets import examples
 from elastrain_operator.facts import Charge, Pod, Slot
-from elastrain_operator.policy.size import groups
+from elastrain_operator.policy.size import replicas
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 
@@ -24,7 +24,7 @@ def charges(**vacant: int) -> tuple[Charge, ...]:
 
 
 def charged(slots: list[Slot], vacant: tuple[Charge, ...], *pods: Pod) -> list[tuple[int, int, str]]:
-    return [(s.group, s.place, seat.workload) for s, seat in groups.charged(slots, pods, vacant)]
+    return [(s.group, s.place, seat.workload) for s, seat in replicas.charged(slots, pods, vacant)]
 
 
 def test_new_groups_fill_one_workload_after_the_other() -> None:

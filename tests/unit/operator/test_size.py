@@ -15,7 +15,7 @@ from elastrain.sizing.speedup import Batches, Measured
 from elastrain_operator.allocation.snapshot import Held, Share, Worker
 from elastrain_operator.facts import Coordination, Ending, JobRef, Observed
 from elastrain_operator.job.plan import plan
-from elastrain_operator.policy.size import wanted as size
+from elastrain_operator.policy.size import sizes as size
 from elastrain_operator.policy.size.claims import Creation, claims
 from workers import workers_at
 
@@ -61,7 +61,7 @@ def condition(status: JobStatus, kind: str) -> tuple[str, str, str] | None:
     ],
 )
 def test_desired_size_is_the_share_within_the_spec(make_spec, fields, before, given, wanted):
-    assert size.wanted(make_spec(**fields), JobStatus(desired_replicas=before), given) == wanted
+    assert size.desired_replicas(make_spec(**fields), JobStatus(desired_replicas=before), given) == wanted
 
 
 def test_a_new_job_has_no_status_and_no_action_before_the_allocator_answers(make_spec):

@@ -13,7 +13,7 @@ from elastrain.api.records import Member, Termination
 from elastrain_operator.facts import Cause, Coordination, Ending, Observed, Pod
 from elastrain_operator.job import plan
 from elastrain_operator.policy.losses.causes import judge
-from elastrain_operator.policy.report import unreadable
+from elastrain_operator.policy.report import conditions
 from elastrain_operator.watch import parse
 from loop_world import World, body, run
 from operator_fixtures import NOW
@@ -73,21 +73,23 @@ def test_conditions_of_a_newer_operator_stay_when_others_are_written(make_spec):
 # ---- the report ------------------------------------------------------------------------------------------------------
 def test_the_report_is_one_condition_and_the_rest_of_the_status_stays():
     status = newer(SUCCEEDED)
-    patch = unreadable.patch(status, "text", 7, NOW)
+    patch = conditions.unreadable_patch(status, "text", 7, NOW)
     report, *others = patch["conditions"]
     assert list(patch) == ["conditions"]
     assert (report["type"], report["status"], report["reason"], report["message"]) == (
         "PodsReady", "Unknown", "StatusUnreadable", "text",
     )  # fmt: skip
     assert others == status["conditions"]
-    assert unreadable.patch({**status, **patch}, "text", 7, NOW + timedelta(hours=1)) is None, "it is written once"
-    again = unreadable.patch({**status, **patch}, "another text", 7, NOW + timedelta(hours=1))
+    assert conditions.unreadable_patch({**status, **patch}, "text", 7, NOW + timedelta(hours=1)) is None, (
+        "it is written once"
+    )
+    again = conditions.unreadable_patch({**status, **patch}, "another text", 7, NOW + timedelta(hours=1))
     assert again["conditions"][0]["lastTransitionTime"] == NOW.isoformat()
 
 
 @pytest.mark.parametrize("status", [[], "x", 3, {"conditions": "x"}, {"conditions": {"a": 1}}, {"conditions": ["x"]}])
 def test_conditions_that_cannot_be_extended_without_loss_are_left_alone(status):
-    assert unreadable.patch(status, "text", None, NOW) is None
+    assert conditions.unreadable_patch(status, "text", None, NOW) is None
 
 
 @pytest.mark.usefixtures("quick_loops")

@@ -20,7 +20,7 @@ from elastrain_operator.job.state import Plan
 from elastrain_operator.pod import manifest
 from elastrain_operator.pod.template import version
 from elastrain_operator.policy.report import accelerator_seconds
-from elastrain_operator.policy.size import spares, victims
+from elastrain_operator.policy.size import leavers, sizes
 from job_world import JOB, START, JobWorld, template
 from workers import workers_at
 
@@ -56,7 +56,7 @@ def share(**fields) -> Share:
     ],
 )  # fmt: skip
 def test_desired_spares(fields, desired, generation, given_share, expected):
-    assert spares.wanted(spec(**fields), desired, 4, generation, given_share) == expected
+    assert sizes.desired_spares(spec(**fields), desired, 4, generation, given_share) == expected
 
 
 def records(trains: int, ready: int = 0, warming: int = 0, desired: int = 3) -> Coordination:
@@ -79,14 +79,14 @@ def records(trains: int, ready: int = 0, warming: int = 0, desired: int = 3) -> 
     ids=["ready and not needed", "not ready yet", "about to join", "everybody stops", "nothing is known"],
 )
 def test_a_spare_stands_by_if_it_is_ready_and_the_generation_has_the_desired_size(seen, expected):
-    assert spares.standing_by(seen) == expected
+    assert sizes.standing_by(seen) == expected
 
 
 def test_status_has_the_ready_spares_and_keeps_them_while_etcd_is_unknown():
-    told = spares.status(spec(warmSpares=2), None, 2, frozenset({"job-3"}))
+    told = sizes.spares_status(spec(warmSpares=2), None, 2, frozenset({"job-3"}))
     assert told == SparesStatus(ready=1, desired=2)
-    assert spares.status(spec(warmSpares=2), told, 2, None) == told
-    assert spares.status(spec(warmSpares=0), told, 0, frozenset()) is None
+    assert sizes.spares_status(spec(warmSpares=2), told, 2, None) == told
+    assert sizes.spares_status(spec(warmSpares=0), told, 0, frozenset()) is None
 
 
 # ---- who leaves -----------------------------------------------------------------------------------------------------
@@ -95,7 +95,7 @@ pod = workers_at(START, age=0.0, node="n")
 
 def test_training_workers_leave_at_a_shrink_before_spares():
     workers = [pod(i) for i in range(4)]
-    chosen = victims.choose(workers, 2, 1, records(3, ready=1), None, spares=1)
+    chosen = leavers.choose(workers, 2, 1, records(3, ready=1), None, spares=1)
     assert [p.name for p in chosen] == ["job-2"], (
         "the members keep their generation: a spare's leave would shrink nothing"
     )
@@ -103,7 +103,7 @@ def test_training_workers_leave_at_a_shrink_before_spares():
 
 def test_the_spare_leaves_if_its_room_is_needed_elsewhere():
     workers = [pod(i) for i in range(4)]
-    chosen = victims.choose(workers, 3, 1, records(3, ready=1), share(release=frozenset({"job-3"})), spares=0)
+    chosen = leavers.choose(workers, 3, 1, records(3, ready=1), share(release=frozenset({"job-3"})), spares=0)
     assert [p.name for p in chosen] == ["job-3"]
 
 

@@ -10,7 +10,7 @@ from elastrain.api.job import JobStatus
 from elastrain.api.records import Progress
 from elastrain_operator.facts import Cause, Coordination, JobRef, Loss, Observed, Pod
 from elastrain_operator.job.plan import plan
-from elastrain_operator.policy.losses import pacing, streak
+from elastrain_operator.policy.losses import counting, pacing
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 JOB = JobRef("default", "job", "uid", 1)
@@ -21,7 +21,7 @@ def loss(cause: Cause = Cause.INFRASTRUCTURE) -> Loss:
 
 
 def lose(before, *fresh, step=None, after=0.0):
-    return streak.update(before, fresh, step, NOW + timedelta(seconds=after))
+    return counting.update_streak(before, fresh, step, NOW + timedelta(seconds=after))
 
 
 def test_losses_without_a_step_in_between_add_up_by_cause():
@@ -53,8 +53,8 @@ def test_failures_of_the_script_are_no_part_of_it():
 def test_job_fails_when_the_limit_of_a_cause_is_exceeded(make_spec, cause, reason):
     spec = make_spec(maxReplicas=2, infrastructureLimit=3, preemptionLimit=3)
     at_limit = lose(None, *[loss(cause)] * 6)
-    assert streak.verdict(spec, at_limit) is None
-    failed = streak.verdict(spec, lose(at_limit, loss(cause)))
+    assert counting.streak_verdict(spec, at_limit) is None
+    failed = counting.streak_verdict(spec, lose(at_limit, loss(cause)))
     assert failed.reason == reason
     assert "7 workers in a row were lost without a committed step" in failed.message
     assert "times maxReplicas (2) is 6; last: NodeLost: worker job-1 is lost" in failed.message

@@ -10,7 +10,7 @@ import builders
 from elastrain.api.job import SuccessPolicy
 from elastrain.api.records import Outcome, Progress, Termination
 from elastrain_operator.facts import Coordination, Ending, Pod
-from elastrain_operator.policy.ending import success, verdict
+from elastrain_operator.policy import ending
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 FINISHED = Termination(outcome=Outcome.FINISHED, step=9)
@@ -30,7 +30,7 @@ def records(*, finished: bool = True) -> Coordination:
 
 
 def judged(policy: SuccessPolicy, *pods: Pod, finished: bool = True) -> str | None:
-    found = success.verdict(policy, pods, records(finished=finished))
+    found = ending.success(policy, pods, records(finished=finished))
     return found and f"{found.condition}: {found.message}"
 
 
@@ -64,13 +64,13 @@ def test_worker_of_an_earlier_generation_does_not_count():
 
 def test_all_workers_must_have_succeeded_if_etcd_is_away():
     both = [pod(0, FINISHED), pod(1, FINISHED)]
-    assert success.verdict(SuccessPolicy.ALL_WORKERS, both, None).reason == "Finished"
-    assert success.verdict(SuccessPolicy.ALL_WORKERS, [both[0], pod(1)], None) is None
+    assert ending.success(SuccessPolicy.ALL_WORKERS, both, None).reason == "Finished"
+    assert ending.success(SuccessPolicy.ALL_WORKERS, [both[0], pod(1)], None) is None
 
 
 def test_the_job_fails_if_ranks_have_diverged_whatever_its_limit_and_its_other_workers():
     diverged = Termination(outcome=Outcome.FAILED, exit_code=1, reason="RanksDiverged", message="rank 0 left its loop")
-    found = verdict.divergence([pod(0, FINISHED), pod(1), pod(2, diverged)])
+    found = ending.divergence([pod(0, FINISHED), pod(1), pod(2, diverged)])
     assert found is not None
     assert (found.condition, found.reason, found.message) == ("Failed", "RanksDiverged", "rank 0 left its loop")
-    assert verdict.divergence([pod(0, FINISHED), pod(1, FAILED), pod(2, KILLED)]) is None
+    assert ending.divergence([pod(0, FINISHED), pod(1, FAILED), pod(2, KILLED)]) is None

@@ -9,7 +9,7 @@ import builders
 from elastrain.api.records import Health, Member
 from elastrain_operator.allocation.snapshot import Share
 from elastrain_operator.facts import Coordination
-from elastrain_operator.policy.size import victims
+from elastrain_operator.policy.size import leavers
 from workers import workers_at
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -50,7 +50,7 @@ def test_victims_are_the_cheapest_workers():
     }
     known = records(*(f"job-{n}" for n in (0, 1, 2, 3, 4, 8, 9, 10, 11)), job_3=Health.STUCK, job_4=Health.SLOW)
     given = share(release=frozenset({"job-0"}), shaky=frozenset({"job-1"}))
-    found = victims.order([*reversed(pods.values())], known, given)
+    found = leavers.ranked([*reversed(pods.values())], known, given)
     expected = names(pods.values())
     expected[1:3] = ["job-2", "job-1"]  # equals: the newest first
     assert names(found) == expected
@@ -58,40 +58,40 @@ def test_victims_are_the_cheapest_workers():
 
 def test_members_that_wait_for_others_are_not_sick():
     waiting = records("job-0", "job-1", job_0=Health.WAITING)
-    assert names(victims.order([pod(0), pod(1)], waiting, None)) == ["job-1", "job-0"]
+    assert names(leavers.ranked([pod(0), pod(1)], waiting, None)) == ["job-1", "job-0"]
 
 
 def test_an_unknown_health_is_no_reason_to_leave():
-    assert names(victims.order([pod(0), pod(1)], records("job-0", "job-1", job_0="feverish"), None))[0] == "job-1"
+    assert names(leavers.ranked([pod(0), pod(1)], records("job-0", "job-1", job_0="feverish"), None))[0] == "job-1"
 
 
 def test_no_worker_leaves_without_a_surplus():
-    assert victims.choose((pod(0),), 2, 1, None, None) == ()
-    assert names(victims.choose((pod(0), pod(1)), 1, 1, None, None)) == ["job-1"]
+    assert leavers.choose((pod(0),), 2, 1, None, None) == ()
+    assert names(leavers.choose((pod(0), pod(1)), 1, 1, None, None)) == ["job-1"]
 
 
 def test_a_worker_on_a_departing_node_leaves_if_there_is_room_for_another():
     moved = share(size=2, replace=frozenset({"job-0"}), shaky=frozenset({"job-0"}))
     workers = (pod(0), pod(1))
-    assert names(victims.choose(workers, 2, 1, records("job-0", "job-1"), moved)) == ["job-0"]
-    assert victims.choose(workers, 2, 2, records("job-0", "job-1"), moved) == (), "the minimum continues to train"
+    assert names(leavers.choose(workers, 2, 1, records("job-0", "job-1"), moved)) == ["job-0"]
+    assert leavers.choose(workers, 2, 2, records("job-0", "job-1"), moved) == (), "the minimum continues to train"
 
 
 def test_worker_that_does_not_train_is_replaced_at_once():
     moved = share(size=2, replace=frozenset({"job-0"}))
-    assert names(victims.choose((pod(0), pod(1)), 2, 1, records("job-1"), moved)) == ["job-0"]
-    assert victims.choose((pod(0), pod(1)), 2, 2, records("job-1"), moved) == (), "it may be about to train"
+    assert names(leavers.choose((pod(0), pod(1)), 2, 1, records("job-1"), moved)) == ["job-0"]
+    assert leavers.choose((pod(0), pod(1)), 2, 2, records("job-1"), moved) == (), "it may be about to train"
 
 
 def test_surplus_and_replacements_do_not_add_up_to_less_than_the_minimum():
     everybody = frozenset(f"job-{n}" for n in range(4))
     moved = share(size=3, replace=everybody, shaky=everybody)
     workers = tuple(pod(n) for n in range(4))
-    assert names(victims.choose(workers, 3, 2, records(*sorted(everybody)), moved)) == ["job-3", "job-2"]
+    assert names(leavers.choose(workers, 3, 2, records(*sorted(everybody)), moved)) == ["job-3", "job-2"]
 
 
 def test_names_of_gone_pods_are_ignored():
     stale = share(size=1, release=frozenset({"job-7"}), replace=frozenset({"job-8"}))
-    assert names(victims.choose((pod(0), dataclasses.replace(pod(1))), 1, 1, records("job-0", "job-1"), stale)) == [
+    assert names(leavers.choose((pod(0), dataclasses.replace(pod(1))), 1, 1, records("job-0", "job-1"), stale)) == [
         "job-1"
     ]

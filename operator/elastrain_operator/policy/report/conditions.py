@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from elastrain.api.job import Condition, ConditionType, GenerationStatus, Withdrawal
 from elastrain.api.names import headcount
 from elastrain.api.records import Progress
 from elastrain_operator.allocation.snapshot import Share
-from elastrain_operator.facts import ConditionUpdate, Outage, Pod, Refusal, Trouble, Verdict
+from elastrain_operator.facts import ConditionUpdate, Gang, Outage, Pod, Refusal, Trouble, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,3 +232,56 @@ def _checkpoint(progress: Progress | None, problem: str) -> ConditionUpdate:
     if state is None or not state.step:
         return ConditionUpdate(kind, "Unknown", "NoneYet", "no durable checkpoint has been written yet")
     return ConditionUpdate(kind, "True", "Saved", f"step {state.step} in {state.path}")
+
+
+def gang_scheduled(gang: Gang | None, minimum: int, was_reported: bool) -> Iterable[ConditionUpdate]:
+    """``minimum``: the job's ``minReplicas``. ``was_reported``: the job has the condition."""
+    kind = ConditionType.GANG_SCHEDULED
+    if gang is None:
+        return
+    if gang.problem:
+        text = f"{gang.problem}: workers are bound one by one"
+        yield ConditionUpdate(kind, "False", "GangSchedulerMissing", text)
+    elif gang.written:
+        name = f"{gang.manifest['kind']} {gang.manifest['metadata']['name']}"
+        yield ConditionUpdate(
+            kind, "True", "Grouped", f"{name}: {headcount(minimum)} are bound together or none (minReplicas)"
+        )
+    elif was_reported:
+        yield ConditionUpdate(
+            kind, "Unknown", "NoGang", "the job wants no workers, or its template names another scheduler"
+        )
+
+
+UNREADABLE = "StatusUnreadable"
+
+
+def unreadable_message(job: str, cause: str) -> str:
+    """The report of the ``cause`` for users."""
+    return (
+        f"{cause}. The status is damaged, or of a newer operator. This operator leaves the job alone: workers continue "
+        "to train, none is created, drained or deleted. Upgrade the operator, or correct the field with "
+        f"`kubectl edit etj {job} --subresource=status`"
+    )
+
+
+def unreadable_patch(status: Any, text: str, generation: int | None, now: datetime) -> dict[str, Any] | None:
+    """A merge patch that adds the report to the conditions of a raw ``status``; None: it is there already, or the
+    conditions cannot be read either."""
+    found = (status.get("conditions") or []) if isinstance(status, Mapping) else None
+    if not isinstance(found, list) or not all(isinstance(c, Mapping) for c in found):
+        return None
+    kind = ConditionType.PODS_READY.value
+    before: Mapping[str, Any] = next((c for c in found if c.get("type") == kind), {})
+    if (before.get("status"), before.get("reason"), before.get("message")) == ("Unknown", UNREADABLE, text):
+        return None
+    same = before.get("status") == "Unknown" and before.get("lastTransitionTime")
+    report = {
+        "type": kind,
+        "status": "Unknown",
+        "reason": UNREADABLE,
+        "message": text,
+        "lastTransitionTime": same or now.isoformat(),
+        **({} if generation is None else {"observedGeneration": generation}),
+    }
+    return {"conditions": [report, *(c for c in found if c.get("type") != kind)]}

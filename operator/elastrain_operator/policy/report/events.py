@@ -9,7 +9,7 @@ from elastrain.api.job import Condition, ConditionType, JobStatus
 from elastrain.api.names import headcount
 from elastrain.api.records import Target
 from elastrain_operator.facts import JobEvent, Loss, Severity
-from elastrain_operator.policy.losses.failures import last_lines
+from elastrain_operator.policy.losses.counting import last_lines
 from elastrain_operator.policy.report import health
 
 _SELF_EXPLAINING = frozenset(

@@ -13,11 +13,11 @@ from elastrain.sizing.speedup import Batches, Measured
 from elastrain_operator.allocation.snapshot import PODS, Claims, Held, Job, Worker, WorkerShape
 from elastrain_operator.facts import UNSCHEDULABLE, Coordination, Observed, Pod, Refusal
 from elastrain_operator.pod.shape import shape, unknown
-from elastrain_operator.policy.losses import pending
-from elastrain_operator.policy.size import groups, holders, victims
+from elastrain_operator.policy.losses import starting
+from elastrain_operator.policy.size import leavers, protection, replicas
 
 _BARE = WorkerShape(((PODS, 1),))
-HINDERED = frozenset({UNSCHEDULABLE, pending.QUEUED, "VolumeFailed"})
+HINDERED = frozenset({UNSCHEDULABLE, starting.QUEUED, "VolumeFailed"})
 """Reasons for which the scheduler has not bound a pod."""
 
 
@@ -49,7 +49,7 @@ def claims(
     placed = {m.worker for m in etcd.generation.members} if etcd and etcd.generation else frozenset()
     # The allocator's last selection must not influence its next one.
     share = replace(seen.share, release=frozenset()) if seen.share else None
-    stays = tuple(reversed(victims.order(active, etcd, share)))
+    stays = tuple(reversed(leavers.ranked(active, etcd, share)))
     size = (status.desired_replicas or 0) * spec.group_size
     extra = _spares(spec, stays, size, placed)
     stays = tuple(sorted(stays, key=lambda p: p.name in extra))  # training workers stay before spares
@@ -118,7 +118,7 @@ def _spares(spec: JobSpec, stays: Iterable[Pod], size: int, placed: Collection[s
     """Workers (names) beyond the desired number that do not train."""
     if not spec.warm_spares:
         return frozenset()
-    outside = groups.of(p for p in stays if p.name not in placed)
+    outside = replicas.of(p for p in stays if p.name not in placed)
     return frozenset(p.name for group in outside[max(size - len(placed), 0) // spec.group_size :] for p in group)
 
 
@@ -129,7 +129,7 @@ def has_state(active: Iterable[Pod], status: JobStatus, etcd: Coordination | Non
     if etcd is None or (etcd.generation is None and status.generation is not None):
         return bool(names) and status.generation is not None  # the members are unknown
     # Not every member's record says what it has adopted, and the order to stop has no members.
-    if holders.holders(workers, etcd):
+    if protection.holders(workers, etcd):
         return True
     trained = {m.worker for m in etcd.members if m.generation > 0}
     placed = {m.worker for m in etcd.generation.members} if etcd.generation else set()

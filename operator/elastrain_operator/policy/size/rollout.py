@@ -16,9 +16,9 @@ from elastrain.api.job import ConditionType
 from elastrain.api.records import Phase
 from elastrain_operator.allocation.snapshot import Share
 from elastrain_operator.facts import UNSCHEDULABLE, Cause, ConditionUpdate, Coordination, Pod, Refusal, RefusalKind
-from elastrain_operator.policy.losses import pending
+from elastrain_operator.policy.losses import starting
 from elastrain_operator.policy.losses.causes import judge
-from elastrain_operator.policy.size import victims
+from elastrain_operator.policy.size import leavers
 
 ROOM_PATIENCE = 30.0
 """Seconds for which a new pod may be unschedulable before an old worker leaves for it: preemption and descheduling take
@@ -159,7 +159,7 @@ def _surplus(given: Input, old: Sequence[Pod], members: Coordination) -> tuple[P
 
 
 def _first_to_go(given: Input, old: Sequence[Pod], number: int) -> tuple[Pod, ...]:
-    return victims.order(old, given.members, given.share)[: max(number, 0)]
+    return leavers.ranked(old, given.members, given.share)[: max(number, 0)]
 
 
 def _is_ready(pod: Pod, members: Coordination) -> bool:
@@ -173,7 +173,7 @@ def _stopped(given: Input, new: Sequence[Pod], members: Coordination) -> str:
     for pod in new:
         trouble = pod.trouble
         ripe = trouble and (given.now - pod.seen).total_seconds() >= trouble.patience
-        if trouble and ripe and trouble.reason not in (UNSCHEDULABLE, pending.QUEUED):
+        if trouble and ripe and trouble.reason not in (UNSCHEDULABLE, starting.QUEUED):
             return f"{trouble.reason}: {trouble.message}"
     if any(members.trains(p.name) for p in new):
         return ""

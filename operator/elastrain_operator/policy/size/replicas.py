@@ -1,7 +1,7 @@
-"""Groups of several workers, as units of all decisions about size: created, drained and replaced as a whole. Pure.
+"""Which pods count as workers, the replicas that they form, and the ordinals and places of new ones. Pure.
 
-A worker's group and its place there are labels of its pod. Workers of a job without such groups are units by
-themselves, so that the other policies count units and never ask.
+A replica is one worker, or a group of several that is created, drained and replaced as a whole. A worker's group and
+its place there are labels of its pod. The other policies count replicas and need not distinguish the two.
 """
 
 from __future__ import annotations
@@ -12,10 +12,34 @@ from dataclasses import replace
 
 from elastrain_operator.facts import Charge, Pod, Slot
 
-Group = tuple[Pod, ...]
+BATCH = 500
+"""Most pods created in one pass. The next pass follows when the watch has shown them, so that a job of two thousand
+million workers meets its quota before it fills any memory."""
 
 
-def of(workers: Iterable[Pod]) -> tuple[Group, ...]:
+def active(pods: Iterable[Pod], leaving: Collection[str], silent: Collection[str]) -> tuple[Pod, ...]:
+    """Pods that count as workers: not ended, terminating, ``leaving`` or ``silent`` (names)."""
+    return tuple(
+        p for p in pods if not p.ending and not p.terminating and p.name not in leaving and p.name not in silent
+    )
+
+
+def ordinals(missing: int, open_ordinals: Sequence[int], pods: Iterable[Pod], next_ordinal: int) -> tuple[int, ...]:
+    """Ordinals for ``missing`` new pods (at most ``BATCH``): first those whose pod was refused, then new ones.
+
+    An ordinal that has named a pod is never reused. If the status was lost, the existing pods show the highest one.
+    """
+    missing = min(missing, BATCH)
+    first = max([next_ordinal, *(p.ordinal + 1 for p in pods)])
+    taken = {p.ordinal for p in pods}
+    again = [n for n in open_ordinals if n not in taken][:missing]
+    return (*again, *range(first, first + missing - len(again)))
+
+
+Replica = tuple[Pod, ...]
+
+
+def of(workers: Iterable[Pod]) -> tuple[Replica, ...]:
     """The workers of each group. One that claims a place which another worker has is a group by itself."""
     found: dict[tuple[int | None, str], list[Pod]] = {}
     for pod in workers:
@@ -34,7 +58,7 @@ def stand_ins(workers: Iterable[Pod], size: int, template: str = "") -> tuple[Po
     return tuple(_stand_in(group, size, template) for group in of(workers))
 
 
-def _stand_in(group: Group, size: int, template: str) -> Pod:
+def _stand_in(group: Replica, size: int, template: str) -> Pod:
     whole = len(group) == size
 
     def last(pod: Pod) -> tuple[bool, bool, bool, int]:
@@ -51,11 +75,11 @@ def _stand_in(group: Group, size: int, template: str) -> Pod:
     )
 
 
-def with_mates(chosen: Collection[Pod], workers: Sequence[Pod]) -> tuple[Pod, ...]:
+def with_whole_replicas(chosen: Collection[Pod], workers: Sequence[Pod]) -> tuple[Pod, ...]:
     """The ``chosen`` workers and all others of their groups, in the order of the groups of ``chosen``."""
     names = {p.name: n for n, p in enumerate(chosen)}
     found = [
-        (min(names[p.name] for p in group if p.name in names), group) for group in of(workers) if _any(group, names)
+        (min(names[p.name] for p in group if p.name in names), group) for group in of(workers) if _has_any(group, names)
     ]
     return tuple(p for _, group in sorted(found, key=lambda f: f[0]) for p in group)
 
@@ -95,17 +119,17 @@ def charged(
     return tuple(found)
 
 
-def new(there: Iterable[Group], coming: Iterable[Slot], size: int) -> int:
+def count_new(there: Iterable[Replica], coming: Iterable[Slot], size: int) -> int:
     """How many of the groups to which new workers belong are not ``there`` yet."""
     if size == 1:
         return len(tuple(coming))
     return len({s.group for s in coming} - {group[0].slot.group for group in there if group[0].slot})
 
 
-def _repeats(group: Group, workers: Iterable[Pod]) -> bool:
+def _repeats(group: Replica, workers: Iterable[Pod]) -> bool:
     """Whether another worker has the place of this group's only one: it leaves, and gets no mates."""
     return len(group) == 1 and next(p.name for p in workers if p.slot == group[0].slot) != group[0].name
 
 
-def _any(group: Group, names: Collection[str]) -> bool:
+def _has_any(group: Replica, names: Collection[str]) -> bool:
     return any(p.name in names for p in group)

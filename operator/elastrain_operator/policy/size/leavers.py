@@ -1,23 +1,28 @@
-"""Which workers leave if there are too many or a better node has room. The rule: :mod:`elastrain.sizing.leaving`."""
+"""Which workers leave (the rule: :mod:`elastrain.sizing.leaving`), and when each may be deleted. Pure.
+
+The times are kept in the job's status, so that the next operator uses the same deadlines.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
 
+from elastrain.api.job import JobStatus, Leaving
 from elastrain.api.records import Health
 from elastrain.sizing.leaving import WorkerFacts, leave_order, surplus
 from elastrain_operator.allocation.snapshot import Share
 from elastrain_operator.facts import Coordination, Pod
-from elastrain_operator.policy.size import groups
+from elastrain_operator.policy.size import replicas
 
 SICK = {Health.STUCK: 2, Health.SLOW: 1}
 """Members that delay all others, by their own records: a larger value leaves earlier. Waiting counts as 0."""
 
 
-def order(workers: Sequence[Pod], members: Coordination | None, share: Share | None) -> tuple[Pod, ...]:
+def ranked(workers: Sequence[Pod], members: Coordination | None, share: Share | None) -> tuple[Pod, ...]:
     """``workers`` in the order in which they leave, group by group. ``members``: None if membership is unknown."""
-    units = {group[0].name: group for group in groups.of(workers)}
+    units = {group[0].name: group for group in replicas.of(workers)}
     return tuple(p for w in leave_order(_facts(units.values(), members, share)) for p in units[w.name])
 
 
@@ -35,7 +40,7 @@ def choose(
     The latter are replaced, and only while ``minimum`` groups, and ``minimum`` training ones, remain. ``spares``:
     groups beyond ``desired`` that may stand by. Where workers have no groups, each is one.
     """
-    units = {group[0].name: group for group in groups.of(workers)}
+    units = {group[0].name: group for group in replicas.of(workers)}
     ranked = leave_order(_facts(units.values(), members, share))
     chosen = list(surplus(ranked, desired, spares))
     if share and share.replace and desired:
@@ -50,7 +55,7 @@ def choose(
     return tuple(p for w in chosen for p in units[w.name])
 
 
-def _facts(units: Collection[groups.Group], members: Coordination | None, share: Share | None) -> list[WorkerFacts]:
+def _facts(units: Collection[replicas.Replica], members: Coordination | None, share: Share | None) -> list[WorkerFacts]:
     """Of each group, under the name of its first worker: it trains and is ready if all its workers are."""
     sickness = {m.worker: SICK[Health(m.health)] for m in members.members if m.health in SICK} if members else {}
     training = {m.worker for m in members.generation.members} if members and members.generation else frozenset()
@@ -72,3 +77,38 @@ def _facts(units: Collection[groups.Group], members: Coordination | None, share:
         )
         for group in units
     ]
+
+
+def released(pod: Pod, members: Coordination | None, due: datetime, now: datetime) -> str | None:
+    """Why the pod may be deleted now; None: it still trains, or that is unknown.
+
+    A leaving worker exits by itself and writes a termination record, so a Ready pod is kept even if it is no longer a
+    member. ``members`` is None if membership is unknown. That alone never releases a pod; the deadline does, which
+    guarantees that a shrink ends.
+    """
+    if pod.ending:
+        return "ended"
+    if not pod.started:
+        return "never started"
+    gone = members is not None and members.member_of(pod.name) is None and not members.trains(pod.name)
+    if gone and not pod.ready:
+        return "no longer a member"
+    return "drain deadline passed" if now >= due else None
+
+
+def drain_deadline(pod: Pod, since: datetime, extra: float) -> datetime:
+    """``extra`` seconds beyond the pod's own grace period, from when it was asked to leave."""
+    return since + timedelta(seconds=pod.grace + extra)
+
+
+def leaving_since(status: JobStatus) -> dict[str, datetime]:
+    """When each leaving worker (pod name) was asked."""
+    return {worker: datetime.fromisoformat(asked.since) for asked in status.leaving for worker in asked.workers}
+
+
+def leaving_record(known: Mapping[str, datetime], leaving: Iterable[str], now: datetime) -> list[Leaving]:
+    """``status.leaving`` for the ``leaving`` workers: those that are not ``known`` yet are asked now."""
+    asked: dict[datetime, list[str]] = {}
+    for worker in sorted(leaving):
+        asked.setdefault(known.get(worker, now), []).append(worker)
+    return [Leaving(since=moment.isoformat(), workers=workers) for moment, workers in sorted(asked.items())]

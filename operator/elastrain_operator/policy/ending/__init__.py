@@ -1,1 +1,0 @@
-"""Whether a job has ended, how, and what is deleted then. Pure."""
