@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 
 from elastrain.api import names
 from elastrain.api.job import JobSpec, JobStatus
 from elastrain.api.keys import JobKeys
-from elastrain.api.records import PHASES, Target
+from elastrain.api.records import PHASES
 from elastrain.etcd import EtcdDenied, EtcdError
 from elastrain_operator import clock
 from elastrain_operator.config import OperatorConfig
 from elastrain_operator.facts import Deletion, EndedMember, JobEvent, JobRef, Pod, RefusalKind, Severity
-from elastrain_operator.job import budget as budgets
-from elastrain_operator.job import eviction
-from elastrain_operator.job.gangs import Gangs
+from elastrain_operator.job import objects
+from elastrain_operator.job.recorder import Recorder
 from elastrain_operator.job.state import LoopState, Plan
 from elastrain_operator.job.traces import Traces
 from elastrain_operator.kube.client import Kube
@@ -32,6 +31,7 @@ from elastrain_operator.policy.report import conditions
 from elastrain_operator.policy.report.events import LONGEST
 from elastrain_operator.records import logins
 from elastrain_operator.records.logins import JobLogins
+from elastrain_operator.records.mirror import Mirror
 from elastrain_operator.watch import parse
 from elastrain_operator.watch.owner import owner
 
@@ -44,31 +44,15 @@ PARALLEL = 16
 log = structlog.get_logger(__name__)
 
 
-class Targets(Protocol):
-    """Where targets are published: :class:`elastrain_operator.records.mirror.Mirror`."""
-
-    async def put_target(self, keys: JobKeys, target: Target) -> None: ...
-
-    async def end_leases(self, leases: Iterable[int]) -> None: ...
-
-    async def adopt(self, keys: JobKeys) -> None: ...
-
-
-class Events(Protocol):
-    """Where events are recorded: :class:`elastrain_operator.job.recorder.Recorder`."""
-
-    def record(self, job: JobRef, event: JobEvent) -> None: ...
-
-
 class Executor:
     """Executes plans against one API server."""
 
     def __init__(
         self,
         kube: Kube,
-        targets: Targets,
+        targets: Mirror,
         config: OperatorConfig,
-        events: Events,
+        events: Recorder,
         logins: JobLogins | None = None,
         *,
         traces: Traces | None = None,
@@ -81,7 +65,7 @@ class Executor:
         self._config = config
         self._events = events
         self._deletions = asyncio.Semaphore(PARALLEL)
-        self._gangs = Gangs(kube, config.gang) if config.gang else None
+        self._gangs = objects.Gangs(kube, config.gang) if config.gang else None
 
     async def execute(self, job: JobRef, spec: JobSpec | None, plan: Plan, state: LoopState) -> None:
         """Execute ``plan`` in this order, and stop at the first failed call (the next pass plans it again):
@@ -154,9 +138,9 @@ class Executor:
         if plan.target is not None or plan.delete:
             changes.append(self._aim(job, plan))
         if plan.marks:
-            changes.append(eviction.write(self._kube, job, plan.marks, state))
+            changes.append(objects.write_marks(self._kube, job, plan.marks, state))
         if plan.budget is not None:
-            changes.append(budgets.write(self._kube, job, plan.budget, state))
+            changes.append(objects.write_budget(self._kube, job, plan.budget, state))
         if self._gangs is not None and plan.gang is not None and spec is not None and not plan.create:
             changes.append(self._gangs.follow(job, spec, state, wanted=plan.gang))
         return changes

@@ -291,8 +291,9 @@ class JobLoop:
 
     async def _follow(self, decided: Decided) -> float:
         """What follows the calls of a pass; returns the seconds until the next one is due without a change."""
-        made, spec, queued = decided.plan, decided.spec, decided.queued
-        due = min(made.requeue_after or self._config.resync, self._config.resync)
+        made, spec, queued, now = decided.plan, decided.spec, decided.queued, clock.now()
+        repeats = [(at - now).total_seconds() for at in self._state.retries.values() if at > now]
+        due = min([made.requeue_after or self._config.resync, self._config.resync, *repeats])
         if spec is None:
             return due
         if (self._state.refusal is not None and made.create) or made.probe is not None:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 
 from elastrain.api import names
 from elastrain_operator import clock
 from elastrain_operator.facts import JobEvent, JobRef, Severity
+from elastrain_operator.kube.client import Kube
 from elastrain_operator.kube.errors import ApiError, NotLeading
 from elastrain_operator.metrics.process import EVENTS
 from elastrain_operator.policy.report.series import EventQueue, Series
@@ -27,18 +27,10 @@ NOT_FOUND, TOO_MANY = 404, 429
 log = structlog.get_logger(__name__)
 
 
-class EventCalls(Protocol):
-    """The part of :class:`elastrain_operator.kube.client.Kube` that the recorder uses; each makes one attempt."""
-
-    async def create_event(self, namespace: str, event: Mapping[str, Any]) -> None: ...
-
-    async def patch_event(self, namespace: str, name: str, change: Mapping[str, Any]) -> None: ...
-
-
 class Recorder:
     """The events of all jobs. Not thread-safe."""
 
-    def __init__(self, kube: EventCalls) -> None:
+    def __init__(self, kube: Kube) -> None:
         self._kube = kube
         self._queue = EventQueue()
         self._changed = asyncio.Event()

@@ -48,8 +48,8 @@ class LoopState:
     """Why the status could not be read, as last reported by an event; empty: it was not."""
     silent_agents: Mapping[str, datetime] = field(default_factory=dict)
     """Pods (UIDs) that run without training or answering, and since when."""
-    marks_retry: datetime | None = None
-    """After a failed annotation of a worker: when the next one is tried."""
+    retries: dict[str, datetime] = field(default_factory=dict)
+    """When failed writes beside the pods are repeated, by their names (``objects.py``)."""
     attempts: StartAttempts = field(default_factory=StartAttempts)
     """Attempts to start the minimum, where the cluster is not shared out."""
     created: dict[str, tuple[Pod, datetime]] = field(default_factory=dict)
@@ -62,8 +62,6 @@ class LoopState:
     """Accelerator usage as of the last pass; None: the one in the status counts."""
     budget: DisruptionBudget | None = None
     """As last written; None: unknown."""
-    budget_retry: datetime | None = None
-    """When a failed write of it is repeated."""
     gang: Gang | None = None
     """The job's gang; None: unknown, or no scheduler is told of gangs."""
     unanswered_since: datetime | None = None

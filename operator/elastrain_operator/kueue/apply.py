@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 
 from elastrain.api import names
 from elastrain_operator import clock
 from elastrain_operator.facts import WORKLOAD_NOTE, JobRef
-from elastrain_operator.kube.client import JSON, MERGE, pods_path
+from elastrain_operator.kube.client import MERGE, Kube, pods_path
 from elastrain_operator.kube.errors import ApiError
 from elastrain_operator.kueue import render
 from elastrain_operator.kueue.workload import (
@@ -40,18 +40,10 @@ REQUEUED = frozenset({"Preempted", "NodeFailures"})
 log = structlog.get_logger(__name__)
 
 
-class Calls(Protocol):
-    """The part of :class:`elastrain_operator.kube.client.Kube` that is used."""
-
-    async def call(
-        self, method: str, path: str, what: str, body: Mapping[str, Any] | None = None, *, content: str = JSON
-    ) -> dict[str, Any]: ...
-
-
 class Writer:
     """Writes the Workloads of all jobs."""
 
-    def __init__(self, kube: Calls) -> None:
+    def __init__(self, kube: Kube) -> None:
         self._kube = kube
 
     async def execute(

@@ -13,10 +13,11 @@ from elastrain.api.job import JobSpec, JobStatus
 from elastrain_operator import clock
 from elastrain_operator.allocation.snapshot import WorkerShape
 from elastrain_operator.facts import JobEvent, JobRef, Observed, Severity
+from elastrain_operator.kube.client import Kube
 from elastrain_operator.kube.errors import ApiError
 from elastrain_operator.kueue import parse, render
 from elastrain_operator.kueue.admission import decide, governs
-from elastrain_operator.kueue.apply import Calls, Writer
+from elastrain_operator.kueue.apply import Writer
 from elastrain_operator.kueue.watch import Watch
 from elastrain_operator.kueue.workload import Decision, Holder, Memory, Ready, Request, View
 from elastrain_operator.metrics import process as metrics
@@ -60,7 +61,7 @@ class KueuePass:
 class KueueJobs:
     """Decides about the queued jobs of one operator."""
 
-    def __init__(self, watch: Watch, kube: Calls, record: Callable[[JobRef, JobEvent], None]) -> None:
+    def __init__(self, watch: Watch, kube: Kube, record: Callable[[JobRef, JobEvent], None]) -> None:
         self._watch, self._writer, self._record = watch, Writer(kube), record
         self._memory: dict[str, Memory] = {}
         self._unpaid: dict[str, datetime] = {}

@@ -11,10 +11,9 @@ import base64
 import hashlib
 import hmac
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Protocol
 
 import structlog
 
@@ -22,8 +21,10 @@ from elastrain.api.keys import JobKeys
 from elastrain.api.records import Issued
 from elastrain.etcd import EtcdError, EtcdUsers, tls
 from elastrain_operator.config import COMMON_NAME, OperatorConfig
-from elastrain_operator.facts import JobRef, Outage, Pod
+from elastrain_operator.facts import JobRef, Pod
+from elastrain_operator.kube.client import Kube
 from elastrain_operator.pod import manifest as manifests
+from elastrain_operator.records.mirror import Mirror
 from elastrain_operator.waiting import until
 
 INTERVAL = 60.0
@@ -35,37 +36,14 @@ ECHO_SECONDS = 10.0
 log = structlog.get_logger(__name__)
 
 
-class Secrets(Protocol):
-    """The part of :class:`elastrain_operator.kube.client.Kube` that the logins uses."""
-
-    async def write_secret(self, namespace: str, manifest: Mapping[str, Any], *, expected: bool) -> None: ...
-
-
-class Records(Protocol):
-    """The part of :class:`elastrain_operator.records.mirror.Mirror` that the logins uses."""
-
-    @property
-    def outage(self) -> Outage | None: ...
-
-    losses: int
-
-    def issued(self, keys: JobKeys) -> Issued | None: ...
-
-    def is_unread(self, keys: JobKeys) -> bool: ...
-
-    async def claim(self, keys: JobKeys) -> None: ...
-
-    async def put_issued(self, keys: JobKeys, issued: Issued) -> None: ...
-
-
 class JobLogins:
     """The etcd users and Secrets of all jobs. Calls may raise ``ApiError`` and ``EtcdError``; each is bounded."""
 
     def __init__(
         self,
         users: EtcdUsers,
-        secrets: Secrets,
-        records: Records,
+        secrets: Kube,
+        records: Mirror,
         config: OperatorConfig,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:

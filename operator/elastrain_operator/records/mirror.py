@@ -10,7 +10,7 @@ import structlog
 
 from elastrain.api.keys import ROOT, JobKeys
 from elastrain.api.records import Issued, Progress, Target
-from elastrain.etcd import Batch, EtcdDenied, EtcdError, KeyValue, Put, Sift, WatchState, WritesRefused
+from elastrain.etcd import Batch, EtcdDenied, EtcdError, KeyValue, Put, Sift, Watch, WatchState, WritesRefused
 from elastrain.jobstate import JobState
 from elastrain_operator.facts import Coordination, Outage
 from elastrain_operator.metrics.process import ETCD_DATA_LOSSES, ETCD_OUTAGES, RECORDS_REFUSED
@@ -23,12 +23,6 @@ LINGER = 5.0
 """Seconds for which the mirror still counts after etcd was last heard: a reconnect is no outage."""
 
 log = structlog.get_logger(__name__)
-
-
-class Closable(Protocol):
-    """A watch that can be ended."""
-
-    def close(self) -> None: ...
 
 
 class Etcd(Protocol):
@@ -46,7 +40,7 @@ class Etcd(Protocol):
         on_events: Callable[[Batch], None],
         on_state: Callable[[WatchState], None] | None = None,
         sift: Sift | None = None,
-    ) -> Closable: ...
+    ) -> Watch: ...
 
 
 class Mirror:
@@ -85,7 +79,7 @@ class Mirror:
         """How often etcd has lost data since the start: it had a lower revision than before."""
         self._listed = asyncio.Event()
         self._lapse: asyncio.TimerHandle | None = None
-        self._watch: Closable | None = None
+        self._watch: Watch | None = None
 
     # ---- life ------------------------------------------------------------------------------------------------------
     def start(self) -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Protocol
 
 import structlog
 
-from elastrain.etcd import EtcdError, WritesRefused
+from elastrain.etcd import EtcdClient, EtcdError, WritesRefused
 from elastrain_operator.metrics.process import ETCD_ALARM
 
 INTERVAL = 15.0
@@ -19,15 +18,9 @@ TTL = 5
 log = structlog.get_logger(__name__)
 
 
-class Leases(Protocol):
-    """The part of :class:`elastrain.etcd.EtcdClient` that a trial needs: a lease writes no key and needs no right."""
-
-    def lease_grant(self, ttl: int) -> int: ...
-
-    def lease_revoke(self, lease: int) -> None: ...
-
-
-async def watch(etcd: Leases, on_result: Callable[[WritesRefused | None], None], interval: float = INTERVAL) -> None:
+async def watch(
+    etcd: EtcdClient, on_result: Callable[[WritesRefused | None], None], interval: float = INTERVAL
+) -> None:
     """Until cancelled: report the refusal, or that there is none. Without an answer of etcd it reports nothing."""
     while True:
         try:
@@ -41,8 +34,11 @@ async def watch(etcd: Leases, on_result: Callable[[WritesRefused | None], None],
         await asyncio.sleep(interval)
 
 
-def trial(etcd: Leases) -> WritesRefused | None:
-    """Why etcd refuses a write; None: it accepts it. Raises ``EtcdError`` for any other failure."""
+def trial(etcd: EtcdClient) -> WritesRefused | None:
+    """Why etcd refuses a write; None: it accepts it.
+
+    A lease writes no key and needs no right. Raises ``EtcdError`` for any other failure.
+    """
     try:
         lease = etcd.lease_grant(TTL)
         etcd.lease_revoke(lease)

@@ -8,7 +8,7 @@ import pytest
 
 from elastrain.api import names
 from elastrain_operator.facts import DisruptionBudget
-from elastrain_operator.job import budget as budgets
+from elastrain_operator.job.objects import budget_manifest
 from elastrain_operator.pod import manifest as manifests
 from elastrain_operator.pod.manifest import secret_name
 from stolen_token import ACCOUNT, CONFIG, MERGE, TEMPLATE, Body, Stolen, altered
@@ -23,10 +23,10 @@ def test_other_objects_of_jobs_are_accepted(stolen: Stolen) -> None:
     secret = manifests.secret(job, "u", "p", b"ca")
     assert not stolen.attempt("POST", f"{base}/secrets", secret)
     assert not stolen.attempt("PUT", f"{base}/secrets/{secret_name(job)}", secret)
-    budget = budgets.manifest(job, DisruptionBudget((0, 1)))
+    budget = budget_manifest(job, DisruptionBudget((0, 1)))
     path = f"/apis/policy/v1/namespaces/{job.namespace}/poddisruptionbudgets/{budget['metadata']['name']}"
     for ordinals in ((0, 1), (1,)):
-        applied = budgets.manifest(job, DisruptionBudget(ordinals))
+        applied = budget_manifest(job, DisruptionBudget(ordinals))
         query = "?fieldManager=elastrain-operator&force=true"
         assert not stolen.attempt("PATCH", path + query, applied, "application/apply-patch+yaml")
     assert not stolen.attempt("DELETE", path)
@@ -91,7 +91,7 @@ def test_budgets_of_others_are_neither_changed_nor_deleted(stolen: Stolen) -> No
     assert "ElasticTrainingJob owns" in stolen.attempt("DELETE", f"{path}/theirs")
     job, _ = stolen.job(f"job-{time.monotonic_ns()}")
     all_pods = altered(
-        budgets.manifest(job, DisruptionBudget((0,))), lambda b: b["spec"].update(selector={"matchLabels": {"x": "y"}})
+        budget_manifest(job, DisruptionBudget((0,))), lambda b: b["spec"].update(selector={"matchLabels": {"x": "y"}})
     )
     assert "workers of one job" in stolen.attempt("POST", path, all_pods)
 

@@ -12,8 +12,7 @@ import builders
 from elastrain.api.job import GenerationStatus, JobStatus
 from elastrain.api.records import CheckpointState, Member, Progress, Rescale, Resumed
 from elastrain_operator.facts import Coordination, DisruptionBudget, JobRef, Observed
-from elastrain_operator.job import budget as budgets
-from elastrain_operator.job import plan
+from elastrain_operator.job import objects, plan
 from elastrain_operator.job.state import LoopState
 from elastrain_operator.kube.client import ApiError
 from elastrain_operator.policy.report import durability
@@ -114,14 +113,14 @@ class Api:
 
 def test_failed_write_stops_nothing_and_is_repeated_after_a_minute(monkeypatch):
     api, state, now = Api(), LoopState(), [NOW]
-    monkeypatch.setattr(budgets.clock, "now", lambda: now[0])
+    monkeypatch.setattr(objects.clock, "now", lambda: now[0])
     api.down = True
-    asyncio.run(budgets.write(api, JOB, DisruptionBudget((0,)), state))
-    asyncio.run(budgets.write(api, JOB, DisruptionBudget((0,)), state))
+    asyncio.run(objects.write_budget(api, JOB, DisruptionBudget((0,)), state))
+    asyncio.run(objects.write_budget(api, JOB, DisruptionBudget((0,)), state))
     assert (api.calls, state.budget) == (["apply job-state-01234567"], None)
-    api.down, now[0] = False, NOW + budgets.RETRY
-    asyncio.run(budgets.write(api, JOB, DisruptionBudget((0,)), state))
-    asyncio.run(budgets.write(api, JOB, NONE, state))
+    api.down, now[0] = False, NOW + objects.RETRY
+    asyncio.run(objects.write_budget(api, JOB, DisruptionBudget((0,)), state))
+    asyncio.run(objects.write_budget(api, JOB, NONE, state))
     assert api.calls[1:] == ["apply job-state-01234567", "delete job-state-01234567"]
     assert state.budget == NONE
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import pytest
 
 from elastrain_operator.facts import DisruptionBudget, Ending, JobRef, Mark
-from elastrain_operator.job import eviction as writer
+from elastrain_operator.job import objects
 from elastrain_operator.job.state import LoopState
 from elastrain_operator.kube.errors import ApiError
 from elastrain_operator.pod.defaults import evictable
@@ -64,6 +64,6 @@ def test_a_failed_annotation_is_retried_later_and_stops_nothing(monkeypatch):
 
     state = LoopState()
     for _ in range(2):
-        asyncio.run(writer.write(Kube(), JOB, (Mark("job-0", "uid-0", True),), state))
+        asyncio.run(objects.write_marks(Kube(), JOB, (Mark("job-0", "uid-0", True),), state))
     assert calls == [evictable(keep=True)]
-    assert state.marks_retry is not None
+    assert state.retries, "it is repeated in a pass of its own"

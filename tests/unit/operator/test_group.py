@@ -12,7 +12,7 @@ from elastrain.api.job import JobStatus
 from elastrain.etcd import EtcdConfig
 from elastrain_operator.config import GangConfig, OperatorConfig, WorkerEtcd
 from elastrain_operator.facts import Coordination, Gang, JobRef, Observed, RefusalKind
-from elastrain_operator.job import gangs
+from elastrain_operator.job import objects
 from elastrain_operator.job.plan import plan
 from elastrain_operator.job.state import LoopState
 from elastrain_operator.kube.errors import ApiError
@@ -138,12 +138,12 @@ def spec(make_spec):
 
 
 def keep(api, spec, state, scheduler="coscheduling"):
-    return asyncio.run(gangs.Gangs(api, GangConfig(scheduler=scheduler)).keep(JOB, spec, state))
+    return asyncio.run(objects.Gangs(api, GangConfig(scheduler=scheduler)).keep(JOB, spec, state))
 
 
 def test_group_is_written_before_pods_name_it_and_again_only_if_it_changes(spec):
     api, state = Api(), LoopState()
-    known = gangs.Gangs(api, GangConfig(scheduler="coscheduling"))
+    known = objects.Gangs(api, GangConfig(scheduler="coscheduling"))
     assert known.mark({"spec": {}}, JOB, state) == {"spec": {}}
     assert keep(api, spec(), state) is None
     assert keep(api, spec(), state) is None
@@ -165,19 +165,19 @@ def test_a_workload_is_replaced_since_its_minimum_is_immutable(spec):
 
 def test_pods_are_created_without_a_gang_if_its_api_is_not_served_and_the_job_says_so(spec, monkeypatch):
     now = [NOW]
-    monkeypatch.setattr(gangs.clock, "now", lambda: now[0])
+    monkeypatch.setattr(objects.clock, "now", lambda: now[0])
     api, state = (
         Api(ApiError("apply", 404, "NotFound", "the server could not find the requested resource")),
         LoopState(),
     )
     assert keep(api, spec(), state) is None
-    assert gangs.Gangs(api, GangConfig(scheduler="coscheduling")).mark({}, JOB, state) == {}
+    assert objects.Gangs(api, GangConfig(scheduler="coscheduling")).mark({}, JOB, state) == {}
     (said,) = report.gang_scheduled(state.gang, 2, was_reported=False)
     assert (said.status, said.reason) == ("False", "GangSchedulerMissing")
     assert "does not serve PodGroup of scheduling.x-k8s.io/v1alpha1 (gang.scheduler: coscheduling)" in said.message
     keep(api, spec(), state)
     assert len(api.calls) == 1
-    now[0] = NOW + gangs.RETRY
+    now[0] = NOW + objects.RETRY
     keep(api, spec(), state)
     (said,) = report.gang_scheduled(state.gang, 2, was_reported=True)
     assert (said.status, said.reason) == ("True", "Grouped")
@@ -214,9 +214,11 @@ def test_group_is_removed_with_the_last_worker_of_a_suspended_job(make_spec):
 
 def test_a_failed_removal_is_tried_again_and_a_job_of_another_scheduler_costs_nothing(spec, make_spec):
     api, state = Api(ApiError("remove", 503, "", "busy")), LoopState()
-    known = gangs.Gangs(api, GangConfig(scheduler="coscheduling"))
+    known = objects.Gangs(api, GangConfig(scheduler="coscheduling"))
     asyncio.run(known.follow(JOB, spec(), state, wanted=False))
     assert state.gang is None
+    assert list(state.retries) == ["gang"]
+    state.retries.clear()  # a minute later
     asyncio.run(known.follow(JOB, spec(), state, wanted=False))
     asyncio.run(known.follow(JOB, spec(), state, wanted=False))
     assert (api.calls, state.gang) == ([f"remove {NAME}"] * 2, Gang())

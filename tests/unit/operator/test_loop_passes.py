@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 
 from conditions import until
+from elastrain_operator import clock
 from elastrain_operator.facts import Trouble
 from elastrain_operator.job import loop as loop_module
 from elastrain_operator.job.loops import STATUS_SHARE
@@ -69,6 +71,19 @@ def test_an_unchanged_new_pod_causes_no_pass():
         running = parse.pod({**world.pods["job-0"], "status": {"phase": "Succeeded"}}, NOW)
         jobs.pod_seen(JOB, running)
         await until(lambda: world.passes > before, "a pass for a pod that has changed")
+
+    run_counting(scenario)
+
+
+def test_a_failed_write_beside_the_pods_gets_a_pass_of_its_own():
+    async def scenario(world, jobs):
+        (loop,) = jobs._loops.values()
+        loop._state.retries["disruption budget"] = clock.now() + timedelta(seconds=0.2)
+        loop.wake()
+        before = world.passes
+        await until(lambda: world.passes == before + 2, "the pass that was woken, and the one for the write")
+        await asyncio.sleep(0.1)
+        assert world.passes == before + 2, "a time that is over asks for none"
 
     run_counting(scenario)
 

@@ -1,40 +1,96 @@
-"""Writes the gangs of jobs for their scheduler (``pod/gang.py``): before a pod names its group, the group exists."""
+"""Writes what stands beside a job's pods: the disruption budget, the marks for autoscalers, the gang.
+
+A failure is logged and stops no other write. It is repeated in a pass after :data:`RETRY`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 
+from elastrain.api import names
 from elastrain.api.job import JobSpec
 from elastrain_operator import clock
 from elastrain_operator.config import GangConfig
-from elastrain_operator.facts import Gang, JobRef, RefusalKind
+from elastrain_operator.facts import DisruptionBudget, Gang, JobRef, Mark, RefusalKind
 from elastrain_operator.job.state import LoopState
+from elastrain_operator.kube.client import Kube
 from elastrain_operator.kube.errors import ApiError
 from elastrain_operator.kube.refusals import Refused
+from elastrain_operator.pod.defaults import evictable
 from elastrain_operator.pod.gang import SCHEDULERS
+from elastrain_operator.pod.manifest import owned
 
 RETRY = timedelta(seconds=60)
-"""After an answer that the API is not served: when it is asked again."""
+"""Time between a failed write and its next attempt, also after an answer that an API is not served."""
 
 log = structlog.get_logger(__name__)
 
 
-class Objects(Protocol):
-    """The part of :class:`elastrain_operator.kube.client.Kube` that is used."""
+async def _attempt(what: str, job: JobRef, state: LoopState, write: Callable[[], Awaitable[None]]) -> bool:
+    """Whether the write succeeded now."""
+    if what in state.retries and clock.now() < state.retries[what]:
+        return False
+    try:
+        await write()
+    except ApiError as error:
+        state.retries[what] = clock.now() + RETRY
+        log.warning(f"{what} not written", job=f"{job.namespace}/{job.name}", error=str(error))
+        return False
+    state.retries.pop(what, None)
+    return True
 
-    async def apply(self, path: str, manifest: Mapping[str, Any]) -> None: ...
 
-    async def remove(self, path: str, what: str) -> None: ...
+# ---- disruption budget ---------------------------------------------------------------------------------------------
+async def write_budget(kube: Kube, job: JobRef, budget: DisruptionBudget, state: LoopState) -> None:
+    """Write or delete a job's PodDisruptionBudget, and note that in ``state``."""
+    manifest = budget_manifest(job, budget)
+    name = manifest["metadata"]["name"]
+    path = f"/apis/policy/v1/namespaces/{job.namespace}/poddisruptionbudgets/{name}"
+
+    async def write() -> None:
+        if budget.ordinals:
+            await kube.apply(path, manifest)
+        else:
+            await kube.remove(path, f"delete disruption budget {job.namespace}/{name}")
+
+    if await _attempt("disruption budget", job, state, write):
+        state.budget = budget
 
 
+def budget_manifest(job: JobRef, budget: DisruptionBudget) -> dict[str, Any]:
+    """The budget for server-side apply. The garbage collector deletes it with the job."""
+    chosen = {"key": names.LABEL_ORDINAL, "operator": "In", "values": [str(n) for n in budget.ordinals]}
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": owned(job, f"{job.name}-state-{job.uid[:8]}"),  # a job's name has at most 50 characters
+        "spec": {
+            "minAvailable": budget.least,
+            "selector": {"matchLabels": {names.LABEL_JOB_UID: job.uid}, "matchExpressions": [chosen]},
+        },
+    }
+
+
+# ---- marks for autoscalers -----------------------------------------------------------------------------------------
+async def write_marks(kube: Kube, job: JobRef, marks: tuple[Mark, ...], state: LoopState) -> None:
+    """Annotate the workers."""
+
+    async def write() -> None:
+        for mark in marks:
+            await kube.annotate_pod(job.namespace, mark.pod, mark.uid, evictable(keep=mark.keep))
+
+    await _attempt("annotations of workers", job, state, write)
+
+
+# ---- gangs ---------------------------------------------------------------------------------------------------------
 class Gangs:
-    """The gangs of all jobs, for one scheduler."""
+    """The gangs of all jobs, for one scheduler (``pod/gang.py``): before a pod names its gang, that exists."""
 
-    def __init__(self, kube: Objects, config: GangConfig) -> None:
+    def __init__(self, kube: Kube, config: GangConfig) -> None:
         self._kube, self._name, self._config = kube, config.scheduler, config
         self._scheduler = SCHEDULERS[config.scheduler]
 
@@ -70,11 +126,16 @@ class Gangs:
         return None
 
     async def follow(self, job: JobRef, spec: JobSpec, state: LoopState, *, wanted: bool) -> None:
-        """Keep or drop the object in a pass that creates no pod. A failure is logged, and the next pass tries again."""
-        found = await (self.keep(job, spec, state) if wanted else self.drop(job, state))
-        if found is not None:
-            text = found.message if isinstance(found, Refused) else str(found)
-            log.warning("gang not written", job=f"{job.namespace}/{job.name}", error=text)
+        """Keep or drop the object in a pass that creates no pod."""
+
+        async def write() -> None:
+            found = await (self.keep(job, spec, state) if wanted else self.drop(job, state))
+            if isinstance(found, Refused):
+                raise ApiError("write the job's gang", 0, found.kind, found.message)
+            if found is not None:
+                raise found
+
+        await _attempt("gang", job, state, write)
 
     def mark(self, pod: dict[str, Any], job: JobRef, state: LoopState) -> dict[str, Any]:
         """``pod``, a manifest, with its reference to the group, if there is one."""
