@@ -83,7 +83,7 @@ def _decide(bounds: Bounds, world: World, number: int) -> World:
     g, peers = rank.generation, world.members(rank.generation)
     alone = rank.woke and any(world.has_left(p, g) for p in peers if p != number)
     intact = (not rank.lost or "vouch" in bounds.without) and (not alone or "look after a freeze" in bounds.without)
-    if not rules.counts(rank.step, g, number, len(peers), summed=True, intact=intact):
+    if not rules.counts(g, summed=True, intact=intact):
         return _broken(bounds, world, number)
     early = "end of the sums" in bounds.without and _is_misled(world, peers, g, rank.step)
     history = (*rank.history, STALE if rank.stale or early else g)

@@ -5,23 +5,20 @@ from __future__ import annotations
 from functools import cache
 
 from commit.world import Bounds, World
-from elastrain.data.share import Place, Share
 from elastrain.elastic.commit import control
 from elastrain.elastic.commit.control import Summed
-from elastrain.elastic.commit.verdict import Verdict
+from elastrain.elastic.commit.decide import Counts, Known, decide
+from elastrain.elastic.commit.ledger import Verdict
 from elastrain.elastic.group.entry import Entry, EntryRow
 from elastrain.elastic.reshard.restore import ShardRef
-from elastrain.elastic.step import Step
 
 SUMMED = Summed([0.0] * control.SIZE, ())
 
 
 @cache
-def counts(step: int, generation: int, rank: int, size: int, *, summed: bool, intact: bool) -> bool:
+def counts(generation: int, *, summed: bool, intact: bool) -> bool:
     """Whether the step counts on this rank."""
-    execution = Step(number=step, place=Place(generation, rank, size), share=Share(rank, size), parts=())
-    execution.decide(SUMMED if summed else None, generation, intact=intact, updatable=True)
-    return execution.counts
+    return isinstance(decide(Known(generation, SUMMED if summed else None, vouched=intact)), Counts)
 
 
 @cache

@@ -17,7 +17,10 @@ from elastrain.api.settings import BatchSettings, CheckpointSpec, LearningRate
 from elastrain.data.order import Order
 from elastrain.data.share import Place
 from elastrain.elastic.batching import ChosenBatch
-from elastrain.elastic.step import Step
+from elastrain.elastic.commit import control
+from elastrain.elastic.commit.control import Summed
+from elastrain.elastic.commit.decide import Known
+from elastrain.elastic.commit.step import Step
 from elastrain.elastic.strategies.choice import strategy_for
 from elastrain.elastic.strategies.strategy import ElasticModule
 from elastrain.sizing import noise
@@ -172,7 +175,8 @@ class Played:
             step = Step(self.position, place, place.share, (), span=self.batch.factor, samples=samples)
             self.batch.begin_step(1 << 40, ())
             parts = (2 * (1 + variance / 5), 2 / 5, 2.0) if self.batch.small.open else (0.0, 0.0, 0.0)
-            step.batch = (*self.batch.votes(place)[:2], *parts)
+            votes = (*self.batch.votes(place)[:2], *parts)
+            step.decide(Known(1, Summed([0.0] * control.SIZE, (), of_batch=votes)))
             self._model.module.weight.grad = torch.full((1, 1), (1 + variance / samples) ** 0.5)
             self.batch.measure(step, self._model)
             self.now += 0.1 + 0.005 * samples

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastrain.elastic.commit.verdict import Verdict
+from elastrain.elastic.commit.ledger import Verdict
 from elastrain.elastic.group.entry import Entry, EntryRow, newest_whole
 from elastrain.elastic.reshard.restore import ShardRef
 

@@ -19,8 +19,8 @@ from torch.utils.data import TensorDataset
 
 from conditions import eventually
 from elastrain.api.settings import CheckpointSpec
+from elastrain.elastic.commit.updates import Applied, Update, applied, left_by_break
 from elastrain.elastic.job import Job
-from elastrain.elastic.updates import Applied, Update, applied, left_by_break
 from rank_threads import World
 
 STEPS, AT = 6, 3

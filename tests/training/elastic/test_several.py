@@ -8,12 +8,13 @@ from elastrain.data.order import Slice
 from elastrain.data.share import Place, Share
 from elastrain.elastic.commit import control
 from elastrain.elastic.commit.control import Summed
+from elastrain.elastic.commit.decide import Known
+from elastrain.elastic.commit.step import Step
 from elastrain.elastic.contract import Contract
 from elastrain.elastic.several import SeveralBackwards
 from elastrain.elastic.state.rollback import Snapshot
 from elastrain.elastic.state.tracked import Tracker
 from elastrain.elastic.state.trained import TrainedSet
-from elastrain.elastic.step import Step
 
 SUMS = Summed([0.0] * control.SIZE, ())
 
@@ -41,7 +42,7 @@ class Body:
         loss = self.net(self.x).pow(2).mean()
         loss.backward()
         self.step.done = 1
-        self.step.decide(SUMS, 1, intact=self.evaluations != self.lost, updatable=True)
+        self.step.decide(Known(1, SUMS, vouched=self.evaluations != self.lost))
         return loss.detach()
 
     def weights(self) -> list[float]:

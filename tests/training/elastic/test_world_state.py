@@ -12,10 +12,13 @@ from torch import nn
 
 from elastrain.api.settings import RankSettings
 from elastrain.elastic.checkpoint import CheckpointKeeper
+from elastrain.elastic.commit import control
+from elastrain.elastic.commit.control import Summed
+from elastrain.elastic.commit.decide import Known
+from elastrain.elastic.commit.step import Step
 from elastrain.elastic.group.session import Withdrawn
 from elastrain.elastic.group.world import World
 from elastrain.elastic.state import digest
-from elastrain.elastic.step import Step
 from elastrain.elastic.strategies.choice import world_for
 
 REPLICAS = cast("Any", SimpleNamespace(votes=False, tensor=1))
@@ -27,7 +30,11 @@ def alone(**tracked: Any) -> World:
 
 
 def commit(world: World, loss: float) -> None:
-    world.commit(Step(world.step, world.place, world.share, (), loss=loss, by=1))
+    sums = [0.0] * control.SIZE
+    sums[control.LOSS] = loss
+    step = Step(world.step, world.place, world.share, ())
+    step.decide(Known(1, Summed(sums, ())))
+    world.commit(step)
 
 
 def test_the_loss_is_that_of_the_last_step_committed_by_a_peer():

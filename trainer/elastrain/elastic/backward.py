@@ -4,26 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import structlog
 import torch
 
 from elastrain.data.order import Slice
 from elastrain.elastic.batching import ScriptsBatch
-from elastrain.elastic.comm.communicator import Communicator
+from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
 from elastrain.elastic.comm.header import RanksDiverged
 from elastrain.elastic.commit import control
 from elastrain.elastic.commit.control import Summed
+from elastrain.elastic.commit.decide import Known
+from elastrain.elastic.commit.step import Step
 from elastrain.elastic.commit.vote import Vote, cast
 from elastrain.elastic.group.heartbeat import Heartbeat
-from elastrain.elastic.group.session import Session
+from elastrain.elastic.group.session import ExitRequested, Session, Withdrawn
 from elastrain.elastic.group.world import World
 from elastrain.elastic.learning import Learning
-from elastrain.elastic.replicas.check import Found, ReplicaCheck
+from elastrain.elastic.replicas.check import ReplicaCheck
 from elastrain.elastic.state.buffers import Buffers
-from elastrain.elastic.step import Step
 from elastrain.elastic.strategies.strategy import Strategy
-from elastrain.elastic.voting import Voting
 
 log = structlog.get_logger(__name__)
 
@@ -62,7 +63,6 @@ class Backward:
         """Whether this rank asks to end training."""
         self._session, self._strategy, self._heartbeat, self._world = session, strategy, heartbeat, world
         self._learning, self._batch, self._check = learning, batch, check
-        self._voting = Voting(world, heartbeat)
 
     def run(
         self,
@@ -74,7 +74,7 @@ class Backward:
         *,
         retain_graph: bool,
     ) -> None:
-        """One backward of ``step``, of ``part``; after the last one it is decided whether the step counts.
+        """One backward of ``step``, of ``part``. After the last one: gradients summed, vote, decide.
 
         ``unscaled``: the loss before a scaler multiplied it. ``buffers``: those of the model when the step began.
         """
@@ -86,35 +86,36 @@ class Backward:
             self._learning.gradients(buffers)
             summed = self._vote(step, communicator)
         else:
-            learners = self._world.share != self._world.place.share
-            self._world.state.trained.before_backward(communicator, first=step.done == 1, learners=learners)
-            self._heartbeat.backward(loss)
-            self._batch.of_part(step, part, loss, unscaled)
-            step.add_loss(part, unscaled)
             with self._guarded(communicator):
-                with within_backward(step):
-                    self._strategy.backward(
-                        loss, unscaled, part, communicator, last=step.complete, retain_graph=retain_graph
-                    )
+                self._gradients(step, part, loss, unscaled, communicator, retain_graph=retain_graph)
                 if step.complete:
                     summed = self._vote(step, communicator)
         if step.complete:
-            # Read first: if the transfer to a joiner breaks in before_update(), the sums of this step still count.
-            intact = self._session.vouched(communicator)
-            updatable = self._world.before_update()
-            if self._world.share != self._world.place.share:
-                updatable &= self._learning.share_buffers(communicator, buffers)
-            incomplete = self._world.receiving
-            found = self._check.after_vote(summed, communicator)
-            intact &= found is Found.EQUAL
-            step.decide(summed, communicator.generation, intact=intact, updatable=updatable, incomplete=incomplete)
-            if self._strategy.votes and summed is not None and found is not Found.DIFFERENT:
-                self._voting.settle(step, summed, communicator.generation)
-            if step.counts and step.backwards <= 1:
-                self._world.state.replicas.schedule.stepped(receiving=step.learning)
+            self._decide(step, summed, communicator, buffers)
             self._weigh(step)
-        self._heartbeat.resumed(summed.sums[control.COMPUTE] if summed is not None and step.counts else None)
+        self._heartbeat.resumed(step.result.summed.sums[control.COMPUTE] if step.counts else None)
 
+    # -- gradients -----------------------------------------------------------------------------------------------------
+    def _gradients(
+        self,
+        step: Step,
+        part: Slice,
+        loss: torch.Tensor,
+        unscaled: torch.Tensor,
+        communicator: Communicator,
+        *,
+        retain_graph: bool,
+    ) -> None:
+        """Compute those of ``part``, and sum them over the ranks if it is the last one."""
+        learners = self._world.share != self._world.place.share
+        self._world.state.trained.before_backward(communicator, first=step.done == 1, learners=learners)
+        self._heartbeat.backward(loss)
+        self._batch.of_part(step, part, loss, unscaled)
+        step.add_loss(part, unscaled)
+        with within_backward(step):
+            self._strategy.backward(loss, unscaled, part, communicator, last=step.complete, retain_graph=retain_graph)
+
+    # -- vote ----------------------------------------------------------------------------------------------------------
     def _vote(self, step: Step, communicator: Communicator) -> Summed | None:
         """All gradients are complete on this rank: the sum of all votes. None: it has not voted, since a peer was lost.
 
@@ -158,6 +159,67 @@ class Backward:
             return summed if self._world.place.rank == 0 else 0.0
         return 0.0 if step.losses is None else step.losses.item()
 
+    # -- decide --------------------------------------------------------------------------------------------------------
+    def _decide(self, step: Step, summed: Summed | None, communicator: Communicator, buffers: Buffers) -> None:
+        """Whether ``step`` counts, by the sum of the votes. Returns when the optimizers may change the state."""
+        world, generation = self._world, communicator.generation
+        # Read first: if the transfer to a joiner breaks in before_update(), the sums of this step still count.
+        vouched = self._session.vouched(communicator)
+        holds = world.before_update()
+        if world.share != world.place.share:
+            holds &= self._learning.share_buffers(communicator, buffers)
+        known = Known(
+            generation,
+            summed,
+            vouched=vouched,
+            holds=holds,
+            incomplete=world.receiving,
+            replicas=self._check.after_vote(summed, communicator),
+            keeps=self._strategy.votes,
+        )
+        if step.decide(known):
+            step.decide(replace(known, asked=True, late=self._ask_peers(generation)))
+        if not step.counts:
+            log.info("the step does not count", step=step.number, outcome=step.outcome)
+            return
+        if self._strategy.votes:
+            assert world.model is not None
+            world.model.take_votes(step.result.summed.of_model)
+            world.position.ballot.count(step.result.summed, generation, step.number + 1)
+        if step.backwards <= 1:
+            world.state.replicas.schedule.stepped(receiving=step.result.learning)
+
+    def _ask_peers(self, voted: int) -> Summed | None:
+        """The result of this rank's vote in generation ``voted``, if a peer has counted the step by it.
+
+        Waits for a generation that includes this rank, which it enters after its loop body.
+        """
+        world, position = self._world, self._world.position
+        self._heartbeat.runtime()
+        assert world.communicator is not None
+        position.ballot.voted = voted
+        try:
+            world.give_up(world.communicator, world.communicator.broken or "the vote for the step has failed")
+            while True:
+                try:
+                    generation, communicator = position.next_generation(world.number, joins=False)
+                except ExitRequested:
+                    return None  # the end of the loop body meets the same reason
+                except Withdrawn:
+                    position.renew()
+                    world.say_ready()
+                    continue
+                if communicator is None:
+                    world.stop_for(generation)
+                    continue
+                try:
+                    return position.hear(generation, communicator, world.entry_row(generation))
+                except GenerationBroken as e:
+                    world.give_up(communicator, e.cause)
+        finally:
+            position.ballot.voted = 0
+
+    # -- what surrounds them -------------------------------------------------------------------------------------------
     @contextmanager
     def _guarded(self, communicator: Communicator) -> Iterator[None]:
         """A backward runs. An exception in it ends the script only if its generation is healthy: after a loss code of
@@ -195,17 +257,20 @@ class Backward:
 
         Raises :class:`RanksDiverged` if the ranks differ in what they have given.
         """
-        if step.counts and (0 < step.kept < step.share.parts or (step.share.learner and step.keeps != (step.kept > 0))):
+        if not step.counts:
+            return
+        result, ranks = step.result, step.share.parts
+        if 0 < result.kept < ranks or (step.share.learner and step.keeps != (result.kept > 0)):
             raise RanksDiverged(
                 f"job.backward(): in step {step.number + 1} some ranks have gradients of a step before, and others do "
                 "not: call zero_grad() on all ranks before the same steps: always, or by job.step"
             )
-        if step.counts and step.mixed:
+        if result.mixed(ranks):
             raise RanksDiverged(
                 f"job.backward(): in step {step.number + 1} some calls had a count=… and others had none: give it in "
                 "each call, on all ranks and for each micro-batch, or in none"
             )
-        if step.counts and (model := self._world.model) is not None:
-            model.scale_gradients(step.factor)
-            self._batch.measure(step, model)
-            self._world.state.kept.add()
+        assert self._world.model is not None
+        self._world.model.scale_gradients(result.factor(step.unit))
+        self._batch.measure(step, self._world.model)
+        self._world.state.kept.add()

@@ -20,8 +20,8 @@ from elastrain.api.settings import BatchSettings
 from elastrain.data.order import Order, Slice
 from elastrain.data.share import Place
 from elastrain.data.spans import ONE, Spans
+from elastrain.elastic.commit.step import Step
 from elastrain.elastic.small_gradient import SmallGradient, squared
-from elastrain.elastic.step import Step
 from elastrain.elastic.strategies.strategy import ElasticModule
 from elastrain.sizing.batch import choose, is_known, larger, learning_rate_factor
 from elastrain.sizing.noise import NoiseScale, is_due, weight
@@ -178,7 +178,7 @@ class ChosenBatch(ScriptsBatch):
         return float(self._propose(place.world_size, noise)), noise or 0.0, *self.small.votes()
 
     def measure(self, step: Step, model: ElasticModule) -> None:
-        small, inverse, parts = step.batch[2:] if step.batch else (0.0, 0.0, 0.0)
+        small, inverse, parts = step.result.summed.of_batch[2:]
         if parts < 1:
             return
         gradients = [p.grad for p in model.module.parameters() if p.grad is not None]
@@ -191,7 +191,7 @@ class ChosenBatch(ScriptsBatch):
         self._steps += 1
         self._time(step)
         self.lost += step.samples * (1 - self._efficiency(step.span))
-        proposed, noise = step.batch[:2] if step.batch else (0.0, 0.0)
+        proposed, noise = step.result.summed.of_batch[:2]
         if noise > 0:
             self.noise = noise
         if proposed and int(proposed) != self.factor:

@@ -11,12 +11,13 @@ from elastrain.data.audit import AuditLog
 from elastrain.data.order import Order
 from elastrain.elastic.batching import ScriptsBatch
 from elastrain.elastic.comm.transport import described
+from elastrain.elastic.commit.decide import End, left
+from elastrain.elastic.commit.step import Step
+from elastrain.elastic.commit.updates import Applied, Updates
 from elastrain.elastic.group.heartbeat import Heartbeat
 from elastrain.elastic.group.hold import start_anew
 from elastrain.elastic.group.session import Session
 from elastrain.elastic.group.world import World
-from elastrain.elastic.step import Step
-from elastrain.elastic.updates import Applied, Updates
 
 log = structlog.get_logger(__name__)
 
@@ -81,7 +82,7 @@ class Bodies:
                 raise
         self.after_commit(step)
         self.step = None
-        self._world.committed(step.saves)
+        self._world.committed(step.result.saves)
 
     def leave(self, step: Step, *, finished: bool) -> None:
         """The script has left the loop body, by ``break`` (``finished``) or by an exception that it may catch.
@@ -91,12 +92,13 @@ class Bodies:
         """
         self.lost = self.void(step) if not finished else ""
         applied = self.updates.applied(finished=finished)
-        if step.counts and applied is Applied.WHOLLY:
-            self._applied = not finished
-            if finished:
-                self.commit(step)
-        elif step.done:
-            counted, step.counts = step.counts, False
+        end = left(step.outcome, applied, begun=step.done > 0, finished=finished)
+        self._applied = end is End.WAITS
+        if end is End.COMMITS:
+            self.commit(step)
+        elif end is End.LEAVES:
+            counted = step.counts
+            step.leave()
             whole = self._discard(step)
             why = f"the loop body of step {step.number + 1} was left before its update was complete"
             self._world.leave(why, void=counted and applied is not Applied.NOTHING and not whole)
@@ -160,10 +162,11 @@ class Bodies:
         step = self._unfinished
         if step is not None and step.number < self._world.step:
             self._log(step, "adopted")
+            step.adopt()
             self._call_back(step)
 
     def _call_back(self, step: Step) -> None:
-        self.step, step.counts = step, True
+        self.step = step
         try:
             with self.body(step):
                 for callback in self.callbacks:

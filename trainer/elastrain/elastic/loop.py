@@ -27,6 +27,8 @@ from elastrain.elastic.batching import ScriptsBatch
 from elastrain.elastic.between import Between
 from elastrain.elastic.bodies import Bodies
 from elastrain.elastic.boundary import Act
+from elastrain.elastic.commit.step import Step
+from elastrain.elastic.commit.updates import left_by_break
 from elastrain.elastic.contract import Call, Contract, Phase
 from elastrain.elastic.group.end import End
 from elastrain.elastic.group.heartbeat import Heartbeat
@@ -41,9 +43,7 @@ from elastrain.elastic.state.buffers import Buffers
 from elastrain.elastic.state.capture import Stateful
 from elastrain.elastic.state.rollback import Snapshot, Touched, Trace
 from elastrain.elastic.state.tracked import Closure
-from elastrain.elastic.step import Step
 from elastrain.elastic.strategies.strategy import Strategy
-from elastrain.elastic.updates import left_by_break
 
 log = structlog.get_logger(__name__)
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from elastrain.elastic.commit.step import Step
 from elastrain.elastic.contract import Call, Contract, Phase
 from elastrain.elastic.state.rollback import Snapshot
 from elastrain.elastic.state.tracked import Closure
-from elastrain.elastic.step import Step
 
 _UNSEEN = (
     "did not take place in the warm-up, so there is no copy of the state for the case that a worker is lost: announce "

@@ -15,10 +15,10 @@ from torch import nn
 
 from elastrain.api import names
 from elastrain.data.loader import ElasticLoader
+from elastrain.elastic.commit.step import Step
 from elastrain.elastic.job import Job
 from elastrain.elastic.start import join as join_job
 from elastrain.elastic.state.handover import Handover
-from elastrain.elastic.step import Step
 from elastrain.elastic.torch_private import BatchNorm
 from elastrain_verify.history import OWN_LOOP
 from elastrain_verify.rank import precision, record, seeds

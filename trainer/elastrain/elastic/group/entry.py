@@ -61,7 +61,7 @@ class EntryRow:
     changes: int = -1
     """As of :attr:`elastrain.data.changes.Changes.seen`."""
     voted: int = 0
-    """As of :class:`elastrain.elastic.commit.verdict.Row`."""
+    """As of :class:`elastrain.elastic.commit.ledger.Row`."""
     counted: int = 0
     """The same."""
     back: int = -1

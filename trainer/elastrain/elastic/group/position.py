@@ -20,8 +20,8 @@ from elastrain.data.order import Order
 from elastrain.elastic.comm import backend
 from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.comm.header import Kind
-from elastrain.elastic.commit.ballot import Ballot
 from elastrain.elastic.commit.control import Summed
+from elastrain.elastic.commit.ledger import Ledger
 from elastrain.elastic.encoding.integers import from_integers, to_integers
 from elastrain.elastic.group.connecting import close_in_background
 from elastrain.elastic.group.entry import Entry, EntryRow
@@ -58,7 +58,7 @@ class Position:
         """Whether the script is in a call between two steps."""
         self.ready = False
         """Whether a generation may include this rank."""
-        self.ballot = Ballot()
+        self.ballot = Ledger()
         """This rank's votes for steps."""
         self._session, self._saved_step = session, saved_step
         self._looks = True

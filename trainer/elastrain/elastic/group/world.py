@@ -18,6 +18,7 @@ from elastrain.elastic.boundary import Act, Boundary
 from elastrain.elastic.checkpoint import CheckpointKeeper
 from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
 from elastrain.elastic.comm.header import Kind
+from elastrain.elastic.commit.step import Step
 from elastrain.elastic.group import tracing
 from elastrain.elastic.group.connecting import close_in_background
 from elastrain.elastic.group.copies import WholeCopies
@@ -33,7 +34,6 @@ from elastrain.elastic.group.session import Session, Withdrawn
 from elastrain.elastic.reshard.restore import FRESH, ShardRef
 from elastrain.elastic.state import capture
 from elastrain.elastic.state.handover import Handover
-from elastrain.elastic.step import Step
 from elastrain.elastic.strategies.strategy import ElasticModule, Strategy
 
 log = structlog.get_logger(__name__)
@@ -196,10 +196,11 @@ class World:
 
     def commit(self, step: Step) -> None:
         """The optimizer of ``step`` has been applied. :meth:`committed` follows."""
-        self.state.commit(self.step + step.span, step.by, stops=step.stops)
-        if not step.learning:
+        result = step.result
+        self.state.commit(self.step + step.span, result.by, stops=result.stops)
+        if not result.learning:
             self.share = self.place.share
-        self._agreed = step.agreed
+        self._agreed = result.agreed
         self._reporter.committed(time.monotonic(), step.loss, step.span)
 
     def committed(self, saves: int = 0) -> None:

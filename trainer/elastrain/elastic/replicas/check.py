@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from enum import Enum, auto
 
 import structlog
 
 from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
 from elastrain.elastic.comm.header import Kind, RanksDiverged
 from elastrain.elastic.commit.control import Summed
+from elastrain.elastic.commit.decide import Compared
 from elastrain.elastic.encoding import decode, encode
 from elastrain.elastic.group.world import World
 from elastrain.elastic.replicas.compare import WAY_OUT, Judgement, Outcome, Row, differ, judge
@@ -25,31 +25,20 @@ class ReplicaDiffers(RuntimeError):
     """This rank's state differs from that of the majority again and again."""
 
 
-class Found(Enum):
-    """What a rank knows of the replicas."""
-
-    EQUAL = auto()
-    """They are equal, or were not compared."""
-    DIFFERENT = auto()
-    """They are not: no rank counts the step."""
-    UNKNOWN = auto()
-    """A peer was lost meanwhile. Others may know."""
-
-
 class ReplicaCheck:
     """Of one rank."""
 
     def __init__(self, world: World) -> None:
         self._world, self._replicas = world, world.state.replicas
 
-    def after_vote(self, summed: Summed | None, communicator: Communicator) -> Found:
+    def after_vote(self, summed: Summed | None, communicator: Communicator) -> Compared:
         """The sum of the votes is here, or void. A rank that has it knows the numbers of all ranks, and so each takes
         the same way: a difference makes the step count on no rank.
 
         Raises :class:`RanksDiverged`, and :class:`ReplicaDiffers` on a rank of which that is not the first time.
         """
         if summed is None or communicator.broken is not None or not summed.replicas:
-            return Found.EQUAL
+            return Compared.EQUAL
         return self._settle(summed.replicas, communicator)
 
     def at_boundary(self) -> bool:
@@ -65,22 +54,22 @@ class ReplicaCheck:
             numbers = communicator.all_gather_ints([self._replicas.number_at_boundary()], Kind.REPLICAS)
         except GenerationBroken:
             return False
-        return self._settle([number for (number,) in numbers], communicator) is Found.EQUAL
+        return self._settle([number for (number,) in numbers], communicator) is Compared.EQUAL
 
-    def _settle(self, numbers: Sequence[int], communicator: Communicator) -> Found:
+    def _settle(self, numbers: Sequence[int], communicator: Communicator) -> Compared:
         step, replicas = self._world.step, self._replicas
         judgement = Judgement(Outcome.EQUAL)
         if differ(numbers, replicas.shards):
             try:
                 judgement = self._judge(communicator, step)
             except GenerationBroken:
-                return Found.UNKNOWN
+                return Compared.UNKNOWN
         if judgement.outcome is Outcome.EQUAL:
             replicas.equal(step)
-            return Found.EQUAL
+            return Compared.EQUAL
         log.error("replicas differ", step=step, outcome=judgement.outcome.name, why=judgement.why)
         self._act(judgement, communicator)
-        return Found.DIFFERENT
+        return Compared.DIFFERENT
 
     def _judge(self, communicator: Communicator, step: int) -> Judgement:
         """What all ranks find in their entries. Raises ``GenerationBroken``."""

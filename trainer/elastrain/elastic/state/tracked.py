@@ -15,10 +15,10 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from elastrain.elastic.commit.updates import Update, Updates
 from elastrain.elastic.contract import Call, Contract
 from elastrain.elastic.state.capture import Stateful
 from elastrain.elastic.torch_private import uncompiled
-from elastrain.elastic.updates import Update, Updates
 
 UPDATES_OF_SCALER = ("unscale_", "step", "update")
 UPDATES_OF_AVERAGE = ("update_parameters", "update", "set")

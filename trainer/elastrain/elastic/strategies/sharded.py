@@ -8,7 +8,7 @@ the first of them contributes their loss and counts.
 *The commit rule.* A rank publishes its control vector only when it holds all its gradients, and the vector is summed in
 two hops: a rank that has the sum knows that every rank holds every complete gradient. A rank that has published it and
 lacks the sum keeps its gradients until it hears from its peers whether the step counts
-(:mod:`elastrain.elastic.commit.ballot`). The vote also carries the squared norm, so that clipping needs no
+(:mod:`elastrain.elastic.commit.ledger`). The vote also carries the squared norm, so that clipping needs no
 collective after it.
 """
 

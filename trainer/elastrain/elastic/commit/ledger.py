@@ -1,4 +1,4 @@
-"""Whether a step counts, on a rank that holds all its gradients and lacks the result of the last sum.
+"""Late votes: a rank that holds all its gradients of a step, and lacks the result of its vote.
 
 The ranks of a sharded model do not all hold the same gradients, so that the state of a rank that has committed cannot
 replace that of every other. A rank *votes* when all its gradients are complete. A rank that has the sum of the votes
@@ -11,17 +11,58 @@ Either way no state is copied or rolled back.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.comm.header import Kind
 from elastrain.elastic.commit.control import Summed
-from elastrain.elastic.commit.verdict import Row, Verdict
 from elastrain.elastic.encoding import decode, encode
 
 
-class Ballot:
-    """The votes of one rank. For the training thread."""
+class Row(Protocol):
+    """What a rank contributes when ranks meet."""
+
+    @property
+    def step(self) -> int:
+        """Committed steps; -1: it holds no state."""
+
+    @property
+    def voted(self) -> int:
+        """The generation in which it has voted for its next step, and missed the result; 0: in none."""
+
+    @property
+    def counted(self) -> int:
+        """The generation of the vote by whose result it has committed its last step; 0: the result is not here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What happens with votes whose result is missing; the same on all ranks."""
+
+    open: list[int]
+    """Ranks that have voted and wait. They return to their scripts, and then enter the generation."""
+    late: list[int]
+    """Those of them whose step counts."""
+    ahead: int
+    """The rank that gives them the result; meaningless if there are none."""
+
+    @classmethod
+    def of(cls, table: Sequence[Row]) -> Verdict:
+        """``table``: of all ranks that meet, by rank. Pure."""
+        waiting = [r for r, row in enumerate(table) if row.voted]
+        newest = max(row.step for row in table)
+        votes = {table[r].voted for r in waiting if table[r].step == newest - 1}
+        ahead = next((r for r, row in enumerate(table) if row.step == newest and row.counted in votes), -1)
+        # By the same vote, not by one of a generation that has repeated the step: replicas stay equal to the bit.
+        late = [
+            r for r in waiting if table[r].step == newest - 1 and ahead >= 0 and table[r].voted == table[ahead].counted
+        ]
+        return cls(waiting, late, ahead)
+
+
+class Ledger:
+    """The votes of one rank, and the last result. For the training thread."""
 
     def __init__(self) -> None:
         self.voted = 0

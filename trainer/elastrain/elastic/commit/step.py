@@ -1,4 +1,4 @@
-"""The step that is being computed."""
+"""The step that is being computed, and its outcome: the one place that says whether it counts."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import torch
 
 from elastrain.data.order import Slice
 from elastrain.data.share import Place, Share
-from elastrain.elastic.commit import control
-from elastrain.elastic.commit.control import Summed
+from elastrain.elastic.commit.decide import Adopted, Asks, Counts, Known, Outcome, Repeats, Why, decide
 from elastrain.elastic.contract import Phase
 
 
@@ -50,59 +49,49 @@ class Step:
     """Sum of these counts on this rank."""
     losses: torch.Tensor | None = None
     """Of the same: this rank's part of the mean loss."""
-    counts: bool = False
-    """Gradients are complete on this rank, and its state can be updated: the step is committed when its body ends."""
-    by: int = 0
-    """The generation whose votes it counts by."""
-    incomplete: bool = False
-    """Of a learner: a part of its state has not arrived. Only the optimizers' updates of this step count for it."""
-    agreed: int | None = None
-    """Generation that all ranks switch to after this step."""
-    learning: bool = False
-    """Some ranks will still be receiving their state in the next step."""
-    factor: float = 1.0
-    """What the summed gradients are multiplied by to be those of the mean."""
     keeps: bool = False
     """Whether this rank adds the gradients to those of a step before."""
-    kept: float = 0.0
-    """Ranks that do so, without learners."""
-    mixed: bool = False
-    """Losses of the step were means in some calls and sums over a count in others: there is no mean of both."""
-    loss: float = 0.0
-    """Mean loss over the global batch."""
-    saves: int = 0
-    """The sum of the ranks' votes on a checkpoint after this step."""
-    batch: tuple[float, ...] = ()
-    """As of :attr:`Summed.of_batch`."""
     discarded: bool = False
     """The state was put back to the one with which the step has begun."""
-    stops: bool = False
-    """Training ends with this step: a rank has asked for it."""
+    outcome: Outcome | None = None
+    """Whether it counts; None before its last backward. Only the next three methods set it."""
 
-    def decide(
-        self, summed: Summed | None, generation: int, *, intact: bool, updatable: bool, incomplete: bool = False
-    ) -> None:
-        """Decide whether this execution of the step counts, after its last backward; nothing else decides it.
-
-        With several backwards in a loop body it is called after each, until one fails, and the last one decides.
-
-        ``summed``: the sum of the votes of all ranks of ``generation``; None: this rank lacks it.
-        ``intact``: the generation had not broken when it had arrived. ``updatable``: this rank holds the state that the
-        gradients belong to. ``incomplete``: not yet all of it. Pure.
+    def decide(self, known: Known) -> bool:
+        """The outcome by what this rank knows now. Returns whether it lacks the result of its vote, which its peers may
+        have: the step does not count before.
         """
-        self.counts, self.factor, self.mixed = False, 1.0, False
-        if self.warm_up or summed is None or not intact or not updatable:
-            return
-        self.counts, self.by, self.incomplete = True, generation, incomplete
-        self.agreed = summed.agreed(generation)
-        if counting := summed.sums[control.COUNTED]:
-            self.mixed, count = counting != self.share.parts, summed.sums[control.COUNT]
-            self.factor = 1.0 / (self.unit * count) if count else 0.0
-        self.loss, self.kept = summed.sums[control.LOSS] * self.factor, summed.sums[control.KEPT]
-        self.learning = summed.sums[control.LEARNING] > 0
-        self.stops = summed.sums[control.STOP] > 0
-        self.saves = int(summed.sums[control.SAVE])
-        self.batch = tuple(summed.of_batch)
+        decided = decide(replace(known, warm_up=self.warm_up))
+        self.outcome = Repeats(Why.NO_RESULT) if decided is Asks.PEERS else decided
+        return decided is Asks.PEERS
+
+    def leave(self) -> None:
+        """The script has left the body before the update was complete."""
+        self.outcome = Repeats(Why.BODY_LEFT)
+
+    def adopt(self) -> None:
+        """A peer has committed it, and this rank is about to load its state."""
+        self.outcome = Adopted()
+
+    @property
+    def counts(self) -> bool:
+        """Gradients are complete, and the state can be updated: the step is committed when its body ends."""
+        return isinstance(self.outcome, Counts | Adopted)
+
+    @property
+    def incomplete(self) -> bool:
+        """It counts on a learner of which a part of the state has not arrived: only optimizers' updates act."""
+        return isinstance(self.outcome, Counts) and self.outcome.incomplete
+
+    @property
+    def result(self) -> Counts:
+        """That of a step that counts by a vote."""
+        assert isinstance(self.outcome, Counts)
+        return self.outcome
+
+    @property
+    def loss(self) -> float:
+        """Of a step that counts: the mean over the global batch."""
+        return self.result.loss(self.unit)
 
     def take(self, count: int | None) -> Slice:
         """The next micro-batch, or the last one again, runs backward, with this count or a mean.
