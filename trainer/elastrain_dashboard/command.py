@@ -15,7 +15,8 @@ import structlog
 from aiohttp import web
 
 from elastrain.api import names
-from elastrain.cli.cluster.output import Misused, Place, answers, print_now
+from elastrain.cli.cluster.output import Misused, Place, answers
+from elastrain.cli.shell.printing import print_now
 from elastrain.client.connection import Connection
 from elastrain_dashboard.access import Guard
 from elastrain_dashboard.board import Board

@@ -7,7 +7,8 @@ from typing import Any
 
 from elastrain.api.job import AcceleratorSeconds, ConditionType, ElasticTrainingJob, JobStatus
 from elastrain.api.records import PHASES
-from elastrain.client import Event, Worker, queued, view
+from elastrain.cli.shell import view
+from elastrain.client import Event, Worker, queued
 from elastrain.client import explain as explanations
 from elastrain_dashboard.timeline import Moment
 

@@ -11,8 +11,8 @@ from datetime import datetime, timedelta
 
 from elastrain.api import rescaled
 from elastrain.api.job import LastRescale
+from elastrain.api.job.shown import time_of
 from elastrain.client import Event
-from elastrain.client.records import time_of
 
 KEPT = 100
 """Kept rescales of a job."""

@@ -15,12 +15,12 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import Literal
 
-from elastrain.api.job import AcceleratorSeconds, JobStatus, LastRescale, RestartCounts, SparesStatus
+from elastrain.api.job import AcceleratorSeconds, JobStatus, LastRescale, RestartCounts, SparesStatus, reported
 from elastrain.api.job.status import BatchStatus
 from elastrain.api.records import Progress, Rescale
 from elastrain_operator import clock as time_of_day
 from elastrain_operator.facts import JobRef, Observed
-from elastrain_operator.policy.report import accelerator_seconds, training
+from elastrain_operator.policy.report import accelerator_seconds
 
 PAUSE_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 """Buckets of the pause in seconds: a rescale in process takes a fraction of one, a cold start minutes."""
@@ -68,8 +68,8 @@ def view(job: JobRef, status: JobStatus, report: Progress | None, usage: Acceler
         world_size=report.world_size if report and trains else 0,
         step=report.step if report else status.step or 0,
         total_steps=report.total_steps if report else None,
-        samples_per_second=(training.samples_per_second(report) or 0.0) if report and trains else 0.0,
-        remaining_seconds=training.eta_seconds(report) if report and trains else None,
+        samples_per_second=(reported.samples_per_second(report) or 0.0) if report and trains else 0.0,
+        remaining_seconds=reported.eta_seconds(report) if report and trains else None,
         restarts=status.restarts,
         conditions=tuple((c.type, _TRUTH[c.status]) for c in status.conditions if c.status in _TRUTH),
         unhealthy=_by_health(status),

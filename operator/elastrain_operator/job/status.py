@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 
 from elastrain.api import names
-from elastrain.api.job import AcceleratorSeconds, Condition, ConditionType, GenerationStatus, JobStatus
+from elastrain.api.job import AcceleratorSeconds, Condition, ConditionType, GenerationStatus, JobStatus, reported
 from elastrain_operator.facts import ConditionUpdate, Coordination, Outage, Slot
 from elastrain_operator.job.steps import Steps
 from elastrain_operator.policy.losses import data_loss, exclusion, starting
@@ -56,7 +56,7 @@ def status_of(taken: Steps, create: tuple[int, ...], slots: tuple[Slot, ...], wa
         selector=_selector(taken),
         generation=generation,
         step=taken.known.step,
-        progress=training.progress_status(old.progress, report, taken.facts.now),
+        progress=reported.progress_status(old.progress, report, taken.facts.now),
         last_rescale=training.last_rescale(old.last_rescale, etcd, taken.facts.now) if etcd else old.last_rescale,
         measured_sizes=training.measured_sizes(old.measured_sizes, etcd, seen.pods) if etcd else old.measured_sizes,
         batch=training.batch_status(old.batch, etcd) if etcd else old.batch,

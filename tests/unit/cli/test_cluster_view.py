@@ -10,8 +10,9 @@ import pytest
 from rich.console import Console
 
 from elastrain.api import names
-from elastrain.api.job import ElasticTrainingJob
-from elastrain.client import Event, Worker, view
+from elastrain.api.job import ElasticTrainingJob, LastRescale
+from elastrain.api.job.shown import Event, Worker
+from elastrain.cli.shell import view
 from elastrain.client.explain import explain
 from elastrain.client.records import worker_of
 
@@ -70,6 +71,11 @@ def test_a_line_shows_size_step_and_pause_and_a_wide_one_the_reason() -> None:
 
 def test_a_job_that_no_operator_has_seen_is_pending() -> None:
     assert (view.phase_of(job()), view.size_of(job(replicas=2))) == ("Pending", "0/2")
+
+
+def test_a_lost_step_is_not_hidden() -> None:
+    lost = LastRescale(from_=2, to=1, reason="Lost", pause_seconds=1, lost_steps=3)
+    assert view.rescale_line(lost) == "Lost 2→1 ranks: 1.00 s pause, 3 steps lost"
 
 
 def test_details_show_why_the_phases_of_the_pause_workers_and_events() -> None:

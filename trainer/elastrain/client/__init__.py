@@ -13,6 +13,7 @@
 request, the cause and the remedy.
 """
 
+from elastrain.api.job.shown import Event, Worker
 from elastrain.client.asynchronous import AsyncJobs
 from elastrain.client.blocking import Jobs
 from elastrain.client.errors import (
@@ -24,7 +25,7 @@ from elastrain.client.errors import (
     NotInstalled,
     Refused,
 )
-from elastrain.client.records import Event, LogLine, Worker
+from elastrain.client.records import LogLine
 
 __all__ = [
     "AsyncJobs", "ClusterError", "Event", "JobExists", "JobNotFound", "Jobs", "LogLine", "NotAllowed", "NotConnected",

@@ -9,10 +9,11 @@ from typing import Any, Self
 
 from elastrain.api import names
 from elastrain.api.job import ElasticTrainingJob
+from elastrain.api.job.shown import Event, Worker
 from elastrain.api.names import headcount
 from elastrain.client import errors
 from elastrain.client.connection import MERGE_PATCH, Connection
-from elastrain.client.records import Event, LogLine, Worker, event_of, job_of, worker_of
+from elastrain.client.records import LogLine, event_of, job_of, worker_of
 
 ENDED = ("Succeeded", "Failed")
 _WATCH_SECONDS = 300

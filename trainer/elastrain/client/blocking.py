@@ -11,8 +11,9 @@ from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
 from typing import Any, Self, TypeVar
 
 from elastrain.api.job import ElasticTrainingJob
+from elastrain.api.job.shown import Event, Worker
 from elastrain.client.asynchronous import ENDED, AsyncJobs
-from elastrain.client.records import Event, LogLine, Worker
+from elastrain.client.records import LogLine
 
 T = TypeVar("T")
 

@@ -4,46 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 from pydantic import ValidationError
 
 from elastrain.api import names
 from elastrain.api.job import ElasticTrainingJob
+from elastrain.api.job.shown import Event, Worker, time_of
 from elastrain.api.printable import printable, printable_tree
 from elastrain.api.records import Termination
 from elastrain.client.errors import Refused
-
-
-@dataclass(frozen=True, slots=True)
-class Worker:
-    """One worker pod of a job."""
-
-    name: str
-    ordinal: int
-    """A job never reuses an ordinal: a higher one is a younger worker."""
-    phase: str
-    """The pod's phase: Pending, Running, Succeeded, Failed or Unknown; Terminating during its deletion."""
-    node: str
-    """Empty before the pod is scheduled."""
-    reason: str
-    """Kubernetes' reason for waiting or ending: Unschedulable, ImagePullBackOff, OOMKilled; often empty."""
-    message: str
-    """The reason as a sentence."""
-    started: datetime | None
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """One Kubernetes event of a job."""
-
-    time: datetime | None
-    type: str
-    """Normal or Warning."""
-    reason: str
-    message: str
-    count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +68,6 @@ def event_of(body: Mapping[str, Any]) -> Event:
         message=body.get("message", ""),
         count=int(body.get("count") or 1),
     )
-
-
-def time_of(text: Any) -> datetime | None:
-    """Kubernetes' time stamp; None if absent."""
-    return datetime.fromisoformat(text) if isinstance(text, str) and text else None
 
 
 def _why(status: Mapping[str, Any]) -> tuple[str, str]:

@@ -18,9 +18,9 @@ from datetime import datetime
 from typing import Any, Literal
 
 from elastrain.api.job import AcceleratorSeconds, GenerationStatus
+from elastrain.api.job.reported import step_seconds
 from elastrain.api.records import Progress, Rescale
 from elastrain_operator.facts import Coordination, Pod
-from elastrain_operator.policy.report import training
 
 Use = Literal["training", "rescaling", "waiting"]
 
@@ -169,7 +169,7 @@ def _take_in(old: AcceleratorSeconds, now: dict[str, Any], progress: Progress | 
         owed = max(0.0, owed + _believed(rescale.pause_seconds) * inside * paused)
         lost += max(0, rescale.lost_steps)
     unpriced = old.unpriced_steps + lost
-    price = training.step_seconds(progress) if unpriced else None
+    price = step_seconds(progress) if unpriced else None
     return now | {
         "owed_rescaling": owed,
         "owed_redone": now["owed_redone"] + (unpriced * price * inside if price else 0.0),

@@ -16,20 +16,14 @@ from rich.text import Text
 from elastrain.api.job import ElasticTrainingJob
 from elastrain.api.names import headcount
 from elastrain.cli.cluster import doctor as doctors
-from elastrain.cli.cluster.output import (
-    Place,
-    answers,
-    document,
-    print_data,
-    print_text,
-    table_console,
-)
+from elastrain.cli.cluster.output import Place, answers
+from elastrain.cli.shell import view
 from elastrain.cli.shell.answers import EXIT_FAILED, EXIT_NO_CLUSTER, Output
+from elastrain.cli.shell.printing import document, print_data, print_job, print_text, table_console
 from elastrain.cli.shell.terminal import EXIT_INTERRUPTED
 from elastrain.client import (
     NotAllowed,
     Refused,
-    view,
 )
 from elastrain.client import explain as explanations
 from elastrain.client.asynchronous import ENDED
@@ -60,15 +54,10 @@ def list_jobs(place: Place, output: Output, *, all_namespaces: bool) -> int:
 def status(place: Place, name: str, output: Output) -> int:
     """``elastrain status``; returns the exit code."""
     with place.jobs() as jobs:
-        job = jobs.get(name)
-        if output is Output.NAME:
-            print_text(job.name)
-        elif output in {Output.JSON, Output.YAML}:
-            print_data(document(job), output)
-        else:
-            workers = _if_allowed(lambda: jobs.workers(name))
-            events = _if_allowed(lambda: jobs.events(name))
-            table_console().print(view.details(job, workers, events, datetime.now(UTC)))
+        job, whole = jobs.get(name), output in {Output.TABLE, Output.WIDE}
+        workers = _if_allowed(lambda: jobs.workers(name)) if whole else ()
+        events = _if_allowed(lambda: jobs.events(name)) if whole else ()
+    print_job(job, workers, events, output)
     return 0
 
 

@@ -11,7 +11,8 @@ from rich.text import Text
 
 from elastrain.cli.cluster import logline
 from elastrain.cli.cluster.output import Place, answers
-from elastrain.client import AsyncJobs, ClusterError, Worker, view
+from elastrain.cli.shell import view
+from elastrain.client import AsyncJobs, ClusterError, Worker
 from elastrain.client.asynchronous import ENDED
 
 Show = Callable[[str], Text]

@@ -5,26 +5,17 @@ from __future__ import annotations
 import contextlib
 import difflib
 import functools
-import json
-import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ParamSpec
+from typing import ParamSpec
 
-import yaml
-from rich.console import Console
-
-from elastrain.api.job import ElasticTrainingJob
 from elastrain.api.manifest import InvalidManifest
 from elastrain.cli.cluster.compose import BadScript
-from elastrain.cli.shell.answers import EXIT_NO_CLUSTER, EXIT_REFUSED, Output
+from elastrain.cli.shell.answers import EXIT_NO_CLUSTER, EXIT_REFUSED
 from elastrain.client import ClusterError, JobNotFound, Jobs, NotAllowed, NotConnected, NotInstalled
 
 P = ParamSpec("P")
-
-_UNCUT = 4096
-"""Columns of a table in a pipe or a file; wide enough that no cell is cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,35 +50,6 @@ def answers(command: Callable[P, int]) -> Callable[P, int]:
         return code
 
     return answering
-
-
-def table_console() -> Console:
-    """A console for tables: as wide as the terminal, or ``$COLUMNS``; elsewhere wide enough that no cell is cut."""
-    width = None if sys.stdout.isatty() or os.environ.get("COLUMNS") else _UNCUT
-    return Console(width=width)
-
-
-def document(job: ElasticTrainingJob) -> dict[str, Any]:
-    """The job as its manifest: only the fields that are set."""
-    found: dict[str, Any] = job.model_dump(mode="json", by_alias=True, exclude_unset=True)
-    found.get("metadata", {}).pop("managedFields", None)
-    return found
-
-
-def print_data(value: Any, output: Output) -> None:
-    """Print as JSON, or as YAML."""
-    print_text(json.dumps(value, indent=2) if output is Output.JSON else yaml.safe_dump(value, sort_keys=False))
-
-
-def print_text(text: str) -> None:
-    """Print with one final newline; print nothing if ``text`` is empty."""
-    if text:
-        print(text.rstrip("\n"))  # noqa: T201 - this is a command
-
-
-def print_now(text: str) -> None:
-    """Print and flush, for a program that waits for the line."""
-    print(text, flush=True)  # noqa: T201 - this is a command
 
 
 # ---- inside ----------------------------------------------------------------------------------------------------------

@@ -11,9 +11,10 @@ import yaml
 
 from elastrain.api.manifest import load, loads
 from elastrain.cli.cluster import compose
-from elastrain.cli.cluster.output import Misused, Place, answers, document, print_text
-from elastrain.cli.shell import stamp
-from elastrain.client import ClusterError, view
+from elastrain.cli.cluster.output import Misused, Place, answers
+from elastrain.cli.shell import stamp, view
+from elastrain.cli.shell.printing import document, print_text
+from elastrain.client import ClusterError
 from elastrain.client.asynchronous import ENDED
 
 NOTICE_SECONDS = view.UNSEEN_SECONDS

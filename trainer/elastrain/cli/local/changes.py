@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from elastrain.api.records import Progress, Rescale, in_words
-from elastrain.cli.local.status import LocalStatus, WorkerStatus, eta_seconds
-from elastrain.sizing.describe import batch_line
+from elastrain.api.job import reported
+from elastrain.api.records import Progress, Rescale
+from elastrain.cli.local.status import LocalStatus, WorkerStatus
+from elastrain.cli.shell.view import rescale_line
 
 HEALTH_WORDS = {"belowMin": "ready", "slow": "a straggler"}
 """Text for the terminal; other values of ``Health`` are printed unchanged."""
 
 
 def changes(before: LocalStatus | None, after: LocalStatus) -> list[str]:
-    """One sentence for each change, in a fixed order. Steps and losses are in :func:`progress_line` instead."""
+    """One sentence for each change, in a fixed order."""
     return [
         *_phase(before, after),
         *_workers(before, after),
@@ -74,7 +75,7 @@ def _progress(old: Progress | None, new: Progress | None) -> Iterator[str]:
     # A checkpoint holds the rescales before it, which an earlier run has shown. Runs count generations anew.
     known = {(r.generation, r.step) for r in old.rescales} if old else set()
     former = resumed.step if resumed is not None else 0
-    yield from (rescale_line(r) for r in new.rescales if (r.generation, r.step) not in known and r.step >= former)
+    yield from (_rescaled(r) for r in new.rescales if (r.generation, r.step) not in known and r.step >= former)
     if checkpoint is not None and (old is None or old.checkpoint != checkpoint):
         if checkpoint.error:
             yield f"checkpoint failed: {checkpoint.error}"
@@ -82,16 +83,10 @@ def _progress(old: Progress | None, new: Progress | None) -> Iterator[str]:
             yield f"checkpoint of step {checkpoint.step}: {checkpoint.path}"
 
 
-def rescale_line(rescale: Rescale) -> str:
-    """One rescale in one line."""
+def _rescaled(rescale: Rescale) -> str:
     if rescale.from_size == 0:
         return f"training starts on {rescale.to_size} rank{'s' * (rescale.to_size != 1)} at step {rescale.step}"
-    phases = f" ({in_words(rescale.phases)})" if rescale.phases else ""
-    lost = f"{rescale.lost_steps} steps lost" if rescale.lost_steps else "no step lost"
-    return (
-        f"{rescale.from_size} → {rescale.to_size} ranks ({rescale.reason}) at step {rescale.step}: "
-        f"pause {rescale.pause_seconds * 1000:.0f} ms{phases}, {lost}"
-    )
+    return f"step {rescale.step}: {rescale_line(reported.rescale_status(rescale))}"
 
 
 def finished_line(status: LocalStatus) -> tuple[str, str]:
@@ -115,26 +110,3 @@ def finished_line(status: LocalStatus) -> tuple[str, str]:
         )
     loss = f", loss {progress.loss:.4f}" if progress.loss is not None else ""
     return f"job {status.job} finished at step {progress.step}{loss}", "bold green"
-
-
-def progress_line(progress: Progress, samples_per_second: float | None = None) -> str:
-    """The progress of training in one line."""
-    total = f"/{progress.total_steps}" if progress.total_steps else ""
-    parts = [f"step {progress.step}{total}", f"epoch {progress.epoch}", f"{progress.world_size} ranks"]
-    if progress.loss is not None:
-        parts.append(f"loss {progress.loss:.4f}")
-    if samples_per_second is not None:
-        parts.append(f"{samples_per_second:.0f} samples/s")
-    eta = eta_seconds(progress)
-    if eta is not None:
-        parts.append(f"{duration(eta)} left")
-    if progress.batch is not None:
-        parts.append(batch_line(progress.batch))
-    return ", ".join(parts)
-
-
-def duration(seconds: float) -> str:
-    """``1:02:03`` or ``2:03``."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

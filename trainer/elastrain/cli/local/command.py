@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
 from typing import Any, Self
 
 import yaml
-from rich.console import Console
+from pydantic import TypeAdapter
 
 from elastrain.api import names
 from elastrain.api.job import ElasticTrainingJob
+from elastrain.api.job.shown import Worker
 from elastrain.api.manifest import InvalidManifest, load, loads
 from elastrain.api.names import headcount
 from elastrain.cli.local.changes import finished_line
@@ -23,8 +25,10 @@ from elastrain.cli.local.hints import hint
 from elastrain.cli.local.plan import Result
 from elastrain.cli.local.runner import LocalJob
 from elastrain.cli.local.script import job_of
-from elastrain.cli.local.status import LocalStatus, to_json
-from elastrain.cli.local.view import View, render, wants_live
+from elastrain.cli.local.status import LocalStatus, resource, workers
+from elastrain.cli.local.view import View, wants_live
+from elastrain.cli.shell.answers import Output
+from elastrain.cli.shell.printing import document, print_job
 from elastrain.etcd.server import EtcdNotFound
 
 EXIT_FAILED = 1
@@ -141,7 +145,7 @@ class _Run:
         while True:
             self._obey()
             status = self._job.status()
-            self._view.show(status)
+            self._view.show(self._job.job, status)
             if self._job.result is not None:
                 return status
             self._job.await_change(WATCH_SECONDS)
@@ -233,7 +237,9 @@ def _serve(job: LocalJob, request: dict[str, Any]) -> dict[str, Any]:
             job.scale(replicas)
             return {"before": before, "desired": replicas}
         case {"do": "status"}:
-            return to_json(job.status())
+            status = job.status()
+            shown = resource(job.job, status, datetime.now(UTC))
+            return {"job": document(shown), "workers": [asdict(w) for w in workers(status)]}
         case _:
             raise ValueError(f"unknown request: {request}")
 
@@ -244,21 +250,13 @@ def scale_job(job: str, replicas: int) -> str:
     return f"{job}: {headcount(answer['desired'])} desired (was {answer['before']})"
 
 
-def show_status(job: str | None, output: str) -> None:
-    """``elastrain status``: prints a table, ``json``, ``yaml`` or only the names. Raises :class:`ControlError`."""
+def show_status(job: str | None, output: Output) -> None:
+    """``elastrain status``: prints the job, or all jobs of this machine. Raises :class:`ControlError`."""
     directory = control_directory()
     jobs = [job] if job else running_jobs(directory)
-    stati = [ask(directory, name, {"do": "status"}) for name in jobs]
-    console = Console(soft_wrap=True)
-    match output:
-        case "json":
-            console.print_json(json.dumps(stati[0] if job else stati))
-        case "yaml":
-            console.out(yaml.safe_dump(stati[0] if job else stati, sort_keys=False), end="", highlight=False)
-        case "name":
-            console.out("\n".join(jobs), highlight=False)
-        case _:
-            for status in stati:
-                console.print(render(LocalStatus.model_validate(status), None))
-            if not stati:
-                console.print("no local job is running; elastrain list shows the jobs of the cluster")
+    for name in jobs:
+        shown = ask(directory, name, {"do": "status"})
+        workers = TypeAdapter(list[Worker]).validate_python(shown["workers"])
+        print_job(ElasticTrainingJob.model_validate(shown["job"]), workers, (), output)
+    if not jobs:
+        print("no local job is running; elastrain list shows the jobs of the cluster", file=sys.stderr)  # noqa: T201

@@ -1,12 +1,23 @@
-"""The status of a local job as one value, for the live view and ``elastrain status``. Pure."""
+"""A local job at one moment, and as the resource and the workers that a cluster would show. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from datetime import datetime
 
 from pydantic import BaseModel, ConfigDict
 
+from elastrain.api.job import (
+    Condition,
+    ConditionType,
+    ElasticTrainingJob,
+    GenerationStatus,
+    JobStatus,
+    RestartCounts,
+    SparesStatus,
+    reported,
+)
+from elastrain.api.job.shown import Worker
 from elastrain.api.records import Generation, Member, Phase, Progress, Target
 
 
@@ -106,20 +117,49 @@ def phase_of(
     return "Running" if adopted and len(alive) == generation.size == desired else "Rescaling"
 
 
-def eta_seconds(progress: Progress) -> float | None:
-    """Seconds until the last step at the present rate; None: unknown."""
-    if progress.total_steps is None or progress.step_seconds is None:
-        return None
-    return max(0, progress.total_steps - progress.step) * progress.step_seconds
+def resource(job: ElasticTrainingJob, status: LocalStatus, now: datetime) -> ElasticTrainingJob:
+    """``job`` with the status that the operator of a cluster would write, as far as this machine has its facts."""
+    progress, generation = status.progress, status.generation
+    rescales = [r for r in progress.rescales if r.from_size > 0] if progress else []
+    failed = Condition(
+        type=ConditionType.FAILED, status="True", reason="Failed", message=status.message,
+        last_transition_time=now.isoformat(),
+    )  # fmt: skip
+    found = JobStatus(
+        phase=status.phase,
+        conditions=[failed] if status.phase == "Failed" else [],
+        replicas=len(status.running),
+        desired_replicas=status.desired,
+        ready_replicas=status.in_force,
+        spares=SparesStatus(ready=len(status.standing_by), desired=status.spares) if status.spares else None,
+        generation=GenerationStatus(number=generation.number, size=generation.size, reason=generation.reason)
+        if generation
+        else None,
+        step=progress.step if progress else None,
+        progress=reported.progress_status(None, progress, now),
+        last_rescale=reported.rescale_status(rescales[-1]) if rescales else None,
+        batch=reported.batch_status(progress.batch) if progress and progress.batch else None,
+        restarts=RestartCounts(user=status.failures),
+        observed_generation=int(job.metadata.get("generation", 0)),
+    )
+    return job.model_copy(update={"status": found})
 
 
-def samples_per_second(earlier: tuple[float, Progress] | None, later: tuple[float, Progress]) -> float | None:
-    """Samples per second between two progress records, each with its time."""
-    if earlier is None or later[0] <= earlier[0]:
-        return None
-    return max(0.0, (later[1].samples - earlier[1].samples) / (later[0] - earlier[0]))
+def workers(status: LocalStatus) -> list[Worker]:
+    """The workers that run, and those that have failed, as pods of a cluster are shown; the newest twelve."""
+    return [_shown(w, status) for w in status.workers if not w.ended or w.phase == "failed"][-12:]
 
 
-def to_json(status: LocalStatus) -> dict[str, Any]:
-    """A status as ``elastrain status -o json`` prints it."""
-    return status.model_dump(mode="json", exclude_none=True)
+def _shown(worker: WorkerStatus, status: LocalStatus) -> Worker:
+    phase = "Failed" if worker.ended else "Running" if worker.member else "Pending"
+    state = "stands by" if worker.name in status.standing_by else "" if worker.ended else worker.phase
+    again = f"its ranks started again {worker.restarts}×" if worker.restarts else ""
+    return Worker(
+        name=worker.name,
+        ordinal=-1,
+        phase="Terminating" if worker.leaving and not worker.ended else phase,
+        node=f"{worker.node or 'this machine'}, pid {worker.pid}",
+        reason="",
+        message=", ".join(filter(None, (state, again, worker.message))),
+        started=None,
+    )

@@ -1,4 +1,4 @@
-"""Formats jobs of a cluster for the terminal. Pure; ``now`` is a parameter."""
+"""Formats jobs for the terminal, of a cluster and of this machine alike. Pure; ``now`` is a parameter."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from rich.table import Table
 from rich.text import Text
 
 from elastrain.api.job import ConditionType, ElasticTrainingJob, JobStatus, LastFailure, LastRescale, ProgressStatus
-from elastrain.client import Event, Worker
-from elastrain.client.records import time_of
+from elastrain.api.job.shown import Event, Worker, time_of
 from elastrain.sizing.describe import batch_line
 
 PHASE_STYLES = {
     "Running": "green", "Succeeded": "green", "Rescaling": "yellow", "Pending": "yellow", "Suspended": "yellow",
-    "Failed": "red",
+    "Draining": "yellow", "Failed": "red",
 }  # fmt: skip
 UNSEEN_SECONDS = 10.0
 """A running operator observes a new job well within this time."""
@@ -201,7 +200,8 @@ def _effective(progress: ProgressStatus) -> str:
     return f"{progress.samples:,} samples worth {progress.effective_samples:,}"
 
 
-def _progress(progress: ProgressStatus, now: datetime) -> Table:
+def progress_line(progress: ProgressStatus, now: datetime) -> str:
+    """The progress of training in one line."""
     eta = time_of(progress.eta)
     lines = [
         f"step {progress.step}/{progress.of}" if progress.of else f"step {progress.step}",
@@ -211,8 +211,12 @@ def _progress(progress: ProgressStatus, now: datetime) -> Table:
         "" if progress.samples_per_second is None else f"{progress.samples_per_second:,.0f} samples/s",
         "" if eta is None else f"{_duration((eta - now).total_seconds())} left",
     ]
+    return ", ".join(filter(None, lines))
+
+
+def _progress(progress: ProgressStatus, now: datetime) -> Table:
     line = Table.grid(padding=(0, 2, 0, 0))
-    cells: list[RenderableType] = [Text(", ".join(filter(None, lines)))]
+    cells: list[RenderableType] = [Text(progress_line(progress, now))]
     if progress.of:
         cells.insert(0, ProgressBar(total=float(progress.of), completed=float(progress.step), width=24))
     line.add_row("", *cells)
