@@ -1,14 +1,20 @@
-"""``python -m elastrain_operator``: starts the operator; ``--help`` lists the options."""
+"""``python -m elastrain_operator``: starts the operator; ``--help`` lists the options.
+
+:data:`FLAGS` declares each flag once, with its variable and its help. A flag of a setting in ``config.py`` takes name,
+type, default and help from there.
+"""
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
 import uvloop
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from elastrain import tracing
 from elastrain.api import names
@@ -20,171 +26,98 @@ from elastrain_operator.process import serve
 cli = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 
-def option(env: str, help_: str) -> typer.models.OptionInfo:
-    """An option that is also read from an environment variable."""
-    return typer.Option(envvar=env, help=help_, show_default=True)  # type: ignore[no-any-return]
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """A flag of the command."""
+
+    name: str
+    """``lease_ttl`` is ``--lease-ttl``."""
+    help: str
+    env: str = ""
+    """The variable that it is also read from; empty: ``ELASTRAIN_`` and its name."""
+    default: Any = ""
+
+    @classmethod
+    def of(cls, model: type[BaseModel], field: str, *, env: str = "") -> Flag:
+        """The flag of a setting; one of a part of the settings begins with the part's name."""
+        setting = model.model_fields[field]
+        name = field if model is OperatorConfig else f"capacity_{field}"
+        default = setting.default if isinstance(setting.default, bool | int | float) else str(setting.default)
+        return cls(name, " ".join((setting.description or "").split()), env, default)
+
+    @property
+    def parameter(self) -> inspect.Parameter:
+        """For typer."""
+        option = typer.Option(
+            envvar=self.env or f"ELASTRAIN_{self.name.upper()}", help=self.help, show_default=True
+        )  # fmt: skip
+        kind = str if self.default is inspect.Parameter.empty else type(self.default)
+        form = inspect.Parameter.KEYWORD_ONLY
+        return inspect.Parameter(self.name, form, default=self.default, annotation=Annotated[kind, option])
 
 
-EtcdEndpoints = Annotated[str, option(names.ENV_ETCD_ENDPOINTS, "Endpoints of etcd v3: host:port[,host:port].")]
-EtcdUsername = Annotated[str, option(names.ENV_ETCD_USERNAME, "etcd user; requires a password file.")]
-EtcdPasswordFile = Annotated[str, option(names.ENV_ETCD_PASSWORD_FILE, "File with the password.")]
-EtcdCa = Annotated[str, option(names.ENV_ETCD_CA, "CA certificate (PEM); enables TLS.")]
-EtcdCert = Annotated[str, option(names.ENV_ETCD_CERT, "Client certificate (PEM).")]
-EtcdKey = Annotated[str, option(names.ENV_ETCD_KEY, "Key of the client certificate (PEM).")]
-WorkerEtcdEndpoints = Annotated[
-    str, option("ELASTRAIN_WORKER_ETCD_ENDPOINTS", "Endpoints of etcd for workers. Default: --etcd-endpoints.")
-]
-WorkerEtcdSecret = Annotated[
-    str,
-    option(
-        "ELASTRAIN_WORKER_ETCD_SECRET",
+FLAGS = (
+    Flag(
+        "etcd_endpoints",
+        "Endpoints of etcd v3: host:port[,host:port].",
+        names.ENV_ETCD_ENDPOINTS,
+        inspect.Parameter.empty,
+    ),
+    Flag("etcd_username", "etcd user; requires a password file.", names.ENV_ETCD_USERNAME),
+    Flag("etcd_password_file", "File with the password.", names.ENV_ETCD_PASSWORD_FILE),
+    Flag("etcd_ca", "CA certificate (PEM); enables TLS.", names.ENV_ETCD_CA),
+    Flag("etcd_cert", "Client certificate (PEM).", names.ENV_ETCD_CERT),
+    Flag("etcd_key", "Key of the client certificate (PEM).", names.ENV_ETCD_KEY),
+    Flag("worker_etcd_endpoints", "Endpoints of etcd for workers. Default: --etcd-endpoints."),
+    Flag(
+        "worker_etcd_secret",
         "Secret in each job's namespace with the workers' etcd credentials: those of username, password, ca.crt, "
         "tls.crt and tls.key that the operator itself uses.",
     ),
-]
-JobKeyFile = Annotated[
-    str,
-    option(
-        "ELASTRAIN_JOB_KEY_FILE",
+    Flag(
+        "job_key_file",
         "File with at least 32 random bytes. With it each job gets an etcd user with access to its own keys only, "
         "and a Secret with its password, derived from these bytes. --etcd-username must have the role root.",
     ),
-]
-Namespaces = Annotated[
-    str, option("ELASTRAIN_WATCH_NAMESPACES", "Namespaces to serve, separated by commas. Default: all.")
-]
-Cluster = Annotated[
-    str,
-    option(
-        "ELASTRAIN_CLUSTER",
-        "Name of this cluster, unique among those that share an etcd. Default: the UID of its namespace kube-system.",
-    ),
-]
-LeaseTtl = Annotated[int, option(names.ENV_LEASE_TTL, "Seconds after which a silent worker counts as lost.")]
-DrainExtra = Annotated[
-    float,
-    option("ELASTRAIN_DRAIN_EXTRA", "Seconds beyond its pod's grace period that a worker may take to leave."),
-]
-Resync = Annotated[float, option("ELASTRAIN_RESYNC", "Seconds after which each job is checked even without a change.")]
-ShareCapacity = Annotated[
-    bool,
-    option(
-        "ELASTRAIN_CAPACITY",
+    Flag("namespaces", "Namespaces to serve, separated by commas. Default: all.", "ELASTRAIN_WATCH_NAMESPACES"),
+    Flag.of(OperatorConfig, "cluster"),
+    Flag.of(OperatorConfig, "lease_ttl", env=names.ENV_LEASE_TTL),
+    Flag.of(OperatorConfig, "drain_extra"),
+    Flag.of(OperatorConfig, "resync"),
+    Flag(
+        "capacity",
         "Share the cluster out: jobs without replicas grow into idle capacity. Requires permission to read nodes, "
         "priority classes and the pods of all namespaces.",
+        default=False,
     ),
-]
-CapacityQuotas = Annotated[
-    str, option("ELASTRAIN_CAPACITY_QUOTAS", 'JSON: {"team-a": {"nvidia.com/gpu": 8}}; requires --capacity.')
-]
-CapacityWeights = Annotated[
-    str,
-    option("ELASTRAIN_CAPACITY_WEIGHTS", 'JSON: {"team-a": 2}: weights for the capacity above the minima. Default: 1.'),
-]
-CapacityHysteresis = Annotated[
-    float, option("ELASTRAIN_CAPACITY_HYSTERESIS", "Least seconds between two resizes of a job for a mere improvement.")
-]
-CapacityHorizon = Annotated[
-    float, option("ELASTRAIN_CAPACITY_HORIZON", "Seconds within which additional workers must make up for the pause.")
-]
-CapacityPending = Annotated[
-    int,
-    option(
-        "ELASTRAIN_CAPACITY_PENDING",
-        "Workers that a job which could grow keeps Pending beyond the room, so that an autoscaler adds nodes; a job "
-        "that waits for its minimum keeps all missing ones Pending. 0: none.",
+    Flag("capacity_quotas", 'JSON: {"team-a": {"nvidia.com/gpu": 8}}; requires --capacity.'),
+    Flag("capacity_weights", 'JSON: {"team-a": 2}: weights for the capacity above the minima. Default: 1.'),
+    *(Flag.of(CapacityConfig, field) for field in ("hysteresis", "horizon", "pending", "sharing")),
+    Flag(
+        "gang_scheduler",
+        "none, coscheduling, volcano, kai or native: the scheduler that binds minReplicas workers together, for which "
+        "the operator writes their gang.",
+        default="none",
     ),
-]
-CapacitySharing = Annotated[
-    str,
-    option(
-        "ELASTRAIN_CAPACITY_SHARING",
-        "equal, balanced or efficient: sizes of elastic jobs by equal shares, or by the speed-up per accelerator that "
-        "each job has measured of itself.",
-    ),
-]
-GangScheduler = Annotated[
-    str,
-    option(
-        "ELASTRAIN_GANG_SCHEDULER",
-        "none, coscheduling, volcano, kai or native: the scheduler that is told to bind minReplicas workers together.",
-    ),
-]
-GangSchedulerName = Annotated[
-    str,
-    option(
-        "ELASTRAIN_GANG_SCHEDULER_NAME",
+    Flag(
+        "gang_scheduler_name",
         "Only for jobs whose template has this schedulerName. Default: volcano, kai-scheduler, or any name.",
     ),
-]
-Kueue = Annotated[
-    bool,
-    option(
-        "ELASTRAIN_KUEUE",
-        "Kueue decides the size of jobs with the label kueue.x-k8s.io/queue-name. Requires permission to write "
-        "Workloads, and to read queues, flavors and priority classes.",
-    ),
-]
-LeaseFlag = Annotated[
-    str,
-    option(
-        "ELASTRAIN_LEASE",
+    Flag.of(OperatorConfig, "kueue"),
+    Flag(
+        "lease",
         "NAMESPACE/NAME of a Lease: of all operators started with it, one leads and the others stand by. "
         "Default: none; this operator must then be the only one.",
     ),
-]
-LeaseSeconds = Annotated[
-    int,
-    option(
-        "ELASTRAIN_LEASE_SECONDS", "Seconds without a renewal of the Lease after which another operator takes over."
-    ),
-]
-HealthPort = Annotated[int, option("ELASTRAIN_HEALTH_PORT", "Port of GET /healthz, for the probes.")]
-MetricsPort = Annotated[int, option("ELASTRAIN_METRICS_PORT", "Port of GET /metrics, for Prometheus; 0: none.")]
-TracesEndpoint = Annotated[
-    str,
-    option(
-        tracing.ENV_ENDPOINT,
-        "OTLP collector over HTTP, such as http://otel-collector.monitoring:4318: operator and workers send it traces "
-        "of rescales. Requires elastrain[tracing] in their images.",
-    ),
-]
-LogLevel = Annotated[str, option("ELASTRAIN_LOG_LEVEL", "debug, info, warning or error.")]
+    Flag.of(OperatorConfig, "lease_seconds"),
+    Flag.of(OperatorConfig, "health_port"),
+    Flag.of(OperatorConfig, "metrics_port"),
+    Flag.of(OperatorConfig, "traces_endpoint", env=tracing.ENV_ENDPOINT),
+    Flag("log_level", "debug, info, warning or error.", default="info"),
+)
 
 
-@cli.command()
-def main(  # noqa: PLR0917 - one parameter per flag; typer calls it by keyword
-    etcd_endpoints: EtcdEndpoints,
-    etcd_username: EtcdUsername = "",
-    etcd_password_file: EtcdPasswordFile = "",
-    etcd_ca: EtcdCa = "",
-    etcd_cert: EtcdCert = "",
-    etcd_key: EtcdKey = "",
-    worker_etcd_endpoints: WorkerEtcdEndpoints = "",
-    worker_etcd_secret: WorkerEtcdSecret = "",
-    job_key_file: JobKeyFile = "",
-    namespaces: Namespaces = "",
-    cluster: Cluster = "",
-    lease_ttl: LeaseTtl = names.DEFAULT_LEASE_TTL,
-    drain_extra: DrainExtra = 30.0,
-    resync: Resync = 300.0,
-    capacity: ShareCapacity = False,
-    capacity_quotas: CapacityQuotas = "",
-    capacity_weights: CapacityWeights = "",
-    capacity_hysteresis: CapacityHysteresis = 60.0,
-    capacity_horizon: CapacityHorizon = 600.0,
-    capacity_pending: CapacityPending = 0,
-    capacity_sharing: CapacitySharing = "equal",
-    gang_scheduler: GangScheduler = "none",
-    gang_scheduler_name: GangSchedulerName = "",
-    kueue: Kueue = False,
-    lease: LeaseFlag = "",
-    lease_seconds: LeaseSeconds = 10,
-    health_port: HealthPort = 8080,
-    metrics_port: MetricsPort = 0,
-    traces_endpoint: TracesEndpoint = "",
-    log_level: LogLevel = "info",
-) -> None:
+def main(**flags: Any) -> None:
     """Runs elastic training jobs (`kubectl get etj`): creates their worker pods, publishes the desired size to the
     workers through etcd, replaces lost workers and updates each job's status.
 
@@ -193,7 +126,6 @@ def main(  # noqa: PLR0917 - one parameter per flag; typer calls it by keyword
 
     Example: `python -m elastrain_operator --etcd-endpoints 127.0.0.1:2379 --namespaces default`
     """
-    flags = locals()
     try:
         level = logs.level_of(flags.pop("log_level"))
         config = configured(flags)
@@ -205,6 +137,12 @@ def main(  # noqa: PLR0917 - one parameter per flag; typer calls it by keyword
     raise typer.Exit(uvloop.run(serve(config)))
 
 
+_parameters = [flag.parameter for flag in FLAGS]
+main.__signature__ = inspect.Signature(_parameters)  # type: ignore[attr-defined]  # from which typer makes the options
+main.__annotations__ = {p.name: p.annotation for p in _parameters}
+cli.command()(main)
+
+
 def configured(flags: Mapping[str, Any]) -> OperatorConfig:
     """The settings from the values of the flags. Raises ``ValueError`` naming flag, value and rule.
 
@@ -212,13 +150,21 @@ def configured(flags: Mapping[str, Any]) -> OperatorConfig:
     """
     etcd = EtcdConfig.of(**_group("etcd_", flags))
     job_key = read_job_key(flags["job_key_file"])
+    gang = _group("gang_", flags)
     made = {
         "etcd": etcd,
-        "worker_etcd": _worker_etcd(etcd, **_group("worker_etcd_", flags), per_job=job_key is not None),
+        "worker_etcd": WorkerEtcd(  # as the operator reaches it, unless the flags differ
+            endpoints=flags["worker_etcd_endpoints"] or ",".join(etcd.endpoints),
+            secret=flags["worker_etcd_secret"],
+            user=bool(etcd.username),
+            ca=etcd.ca is not None,
+            certificate=etcd.cert is not None and job_key is None,
+            per_job=job_key is not None,
+        ),
         "job_key": job_key,
         "namespaces": tuple(n.strip() for n in flags["namespaces"].split(",") if n.strip()),
-        "capacity": _capacity(**_group("capacity_", flags)) if flags["capacity"] else None,
-        "gang": _gang(**_group("gang_", flags)),
+        "capacity": _capacity(_group("capacity_", flags)) if flags["capacity"] else None,
+        "gang": None if gang["scheduler"] == "none" else GangConfig.model_validate(gang),
         "lease": LeaseName.of(flags["lease"]),
     }
     plain = {name: value for name, value in flags.items() if name in OperatorConfig.model_fields}
@@ -230,27 +176,14 @@ def _group(prefix: str, flags: Mapping[str, Any]) -> dict[str, Any]:
     return {name.removeprefix(prefix): value for name, value in flags.items() if name.startswith(prefix)}
 
 
-def _worker_etcd(etcd: EtcdConfig, endpoints: str, secret: str, *, per_job: bool) -> WorkerEtcd:
-    """How workers reach etcd: like the operator, unless the flags differ."""
-    return WorkerEtcd(
-        endpoints=endpoints or ",".join(etcd.endpoints),
-        secret=secret,
-        user=bool(etcd.username),
-        ca=etcd.ca is not None,
-        certificate=etcd.cert is not None and not per_job,
-        per_job=per_job,
-    )
-
-
-def _gang(scheduler: str, scheduler_name: str) -> GangConfig | None:
-    if scheduler == "none":
-        return None
-    return GangConfig.model_validate({"scheduler": scheduler, "scheduler_name": scheduler_name})
-
-
-def _capacity(quotas: str, weights: str, **others: float | str) -> CapacityConfig:
+def _capacity(given: dict[str, Any]) -> CapacityConfig:
     """Raises ``ValueError`` naming the flag."""
-    given = {"quotas": _json("--capacity-quotas", quotas), "weights": _json("--capacity-weights", weights), **others}
+    for field in ("quotas", "weights"):
+        text = given[field]
+        try:
+            given[field] = json.loads(text) if text.strip() else {}
+        except ValueError as error:
+            raise ValueError(f"--capacity-{field} {text!r}: must be a JSON object: {error}") from error
     try:
         return CapacityConfig.model_validate(given)
     except ValidationError as error:
@@ -258,14 +191,6 @@ def _capacity(quotas: str, weights: str, **others: float | str) -> CapacityConfi
         field, *path = map(str, first["loc"])
         where = f" (at {', '.join(path)})" if path else ""
         raise ValueError(f"--capacity-{field} {first['input']!r}{where}: {first['msg']}") from error
-
-
-def _json(flag: str, text: str) -> Any:
-    """A mapping given as JSON; empty: none. The model validates its contents."""
-    try:
-        return json.loads(text) if text.strip() else {}
-    except ValueError as error:
-        raise ValueError(f"{flag} {text!r}: must be a JSON object: {error}") from error
 
 
 def _message(error: object) -> str:

@@ -101,12 +101,12 @@ class App:
         undo.push_async_callback(self._loops.stop)
         self._sweeper = Sweeper(self._kube, self._mirror, self._is_served, self._logins)
         self._kueue_jobs = self._queues(recorder) if config.kueue else None
-        on_stray = self._capacity.stray_seen if self._capacity else lambda *_: None
-        pods = self._pods = WorkerPods(self._kube, config.namespaces, self._pod_changed, on_stray)
+        on_other_pod = self._capacity.other_pod_seen if self._capacity else lambda *_: None
+        pods = self._pods = WorkerPods(self._kube, config.namespaces, self._pod_changed, on_other_pod)
         self._run("worker pods", pods.run)
         self._jobs = Jobs(
             self._kube, config.namespaces, config.resync, known=self._loops.jobs,
-            on_job=lambda body: self._loops.see(body, pods.of), on_gone=self._job_gone,
+            on_job=lambda body: self._loops.see(body, pods.of), on_deleted=self._job_deleted,
         )  # fmt: skip
         if self._capacity:
             inventory = Inventory(self._kube, self._capacity.nudge, partial(is_allowed, self._kube), pods.see)
@@ -181,7 +181,7 @@ class App:
         """See :meth:`Jobs.event`."""
         self._jobs.event(kind, body)
 
-    def _job_gone(self, job: JobKeys) -> None:
+    def _job_deleted(self, job: JobKeys) -> None:
         ending = asyncio.create_task(self._forget(job), name=f"end of {job.prefix}")
         self._endings.add(ending)  # asyncio itself keeps no strong reference, and reports an error then
         ending.add_done_callback(self._endings.discard)
@@ -194,12 +194,12 @@ class App:
             self._kueue_jobs.forget(job.uid)
         self._sweeper.nudge(job)  # last: the loop has ended its writes
 
-    def _pod_changed(self, job: JobKeys, pod: Pod, gone: bool) -> None:
+    def _pod_changed(self, job: JobKeys, pod: Pod, deleted: bool) -> None:
         if self._capacity:
             holder = "" if self._loops.is_another(job) else job.uid
-            self._capacity.pod_seen(holder, None if gone else pod, pod.uid)
-        if gone:
-            self._loops.pod_gone(job, pod)
+            self._capacity.pod_seen(holder, None if deleted else pod, pod.uid)
+        if deleted:
+            self._loops.pod_deleted(job, pod)
             self._sweeper.nudge(job)
         else:
             self._loops.pod_seen(job, pod)

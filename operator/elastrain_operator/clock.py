@@ -35,11 +35,11 @@ class Clock:
         if self._is_set or date is None:
             return
         try:
-            told = parsedate_to_datetime(date).timestamp() + 0.5  # it is cut to the second
+            stated = parsedate_to_datetime(date).timestamp() + 0.5  # it is cut to the second
         except ValueError:
             return
         self._is_set = True
-        ahead = self._origin + time.monotonic() - told
+        ahead = self._origin + time.monotonic() - stated
         self._origin -= ahead
         if abs(ahead) > NOTABLE:
             log.warning(

@@ -1,4 +1,7 @@
-"""The operator's settings. ``__main__`` fills them from flags and ``ELASTRAIN_*`` variables."""
+"""The operator's settings. ``__main__`` fills them from flags and ``ELASTRAIN_*`` variables.
+
+The text below a field that is a flag is the flag's help.
+"""
 
 from __future__ import annotations
 
@@ -54,15 +57,21 @@ class WorkerEtcd(BaseModel):
 class CapacityConfig(BaseModel):
     """How the cluster is shared out between jobs; ``allocation/snapshot.py`` describes the fields."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     quotas: dict[str, dict[str, str | int | float]] = {}
     """Namespace → resource → quantity, in Kubernetes' notation."""
     weights: dict[str, Annotated[int, Field(ge=1, le=1000)]] = {}
     hysteresis: Annotated[float, Field(ge=0)] = 60.0
+    """Least seconds between two resizes of a job for a mere improvement."""
     horizon: Annotated[float, Field(gt=0)] = 600.0
+    """Seconds within which additional workers must make up for the pause."""
     pending: Annotated[int, Field(ge=0, le=100)] = 0
+    """Workers that a job which could grow keeps Pending beyond the room, so that an autoscaler adds nodes; a job that
+    waits for its minimum keeps all missing ones Pending. 0: none."""
     sharing: Sharing = Sharing.EQUAL
+    """equal, balanced or efficient: sizes of elastic jobs by equal shares, or by the speed-up per accelerator that each
+    job has measured of itself."""
 
     @field_validator("quotas")
     @classmethod
@@ -89,7 +98,7 @@ class CapacityConfig(BaseModel):
 
 
 class GangConfig(BaseModel):
-    """The scheduler that is told of gangs."""
+    """The scheduler for which gangs are written."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -124,7 +133,9 @@ class LeaseName(BaseModel):
 class OperatorConfig(BaseModel):
     """Settings of one operator process."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", arbitrary_types_allowed=True, use_attribute_docstrings=True
+    )  # fmt: skip
 
     etcd: EtcdConfig
     worker_etcd: WorkerEtcd
@@ -133,32 +144,35 @@ class OperatorConfig(BaseModel):
     namespaces: tuple[str, ...] = ()
     """Namespaces whose jobs are served; empty: all."""
     cluster: str = ""
-    """Name of this Kubernetes cluster, unique among those that share the etcd; empty: :attr:`cluster_uid` identifies
-    it. ``default``, which every cluster had in the first version, counts as empty."""
+    """Name of this cluster, unique among those that share an etcd. Default: the UID of its namespace kube-system."""
     cluster_uid: str = ""
     """UID of the namespace kube-system; see :func:`elastrain_operator.identity.identified`."""
     lease_ttl: Annotated[int, Field(ge=2, le=300)] = names.DEFAULT_LEASE_TTL
-    """Seconds after which a silent worker is no longer a member."""
+    """Seconds after which a silent worker counts as lost."""
     drain_extra: Annotated[float, Field(ge=0)] = 30.0
-    """Seconds beyond its pod's grace period that a worker may take to leave before it is deleted."""
+    """Seconds beyond its pod's grace period that a worker may take to leave."""
     resync: Annotated[float, Field(gt=0)] = 300.0
-    """Seconds after which a job gets a pass even without a change."""
+    """Seconds after which each job is checked even without a change."""
     capacity: CapacityConfig | None = None
     """None: the cluster is not shared out; the desired size of a job without ``replicas`` is then ``maxReplicas``."""
     gang: GangConfig | None = None
-    """None: no scheduler is told of gangs."""
+    """None: gangs are not written."""
     kueue: bool = False
-    """Jobs with the label ``kueue.x-k8s.io/queue-name`` get their size from Kueue."""
+    """Kueue decides the size of jobs with the label kueue.x-k8s.io/queue-name. Requires permission to write
+    Workloads, and to read queues, flavors and priority classes."""
     lease: LeaseName | None = None
     """The leader holds this Lease; None: there is never another replica."""
     lease_seconds: Annotated[int, Field(ge=3, le=60)] = 10
-    """Seconds without a renewal of that Lease after which another replica takes over."""
+    """Seconds without a renewal of the Lease after which another operator takes over."""
     health_port: Annotated[int, Field(ge=1, le=65535)] = 8080
+    """Port of GET /healthz, for the probes."""
     metrics_port: Annotated[int, Field(ge=0, le=65535)] = 0
-    """Port of GET /metrics; 0: none."""
+    """Port of GET /metrics, for Prometheus; 0: none."""
     traces_endpoint: str = ""
-    """OTLP collector (http://host:4318) for workers whose template names none; empty: none."""
+    """OTLP collector over HTTP, such as http://otel-collector.monitoring:4318: operator and workers send it traces of
+    rescales. Requires elastrain[tracing] in their images."""
 
+    # ``default``, which every cluster had in the first version, counts as no name.
     @field_validator("cluster")
     @classmethod
     def _no_common_name(cls, cluster: str) -> str:

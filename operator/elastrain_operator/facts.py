@@ -291,7 +291,7 @@ class DisruptionBudget:
 
 @dataclass(frozen=True, slots=True)
 class Gang:
-    """A job's gang, as its scheduler was told (``job/gangs.py``)."""
+    """A job's gang, as written for its scheduler (``job/objects.py``)."""
 
     manifest: Mapping[str, Any] = field(default_factory=dict)
     """The object; empty: there is none."""

@@ -57,7 +57,7 @@ def allocate(snapshot: Snapshot, policy: Policy, now: datetime) -> Allocation:
     vain: dict[str, str] = {}
     looks = 0
     for _ in range(ROUNDS):
-        sharing = _Sharing(snapshot, policy, now, vain)
+        sharing = _Allocator(snapshot, policy, now, vain)
         sharing.run()
         looks += sharing.room.looks
         fresh = sharing.not_worth_it()
@@ -67,7 +67,7 @@ def allocate(snapshot: Snapshot, policy: Policy, now: datetime) -> Allocation:
     return Allocation(sharing.answer(fresh), sharing.again(), looks)
 
 
-class _Sharing:
+class _Allocator:
     """One pass over the rules."""
 
     def __init__(self, snapshot: Snapshot, policy: Policy, now: datetime, vain: dict[str, str]) -> None:
@@ -81,7 +81,7 @@ class _Sharing:
         for node in snapshot.nodes:
             for resource, amount in node.room.items():
                 totals[resource] = totals.get(resource, 0) + max(amount, 0)
-        self._grants = {job.uid: self._seat(job, totals) for job in snapshot.jobs}
+        self._grants = {job.uid: self._grant_of(job, totals) for job in snapshot.jobs}
         self._queue = sorted(self._grants.values(), key=_order)
         self._quotas = Quotas(policy.quotas)
         self._granting = Granting(self.room, self._quotas, self._grants)
@@ -89,7 +89,7 @@ class _Sharing:
         self._idle: dict[WorkerShape, Idle] = {}
         self._troubled: dict[NodeRules, tuple[frozenset[str], frozenset[str]]] = {}
 
-    def _seat(self, job: Job, totals: dict[str, int]) -> Grant:
+    def _grant_of(self, job: Job, totals: dict[str, int]) -> Grant:
         grant = Grant.of(job, totals)
         if job.elastic and job.trains and job.size:
             recent = worth.thaws(job, self._policy, self._now) is not None
@@ -219,12 +219,12 @@ class _Sharing:
         self.room.begin()
         if job.group_size > 1:
             self._granting.fill_up(grant)  # its pods are bound to that room
-        asked, most = 0, min(-(-self._policy.pending // job.group_size) * job.group_size, job.cap - self._size(grant))
+        more, most = 0, min(-(-self._policy.pending // job.group_size) * job.group_size, job.cap - self._size(grant))
         if not self.room.could_bind(job.kind):
-            while asked < most and self._granting.use_quota(grant, job.group_size):
-                asked += job.group_size
-        self.room.commit() if asked else self.room.rollback()
-        return asked
+            while more < most and self._granting.use_quota(grant, job.group_size):
+                more += job.group_size
+        self.room.commit() if more else self.room.rollback()
+        return more
 
     # ---- does it pay? ------------------------------------------------------------------------------------------------
     def not_worth_it(self) -> dict[str, str]:
@@ -263,22 +263,22 @@ class _Sharing:
     def _with_spares(self, grant: Grant, share: Share) -> Share:
         """The remaining room: for existing spares first, then for new ones. Quotas count spares as well."""
         job = grant.job
-        size, standing, spares = job.group_size, set[str](), 0
+        size, kept, spares = job.group_size, set[str](), 0
 
-        def another(mates: Sequence[Worker]) -> bool:
+        def another(replica: Sequence[Worker]) -> bool:
             permitted = self._quotas.refusal(job.namespace, job.kind.demand, size) is None
-            if spares >= job.spares or not permitted or not self._granting.places(job, size - len(mates)):
+            if spares >= job.spares or not permitted or not self._granting.places(job, size - len(replica)):
                 return False
             self._quotas.use(job.namespace, job.kind.demand, size)
             return True
 
-        for mates in grant.spare_replicas():
-            if another(mates):
+        for replica in grant.spare_replicas():
+            if another(replica):
                 spares += size
-                standing |= {w.name for w in mates}
+                kept |= {w.name for w in replica}
         while another(()):
             spares += size
-        return replace(share, spares=spares, release=share.release - standing)
+        return replace(share, spares=spares, release=share.release - kept)
 
     def _share(self, grant: Grant, revoked: dict[str, str]) -> Share:
         job, size = grant.job, self._size(grant)

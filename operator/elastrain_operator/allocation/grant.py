@@ -174,6 +174,6 @@ def _groups(workers: Iterable[Worker]) -> list[tuple[Worker, ...]]:
 
 def _step(job: Job, totals: Mapping[str, int]) -> int:
     """One worker's dominant share. The number of pods per node counts only for workers that request nothing else."""
-    asked = [(r, a) for r, a in job.kind.demand if r != PODS] or list(job.kind.demand)
-    shares = [a * WHOLE // totals[r] for r, a in asked if totals.get(r, 0) > 0]
+    requests = [(r, a) for r, a in job.kind.demand if r != PODS] or list(job.kind.demand)
+    shares = [a * WHOLE // totals[r] for r, a in requests if totals.get(r, 0) > 0]
     return max(shares, default=0) or 1

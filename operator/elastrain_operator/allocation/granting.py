@@ -1,7 +1,7 @@
 """Grants workers one replica after another, all or nothing. Mutable, used for one allocation.
 
 A replica is a worker, or a group of several. Of a group, existing workers stay and the missing ones get places; if
-there are not enough, nothing of the room is taken. No group loses a part: a displaced worker takes its mates along.
+there are not enough, nothing of the room is taken. No group loses a part: it is displaced as a whole.
 """
 
 from __future__ import annotations
@@ -75,16 +75,16 @@ class Granting:
             return filled
         if not self._within_quota(grant, grant.job.kind.demand, size):
             return False
-        while mates := grant.next_group():
-            if self.attempt(grant, lambda g, mates=mates: self._complete(g, mates, may)):  # type: ignore[misc]
+        while replica := grant.next_group():
+            if self.attempt(grant, lambda g, replica=replica: self._complete(g, replica, may)):  # type: ignore[misc]
                 return True
-            grant.parts.add(mates[0].group)
+            grant.parts.add(replica[0].group)
         return self.attempt(grant, lambda g: self._complete(g, (), may))
 
-    def _complete(self, grant: Grant, mates: Sequence[Worker], may: May | None) -> bool:
-        """A group of which ``mates`` exist."""
-        missing = grant.job.group_size - len(mates)
-        return all(self._keep(grant, w) for w in mates) and all(self._new(grant, may) for _ in range(missing))
+    def _complete(self, grant: Grant, replica: Sequence[Worker], may: May | None) -> bool:
+        """A group of which ``replica`` exist."""
+        missing = grant.job.group_size - len(replica)
+        return all(self._keep(grant, w) for w in replica) and all(self._new(grant, may) for _ in range(missing))
 
     def keep(self, grant: Grant, *, bounded: bool = True) -> bool:
         """The replica that stays longest; False: there is none, or no whole one. Unless ``bounded``, no quota binds,
@@ -92,19 +92,19 @@ class Granting:
         if grant.job.group_size == 1:
             worker = grant.next_loose()
             return worker is not None and self._keep(grant, worker, bounded=bounded)
-        mates = grant.next_group()
-        holes = grant.job.group_size - len(mates)
-        if not mates or (bounded and holes):
+        replica = grant.next_group()
+        holes = grant.job.group_size - len(replica)
+        if not replica or (bounded and holes):
             return False
-        if not self.attempt(grant, lambda g: all(self._keep(g, w, bounded=bounded) for w in mates)):
+        if not self.attempt(grant, lambda g: all(self._keep(g, w, bounded=bounded) for w in replica)):
             return False
         grant.holes += holes
         return True
 
     def fill_up(self, grant: Grant) -> None:
         """Room for a part of the next group, whose other workers wait for nodes that an autoscaler may add."""
-        mates = grant.next_group() if not grant.holes else ()
-        for _ in range(grant.job.group_size - len(mates)):
+        replica = grant.next_group() if not grant.holes else ()
+        for _ in range(grant.job.group_size - len(replica)):
             if not self._room.place(grant.job.kind, at_once=True):
                 break
 
@@ -156,10 +156,10 @@ class Granting:
 
     def displace(self, kind: WorkerShape, may: May | None) -> bool:
         """Displace spares, or if that is not enough, workers that ``may`` be displaced."""
-        gone = self._room.give_back(kind, self._rank) if self._room.has_spares else None
-        if gone is None and may is not None:
-            gone = self._room.displace(kind, may, self._rank)
-        for loose in gone or ():
+        freed = self._room.give_back(kind, self._rank) if self._room.has_spares else None
+        if freed is None and may is not None:
+            freed = self._room.displace(kind, may, self._rank)
+        for loose in freed or ():
             other = self._grants[loose.uid]
             if self._attempts:
                 self._attempts[-1].grants.setdefault(loose.uid, other.copy())
@@ -168,7 +168,7 @@ class Granting:
                 self.tier.lost(other)
                 if self._attempts:
                     self._attempts[-1].lost.append(other)
-        return gone is not None
+        return freed is not None
 
     def _rank(self, uid: str) -> tuple[int, ...]:
         """The lowest priority first; within a priority, the job that holds the most, beyond its goal if it has one."""

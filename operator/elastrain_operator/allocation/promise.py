@@ -98,8 +98,8 @@ class Promises:
         if given is None or size is None:
             return replace(job, unused=_refused(job, obstacle))
         self._grants[job.uid] = grant = after(self._grants.get(job.uid), job, size - given.awaiting, now)
-        asked = size + given.pending if given.awaiting or given.pending else 0
-        self._asks[job.uid] = ask = after(self._asks.get(job.uid), job, asked, now, NODES_SECONDS)
+        wanted = size + given.pending if given.awaiting or given.pending else 0
+        self._asks[job.uid] = ask = after(self._asks.get(job.uid), job, wanted, now, NODES_SECONDS)
         bound = usable(grant, now)
         unused = _expiry(grant, obstacle) if bound is not None else _refused(job, obstacle)
         may_ask = usable(ask, now) is None

@@ -34,7 +34,7 @@ class Loose(NamedTuple):
 
     uid: str
     worker: Worker
-    turn: int
+    order: int
     """Its place among its job's workers: the highest leaves first."""
 
 
@@ -85,9 +85,9 @@ class Room:
         """By job (UID) and group: its workers on nodes."""
         self._held: dict[str, Vector] = {n.name: {} for n in snapshot.nodes}  # by loose workers
         for job in snapshot.jobs:
-            for turn, worker in enumerate(job.workers):
+            for order, worker in enumerate(job.workers):
                 if worker.node in self._now:
-                    self._loose[worker.node][job.uid, worker.name] = loose = Loose(job.uid, worker, turn)
+                    self._loose[worker.node][job.uid, worker.name] = loose = Loose(job.uid, worker, order)
                     if worker.group:
                         self._groups.setdefault((job.uid, worker.group), []).append(loose)
                     self._change(self._held, worker.node, worker.demand, 1)
@@ -241,13 +241,13 @@ class Room:
         chosen: list[list[Loose]] = []
         uids: list[str] = []
         there = self._loose[node].values() if only is None else only
-        for loose in sorted(there, key=lambda x: (not x.worker.spare, rank(x.uid), x.uid, -x.turn)):
+        for loose in sorted(there, key=lambda x: (not x.worker.spare, rank(x.uid), x.uid, -x.order)):
             if not need:
                 break
             useful = any(r in need for r, _ in loose.worker.demand)
             if not useful or any(loose in unit for unit in chosen):
                 continue
-            unit = self._mates(loose)
+            unit = self._replica_of(loose)
             working = [x.uid for x in unit if not x.worker.spare]
             if not working or may(loose.uid, [*uids, *working[1:]]):
                 chosen.append(unit)
@@ -267,7 +267,7 @@ class Room:
                 kept = rest
         return [x for u in kept for x in u]
 
-    def _mates(self, loose: Loose) -> list[Loose]:
+    def _replica_of(self, loose: Loose) -> list[Loose]:
         """All loose workers of a group."""
         group = self._groups.get((loose.uid, loose.worker.group), [loose])
         return [x for x in group if (x.uid, x.worker.name) in self._loose[x.worker.node]]

@@ -114,7 +114,7 @@ class Capacity:
         if self._pods.get(pod_uid) != before and job_uid not in self._claims:
             self.nudge()
 
-    def stray_seen(self, pod_uid: str, held: Held | None) -> None:
+    def other_pod_seen(self, pod_uid: str, held: Held | None) -> None:
         """What a pod holds that belongs to no job; None: nothing any more."""
         before = self._pods.pop(pod_uid, None)
         if held is not None:

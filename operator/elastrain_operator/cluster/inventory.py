@@ -56,13 +56,13 @@ class Inventory:
         self._doubt = asyncio.Event()
         self._refusals: dict[Right, Reviews] = {}
         self._closed: dict[str, dict[nodes.Cause, datetime]] = {}
-        told: dict[str, Any] = {"on_change": lambda *_: on_change(), "on_problem": self._problem_changed}
-        noted: dict[str, Any] = {**told, "on_change": self._node_changed}
+        hooks: dict[str, Any] = {"on_change": lambda *_: on_change(), "on_problem": self._problem_changed}
+        node_hooks: dict[str, Any] = {**hooks, "on_change": self._node_changed}
         group = "scheduling.k8s.io"
         classes = f"/apis/{group}/v1/priorityclasses"
-        self._nodes = Reflector(source, "/api/v1/nodes", "nodes", parse=nodes.node, **noted)
-        self._others = Reflector(source, "/api/v1/pods", "pods", _OTHERS, parse=self._other, **told)
-        self._classes = Reflector(source, classes, "priority classes", parse=_priority_class, **told)
+        self._nodes = Reflector(source, "/api/v1/nodes", "nodes", parse=nodes.node, **node_hooks)
+        self._others = Reflector(source, "/api/v1/pods", "pods", _OTHERS, parse=self._other, **hooks)
+        self._classes = Reflector(source, classes, "priority classes", parse=_priority_class, **hooks)
         self._all: tuple[Reflector[Any], ...] = (self._nodes, self._others, self._classes)
         resources_of = (("", "nodes"), ("", "pods"), (group, "priorityclasses"))
         self._rights = {

@@ -23,7 +23,7 @@ DEFRAGMENT_EVERY = 300.0
 log = structlog.get_logger(__name__)
 
 
-class Act(Enum):
+class AlarmAct(Enum):
     """What a member's pod does about an alarm."""
 
     LEAVE = "leave"
@@ -33,14 +33,14 @@ class Act(Enum):
 
 def decide(
     alarm: Alarm, member: MemberStatus, members: Collection[int], quota: int, *, since_defragmented: float
-) -> Act:
+) -> AlarmAct:
     """``members``: all ids. ``quota``: bytes. ``since_defragmented``: seconds since this pod's last defragmentation.
     Pure."""
     if alarm.kind is not AlarmKind.NOSPACE or (alarm.member != member.member and alarm.member in members):
-        return Act.LEAVE
+        return AlarmAct.LEAVE
     if member.size <= HIGH * quota:
-        return Act.DISARM
-    return Act.DEFRAGMENT if since_defragmented >= DEFRAGMENT_EVERY else Act.LEAVE
+        return AlarmAct.DISARM
+    return AlarmAct.DEFRAGMENT if since_defragmented >= DEFRAGMENT_EVERY else AlarmAct.LEAVE
 
 
 class Alarms:
@@ -69,10 +69,10 @@ class Alarms:
         if alarm not in self._known:
             self._known.add(alarm)
             log.error("etcd refuses writes", alarm=alarm.kind, member=f"{alarm.member:x}", bytes=member.size)
-        if act is Act.DEFRAGMENT:
+        if act is AlarmAct.DEFRAGMENT:
             self._defragmented = time.monotonic()
             log.info("defragmenting", bytes=member.size, quota=self._quota)
             self._etcd.defragment()
-        elif act is Act.DISARM:
+        elif act is AlarmAct.DISARM:
             self._etcd.disarm(alarm)
             log.info("disarmed", alarm=alarm.kind, member=f"{alarm.member:x}", bytes=member.size, quota=self._quota)

@@ -92,7 +92,7 @@ class Executor:
             if self._traces is not None:
                 self._traces.seen(job, plan.status)
         for uid in plan.departed:  # the status contains their loss
-            state.gone.pop(uid, None)
+            state.disappeared.pop(uid, None)
         state.alive.difference_update(d.uid for d in plan.delete)
         state.open_ordinals = tuple(
             sorted({*state.open_ordinals, *plan.create})
@@ -274,8 +274,8 @@ class Executor:
     def _rendered(self, job: JobRef, spec: JobSpec, ordinal: int, plan: Plan) -> _Manifest:
         """The manifest, or why there is none."""
         try:
-            standing, slot = ordinal in plan.stand_by, plan.slots[0] if plan.slots else None
-            return manifests.pod(job, spec, ordinal, self._config, plan.keep_off, stands_by=standing, slot=slot)
+            is_spare, slot = ordinal in plan.stand_by, plan.slots[0] if plan.slots else None
+            return manifests.pod(job, spec, ordinal, self._config, plan.keep_off, stands_by=is_spare, slot=slot)
         except manifests.TemplateInvalid as error:
             return Refused(RefusalKind.TEMPLATE_INVALID, str(error))
 

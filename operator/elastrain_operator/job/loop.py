@@ -56,7 +56,7 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Decided:
+class PassResult:
     """What a pass has decided, and from what."""
 
     plan: Plan
@@ -99,7 +99,7 @@ class JobLoop:
         self._task: asyncio.Task[None] | None = None
         self._parsed: tuple[Any, JobSpec] | None = None
         self._later: asyncio.TimerHandle | None = None
-        self._unmet: dict[str, Pod] = {}  # disappeared during this pass, which may be creating them, by UID
+        self._deleted_meanwhile: dict[str, Pod] = {}  # disappeared during this pass, which may be creating them, by UID
         self._looked_at: Mapping[str, Pod] = {}  # by UID, in the last pass
         self.planned = False
         """Whether a pass has succeeded."""
@@ -159,14 +159,14 @@ class JobLoop:
         else:
             self.wake_within(ROUTINE)
 
-    def pod_gone(self, pod: Pod) -> None:
+    def pod_deleted(self, pod: Pod) -> None:
         """The watch shows that this pod no longer exists. It counts as lost if it had ended, or another party deleted
         it, perhaps before the watch ever showed it."""
         created = self._state.created.pop(pod.uid, None)
         if created or pod.ending or pod.uid in self._state.alive:
-            self._state.gone[pod.uid] = pod
+            self._state.disappeared[pod.uid] = pod
         else:
-            self._unmet[pod.uid] = pod
+            self._deleted_meanwhile[pod.uid] = pod
         self._state.alive.discard(pod.uid)
         self.wake()
 
@@ -257,16 +257,16 @@ class JobLoop:
         await self._executor.execute(self.job, decided.spec, decided.plan, state)
         return await self._follow(decided)
 
-    def _decide(self, body: Mapping[str, Any], status: JobStatus, observed: Observed) -> Decided:
+    def _decide(self, body: Mapping[str, Any], status: JobStatus, observed: Observed) -> PassResult:
         """What to do about the job now."""
         meta, state, now = body["metadata"], self._state, clock.now()
         if meta.get("deletionTimestamp"):  # a finalizer holds it
             made = plan.deleted(status, observed, meta.get("finalizers") or (), now, state)
-            return Decided(made, status, observed)
+            return PassResult(made, status, observed)
         try:
             spec = self._spec(body.get("spec", {}))
         except parse.SpecInvalid as error:
-            return Decided(plan.refuse(status, observed, str(error), now, state), status, observed)
+            return PassResult(plan.refuse(status, observed, str(error), now, state), status, observed)
         if observed.share is not None:
             observed = replace(observed, share=observed.share.in_replicas(spec.group_size))
         queued = self._kueue.decide(body, self.job, spec, status, observed) if self._kueue else None
@@ -275,9 +275,9 @@ class JobLoop:
         state.lost_since = data_loss.since(state.lost_since, status, observed.coordination, now)
         with metrics.PLAN_SECONDS.time():
             made = plan.plan(spec, status, observed, clock.now(), state, drain_extra=self._config.drain_extra)
-        return Decided(made, status, observed, spec, queued)
+        return PassResult(made, status, observed, spec, queued)
 
-    def _show(self, decided: Decided) -> None:
+    def _show(self, decided: PassResult) -> None:
         """Feed every view of the job, and keep what the next pass needs."""
         made = decided.plan
         before = self._state.remember(made)
@@ -289,7 +289,7 @@ class JobLoop:
         elif made.claims:
             self._capacity.claim(self.job.uid, made.claims)
 
-    async def _follow(self, decided: Decided) -> float:
+    async def _follow(self, decided: PassResult) -> float:
         """What follows the calls of a pass; returns the seconds until the next one is due without a change."""
         made, spec, queued, now = decided.plan, decided.spec, decided.queued, clock.now()
         repeats = [(at - now).total_seconds() for at in self._state.retries.values() if at > now]
@@ -328,7 +328,7 @@ class JobLoop:
     async def _observe(self, status: JobStatus) -> Observed:
         coordination = self._mirror.of(self.keys)
         pods, following, state = await self._pods(), status.next_ordinal, self._state
-        state.gone = {uid: p for uid, p in state.gone.items() if is_issued(p.ordinal, following)}
+        state.disappeared = {uid: p for uid, p in state.disappeared.items() if is_issued(p.ordinal, following)}
         return Observed(
             job=self.job,
             pods=tuple(p for p in pods if is_issued(p.ordinal, following)),
@@ -346,13 +346,13 @@ class JobLoop:
         for uid, (pod, since) in list(created.items()):
             if uid in seen:
                 del created[uid]
-            elif uid in self._unmet:
+            elif uid in self._deleted_meanwhile:
                 del created[uid]
-                self._state.gone[uid] = self._unmet[uid]
+                self._state.disappeared[uid] = self._deleted_meanwhile[uid]
             elif clock.now() - since > UNSEEN:
                 await self._ask_for(pod)
         found = parse.pods([*seen.values(), *(pod for pod, _ in created.values())])
-        self._unmet.clear()
+        self._deleted_meanwhile.clear()
         alive.intersection_update([p.uid for p in found])
         alive.update(p.uid for p in found if not p.terminating)
         return found
@@ -366,7 +366,7 @@ class JobLoop:
             self._state.created[pod.uid] = (current, now)
         else:
             del self._state.created[pod.uid]
-            self._state.gone[pod.uid] = pod
+            self._state.disappeared[pod.uid] = pod
 
 
 _OURS = frozenset({"resourceVersion", "managedFields"})

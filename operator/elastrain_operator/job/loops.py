@@ -80,9 +80,9 @@ class Loops:
         if job.uid in self._loops and not self.is_another(job):
             self._loops[job.uid].pod_seen(pod)
 
-    def pod_gone(self, job: JobKeys, pod: Pod) -> None:
+    def pod_deleted(self, job: JobKeys, pod: Pod) -> None:
         if job.uid in self._loops and not self.is_another(job):
-            self._loops[job.uid].pod_gone(pod)
+            self._loops[job.uid].pod_deleted(pod)
 
     async def stop(self) -> None:
         """End all loops."""

@@ -113,13 +113,13 @@ def deleted(
         events=(),
         delete=ending.deletions_of_deleted_job(pods, finalizers),
         claims=None if observed.share is None else Claims(None, leaving=claims_policy.held(observed)),
-        departed=tuple(state.gone),
+        departed=tuple(state.disappeared),
     )
 
 
 def _ended(observed: Observed, state: LoopState) -> tuple[EndedMember, ...]:
     """Members whose leases end, whatever else is planned: survivors wait for them."""
-    return counting.ended_members((*observed.pods, *state.gone.values()), observed.coordination)
+    return counting.ended_members((*observed.pods, *state.disappeared.values()), observed.coordination)
 
 
 def _counted(
@@ -310,7 +310,7 @@ def _finish_plan(
         claims=_for_allocator(taken, status),
         budget=_budget(taken, status),
         gang=_wants_gang(taken, status),
-        departed=tuple(taken.facts.state.gone),
+        departed=tuple(taken.facts.state.disappeared),
     )
 
 

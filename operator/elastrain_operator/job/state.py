@@ -56,14 +56,14 @@ class LoopState:
     """Created pods that the watch has not shown yet, by UID, with the time of their creation or last read."""
     alive: set[str] = field(default_factory=set)
     """UIDs of existing pods that this operator has known without a deletion, and has not deleted itself."""
-    gone: dict[str, Pod] = field(default_factory=dict)
+    disappeared: dict[str, Pod] = field(default_factory=dict)
     """Pods that have disappeared since the last status, as last known, by UID: their loss is not counted yet."""
     usage: AcceleratorSeconds | None = None
     """Accelerator usage as of the last pass; None: the one in the status counts."""
     budget: DisruptionBudget | None = None
     """As last written; None: unknown."""
     gang: Gang | None = None
-    """The job's gang; None: unknown, or no scheduler is told of gangs."""
+    """The job's gang; None: unknown, or gangs are not written."""
     unanswered_since: datetime | None = None
     """Since when the allocator owes an answer for the present spec; None: it owes none."""
     lost_since: datetime | None = None

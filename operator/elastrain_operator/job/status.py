@@ -153,12 +153,12 @@ def held_until(taken: Steps, written: JobStatus | None) -> datetime | None:
 
     A new spec of which only the generation is to be reported is delayed until the allocator has answered it, bounded.
     """
-    last, asked = taken.facts.state.status_written, taken.facts.state.unanswered_since
+    last, owed_since = taken.facts.state.status_written, taken.facts.state.unanswered_since
     if written is None:
         return None
     untils = []
-    if asked is not None and _essence(written, of_any_spec=True) == _essence(taken.facts.status, of_any_spec=True):
-        untils.append(asked + sizes.ANSWER)
+    if owed_since is not None and _essence(written, of_any_spec=True) == _essence(taken.facts.status, of_any_spec=True):
+        untils.append(owed_since + sizes.ANSWER)
     if last is not None and _essence(written) == _essence(taken.facts.status):
         untils.append(last + timedelta(seconds=taken.facts.state.status_interval))
     return max((until for until in untils if until > taken.facts.now), default=None)

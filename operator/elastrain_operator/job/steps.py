@@ -31,7 +31,7 @@ from elastrain_operator.policy.report import training
 from elastrain_operator.policy.size import claims, leavers, minimum, replicas, rollout, sizes
 from elastrain_operator.policy.size import protection as budgets
 from elastrain_operator.policy.size import replicas as workers_policy
-from elastrain_operator.policy.size.minimum import Attempt
+from elastrain_operator.policy.size.minimum import Holding
 from elastrain_operator.policy.size.rollout import Rollout
 
 
@@ -71,7 +71,7 @@ class Known:
     """``target.above``; 0 while etcd is unknown."""
     since: Mapping[str, datetime]
     """When each leaving worker (pod name) was asked."""
-    asked: frozenset[str]
+    all_leaving: frozenset[str]
     """Workers already asked to leave (names), whether they still exist or not."""
     draining: frozenset[str]
     """Those that still exist. The target keeps them until the pod is gone."""
@@ -88,7 +88,7 @@ def known(facts: Facts) -> Known:
     status, etcd, now = facts.status, facts.observed.coordination, facts.now
     lost_since = data_loss.since(facts.state.lost_since, status, etcd, now)
     since = leavers.leaving_since(status)
-    asked = frozenset(etcd.target.leaving if etcd and etcd.target else ()) | since.keys()
+    all_leaving = frozenset(etcd.target.leaving if etcd and etcd.target else ()) | since.keys()
     start = datetime.fromisoformat(status.start_time) if status.start_time else now
     return Known(
         etcd=etcd,
@@ -96,8 +96,8 @@ def known(facts: Facts) -> Known:
         lost_since=lost_since,
         floor=data_loss.floor(status, etcd, lost_since is not None) if etcd else 0,
         since=since,
-        asked=asked,
-        draining=asked & {p.name for p in facts.observed.pods},
+        all_leaving=all_leaving,
+        draining=all_leaving & {p.name for p in facts.observed.pods},
         finishing=verdicts.finishing(facts.observed.pods, etcd),
         step=etcd.progress.step if etcd and etcd.progress else status.step,
         start=None if facts.spec.suspend else start,
@@ -131,7 +131,7 @@ def lost(facts: Facts, known: Known) -> Lost:
     running = [p for p in pods if not (p.ending or p.terminating or p.name in known.draining or p.name in silenced)]
     quiet = starting.update_silent(state.silent_agents, running, None if idle else known.members, now)
     overdue = starting.overdue_agents(quiet, now)
-    found = losses.losses(pods, known.members, known.asked, state.alive, state.gone.values())
+    found = losses.losses(pods, known.members, known.all_leaving, state.alive, state.disappeared.values())
     every = (*found, *(starting.silent_loss(p) for p in pods if p.uid in overdue))
     count = counting.count(status.restarts, status.counted_failures, every, pods)
     return Lost(
@@ -201,9 +201,9 @@ def size(facts: Facts, known: Known, there: There) -> Size:
     desired = 0 if attempts.until is not None else sizes.desired_replicas(spec, facts.status, share)
     old = facts.status.generation
     in_force = training.in_force(old, known.members)[0] if known.members else old
-    standing = sizes.desired_spares(spec, desired, len(there.units), in_force, share)
+    wanted_spares = sizes.desired_spares(spec, desired, len(there.units), in_force, share)
     pending_too = share.pending if share and share.size is not None and desired else 0
-    return Size(refusal, attempts, desired, standing, standing + pending_too)
+    return Size(refusal, attempts, desired, wanted_spares, wanted_spares + pending_too)
 
 
 def _attempts(facts: Facts, known: Known, there: There, refusal: Refusal | None) -> StartAttempts:
@@ -216,7 +216,7 @@ def _attempts(facts: Facts, known: Known, there: There, refusal: Refusal | None)
     bound = sum(bool(p.node) for p in workers)
     quota = refusal is not None and refusal.kind is RefusalKind.QUOTA_EXCEEDED
     holds = bound > 0 or (quota and bool(workers))
-    attempt = Attempt(facts.observed.job.uid, spec.min_replicas * spec.group_size, bound, holds)
+    attempt = Holding(facts.observed.job.uid, spec.min_replicas * spec.group_size, bound, holds)
     return minimum.update(facts.state.attempts, attempt, facts.now)
 
 
@@ -286,7 +286,7 @@ def _rollout(facts: Facts, known: Known, there: There, size: Size) -> Rollout:
     if observed.charges is not None:  # no pod is created beyond Kueue's quota
         refusal = refusal or Refusal(RefusalKind.QUOTA_EXCEEDED, "", facts.now, generation=observed.job.generation)
     return rollout.rollout(
-        rollout.Input(
+        rollout.RolloutInput(
             workers=there.units,
             pods=observed.pods,
             version=facts.version,
@@ -385,5 +385,5 @@ class Steps:
 
     def due(self, pod: Pod) -> datetime:
         """When a leaving worker is deleted in any case."""
-        asked = self.known.since.get(pod.name, self.facts.now)
-        return leavers.drain_deadline(pod, asked, self.facts.drain_extra)
+        since = self.known.since.get(pod.name, self.facts.now)
+        return leavers.drain_deadline(pod, since, self.facts.drain_extra)

@@ -22,7 +22,7 @@ KEPT_JOBS = 1024
 
 
 @dataclass(slots=True)
-class _Job:
+class _JobSpans:
     number: int | None = None
     """Newest generation in the status; None: this process has seen none."""
     spans: list[Span] = field(default_factory=list)
@@ -33,7 +33,7 @@ class Traces:
 
     def __init__(self, tracer: Tracer, clock: Callable[[], float] = time.monotonic) -> None:
         self._tracer, self._clock = tracer, clock
-        self._jobs: dict[str, _Job] = {}
+        self._jobs: dict[str, _JobSpans] = {}
 
     @contextlib.contextmanager
     def span(self, job: JobRef, name: str, **attributes: Attribute) -> Iterator[None]:
@@ -68,8 +68,8 @@ class Traces:
         """Send the pending spans; bounded."""
         self._tracer.close()
 
-    def _of(self, job: JobRef) -> _Job:
-        kept = self._jobs.pop(job.uid, None) or _Job()
+    def _of(self, job: JobRef) -> _JobSpans:
+        kept = self._jobs.pop(job.uid, None) or _JobSpans()
         self._jobs[job.uid] = kept  # the newest comes last
         if len(self._jobs) > KEPT_JOBS:
             del self._jobs[next(iter(self._jobs))]

@@ -34,7 +34,7 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class CertificateFacts:
     """What a certificate says. Times are Unix times."""
 
     fingerprint: str
@@ -43,14 +43,14 @@ class Facts:
     hosts: frozenset[str]
 
 
-def facts(pem: bytes) -> Facts:
+def facts(pem: bytes) -> CertificateFacts:
     """Raises ``ValueError`` if ``pem`` does not begin with a certificate."""
     found = x509.load_pem_x509_certificate(pem)
     try:
         names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
         names = x509.SubjectAlternativeName([])
-    return Facts(
+    return CertificateFacts(
         found.fingerprint(hashes.SHA256()).hex(),
         found.not_valid_before_utc.timestamp(),
         found.not_valid_after_utc.timestamp(),

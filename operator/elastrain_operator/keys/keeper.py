@@ -18,7 +18,7 @@ import structlog
 
 from elastrain_operator import clock
 from elastrain_operator.keys import certificates
-from elastrain_operator.keys.certificates import AUTHORITY_DAYS, Facts, Pair
+from elastrain_operator.keys.certificates import AUTHORITY_DAYS, CertificateFacts, Pair
 from elastrain_operator.kube.client import ApiError, Kube
 
 DAY = 86400.0
@@ -45,7 +45,7 @@ class MissingSecret(Exception):
 
 
 # ---- the decision, pure ----------------------------------------------------------------------------------------------
-class Act(StrEnum):
+class KeyAct(StrEnum):
     """A single change. The keeper executes it, reads the Secrets again, and decides about the next one."""
 
     ADOPT = "take over the CA of the older chart"
@@ -59,9 +59,9 @@ class Act(StrEnum):
 class Keys:
     """Content of the Secrets."""
 
-    authority: Facts | None = None
+    authority: CertificateFacts | None = None
     made_for: str = ""
-    certificate: Facts | None = None
+    certificate: CertificateFacts | None = None
     is_issued: bool = False
     """The CA's key has signed the certificate."""
     trusted: frozenset[str] = frozenset()
@@ -78,32 +78,32 @@ class Wanted:
     request: str = ""
 
 
-def next_act(keys: Keys, wanted: Wanted, now: float) -> tuple[Act, str] | None:
+def next_act(keys: Keys, wanted: Wanted, now: float) -> tuple[KeyAct, str] | None:
     """The next act and its reason; None: nothing is due. ``now``: Unix time."""
     if keys.authority is None:
-        return (Act.ADOPT if keys.older_chart else Act.CREATE), "there is no CA"
+        return (KeyAct.ADOPT if keys.older_chart else KeyAct.CREATE), "there is no CA"
     return next(_due(keys, keys.authority, keys.certificate, wanted, now), None)
 
 
 def _due(
-    keys: Keys, authority: Facts, certificate: Facts | None, wanted: Wanted, now: float
-) -> Iterator[tuple[Act, str]]:
+    keys: Keys, authority: CertificateFacts, certificate: CertificateFacts | None, wanted: Wanted, now: float
+) -> Iterator[tuple[KeyAct, str]]:
     """All acts that are due, the first one first."""
     if keys.made_for != wanted.request:
-        yield Act.RENEW, f"etcd.tls.renew is {wanted.request!r}"
+        yield KeyAct.RENEW, f"etcd.tls.renew is {wanted.request!r}"
     if now - authority.begins >= AUTHORITY_RENEWAL:
-        yield Act.RENEW, "it has reached half of its life"
+        yield KeyAct.RENEW, "it has reached half of its life"
     if certificate is None:
-        yield Act.ISSUE, "there is no certificate"
+        yield KeyAct.ISSUE, "there is no certificate"
         return
     if keys.trusted != {authority.fingerprint}:
-        yield Act.TRUST, "clients trust another certificate"
+        yield KeyAct.TRUST, "clients trust another certificate"
     if not keys.is_issued:
-        yield Act.ISSUE, "another CA has signed it"
+        yield KeyAct.ISSUE, "another CA has signed it"
     if certificate.hosts != wanted.hosts:
-        yield Act.ISSUE, "etcd has other names"
+        yield KeyAct.ISSUE, "etcd has other names"
     if now - certificate.begins >= RENEWAL:
-        yield Act.ISSUE, f"it is {RENEWAL / DAY:.0f} days old"
+        yield KeyAct.ISSUE, f"it is {RENEWAL / DAY:.0f} days old"
 
 
 # ---- its execution ---------------------------------------------------------------------------------------------------
@@ -182,7 +182,7 @@ class Keeper:
             return LOOK
         act, why = due
         log.info("keys of etcd: " + act, reason=why)
-        if act in (Act.ISSUE, Act.TRUST):
+        if act in (KeyAct.ISSUE, KeyAct.TRUST):
             await self._write_server(act, authority, server, now)
         else:
             await self._write_authority(act, authority, older, now)
@@ -207,17 +207,17 @@ class Keeper:
             await self._secrets.replace(root, {**root.data, **made}, {})
             log.info("keys of etcd: passwords created")
 
-    async def _write_authority(self, act: Act, authority: Secret, older: Pair | None, now: datetime) -> None:
-        if act is Act.RENEW:
+    async def _write_authority(self, act: KeyAct, authority: Secret, older: Pair | None, now: datetime) -> None:
+        if act is KeyAct.RENEW:
             made = certificates.renewed(Pair(authority.data[CA], authority.data[CA_KEY]), now)
         else:
             made = older or certificates.new_authority(f"{self._names.etcd}-ca", now)
         data = {**authority.data, CA: made.certificate, CA_KEY: made.key}
         await self._secrets.replace(authority, data, {MADE_FOR: self._wanted.request})
 
-    async def _write_server(self, act: Act, authority: Secret, server: Secret, now: datetime) -> None:
+    async def _write_server(self, act: KeyAct, authority: Secret, server: Secret, now: datetime) -> None:
         data = {**server.data, TRUSTED: authority.data[CA]}
-        if act is Act.ISSUE:
+        if act is KeyAct.ISSUE:
             signer = Pair(authority.data[CA], authority.data[CA_KEY])
             made = certificates.issue(self._names.etcd, self._wanted.hosts, signer, now)
             data |= {CERTIFICATE: made.certificate, KEY: made.key}

@@ -143,9 +143,7 @@ class Kube:
         Returns ``manifest`` with the new pod's metadata. The watch shows the other fields set by the API server."""
         what = f"create pod {namespace}/{manifest['metadata']['name']}"
         query = {"fieldValidation": "Strict"}
-        request = _Request(
-            "POST", pods_path(namespace), what, _encoded(manifest), query, JSON, CREATION_SECONDS, METADATA
-        )
+        request = _Call("POST", pods_path(namespace), what, _encoded(manifest), query, JSON, CREATION_SECONDS, METADATA)
         async with self._creations:
             answer = await repeated(lambda: self._attempt(request), is_creation_worth_repeating)
         return {**manifest, "metadata": answer["metadata"]}
@@ -164,9 +162,7 @@ class Kube:
         """Ask whether this pod would be admitted: a creation as a dry run, with the same errors."""
         what = f"admit pod {namespace}/{manifest['metadata']['name']}"
         query = {"fieldValidation": "Strict", "dryRun": "All"}
-        request = _Request(
-            "POST", pods_path(namespace), what, _encoded(manifest), query, JSON, CREATION_SECONDS, METADATA
-        )
+        request = _Call("POST", pods_path(namespace), what, _encoded(manifest), query, JSON, CREATION_SECONDS, METADATA)
         async with self._creations:
             await repeated(lambda: self._attempt(request), is_creation_worth_repeating)
 
@@ -219,12 +215,12 @@ class Kube:
     async def create_event(self, namespace: str, event: Mapping[str, Any]) -> None:
         """One attempt."""
         path = f"/api/v1/namespaces/{namespace}/events"
-        await self._attempt(_Request("POST", path, "record an event", _encoded(event), {}, JSON, accept=METADATA))
+        await self._attempt(_Call("POST", path, "record an event", _encoded(event), {}, JSON, accept=METADATA))
 
     async def patch_event(self, namespace: str, name: str, change: Mapping[str, Any]) -> None:
         """Merge ``change`` into an event, in one attempt."""
         path = f"/api/v1/namespaces/{namespace}/events/{name}"
-        await self._attempt(_Request("PATCH", path, "count an event", _encoded(change), {}, MERGE, accept=METADATA))
+        await self._attempt(_Call("PATCH", path, "count an event", _encoded(change), {}, MERGE, accept=METADATA))
 
     # ---- lists and watches -----------------------------------------------------------------------------------------
     async def uids(self, path: str, what: str, query: Mapping[str, str]) -> set[str]:
@@ -261,7 +257,7 @@ class Kube:
         self, method: str, path: str, what: str, body: Mapping[str, Any] | None, seconds: float
     ) -> dict[str, Any]:
         """One attempt of at most ``seconds``, for callers with their own timing."""
-        return await self._attempt(_Request(method, path, what, _encoded(body), {}, JSON, seconds))
+        return await self._attempt(_Call(method, path, what, _encoded(body), {}, JSON, seconds))
 
     # ---- inside ----------------------------------------------------------------------------------------------------
     async def _get(self, path: str, what: str) -> dict[str, Any] | None:
@@ -292,10 +288,10 @@ class Kube:
         content: str = JSON,
         accept: str = JSON,
     ) -> dict[str, Any]:
-        request = _Request(method, path, what, _encoded(body), query or {}, content, accept=accept)
+        request = _Call(method, path, what, _encoded(body), query or {}, content, accept=accept)
         return await repeated(lambda: self._attempt(request), is_worth_repeating)
 
-    async def _attempt(self, request: _Request) -> dict[str, Any]:
+    async def _attempt(self, request: _Call) -> dict[str, Any]:
         async with self._slots:  # the time of an attempt starts when it has a slot
             used = self._access.headers
             status, text, retry_after = await self._send(request)
@@ -306,7 +302,7 @@ class Kube:
             raise refusal(request.what, status, text, retry_after)
         return decoded(request.what, status, text)
 
-    async def _send(self, request: _Request) -> tuple[int, bytes, str]:
+    async def _send(self, request: _Call) -> tuple[int, bytes, str]:
         """Code, body, and the header Retry-After. A write never outlives this process's lead."""
         if self._tenure is None or request.method == "GET":
             return await self._exchange(request, request.seconds)
@@ -321,7 +317,7 @@ class Kube:
         finally:
             sending.cancel()
 
-    async def _exchange(self, request: _Request, seconds: float) -> tuple[int, bytes, str]:
+    async def _exchange(self, request: _Call, seconds: float) -> tuple[int, bytes, str]:
         started, code = time.monotonic(), 0
         try:
             async with self._session.request(
@@ -348,7 +344,7 @@ class Kube:
 
 
 @dataclass(frozen=True, slots=True)
-class _Request:
+class _Call:
     method: str
     path: str
     what: str

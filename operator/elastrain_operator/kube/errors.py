@@ -42,8 +42,8 @@ class ApiError(CallError):
     @property
     def retry_after(self) -> float:
         """Seconds for which the API server asks for patience; 0: it names none."""
-        asked = self.details.get("retryAfterSeconds")
-        return float(asked) if isinstance(asked, (int, float)) and asked > 0 else 0.0
+        seconds = self.details.get("retryAfterSeconds")
+        return float(seconds) if isinstance(seconds, (int, float)) and seconds > 0 else 0.0
 
 
 class NotLeading(ApiError):

@@ -51,15 +51,15 @@ def governs(request: Request, workloads: Iterable[Workload]) -> bool:
 
 def decide(request: Request, view: View, holders: Sequence[Holder], memory: Memory, now: datetime) -> Decision:
     """The decision for one job at ``now``."""
-    scene = _Scene(request, view, tuple(holders), memory, now)
+    given = _Input(request, view, tuple(holders), memory, now)
     if view.problem:
-        return _unknown(scene)
+        return _unknown(given)
     if request.ended:
-        return Decision(Share(0, "Ended", request.ended), unbound=(), writes=tuple(_finish(scene)), memory=memory)
-    return _go_on(scene)
+        return Decision(Share(0, "Ended", request.ended), unbound=(), writes=tuple(_finish(given)), memory=memory)
+    return _go_on(given)
 
 
-class _Scene:
+class _Input:
     """The input, and what follows from it."""
 
     def __init__(
@@ -156,86 +156,86 @@ class _Scene:
         return (*(e for e in self.memory.evicted if e.uid in held), *fresh)
 
 
-def _unknown(scene: _Scene) -> Decision:
+def _unknown(given: _Input) -> Decision:
     """Nothing starts and nothing stops: the size follows the workers that exist."""
-    live = len(scene.holders) // scene.request.pods
-    share = Share(min(scene.request.size, live), "QueueUnknown", explain.unknown(scene.request, scene.view.problem))
-    return Decision(share, memory=scene.memory)
+    live = len(given.holders) // given.request.pods
+    share = Share(min(given.request.size, live), "QueueUnknown", explain.unknown(given.request, given.view.problem))
+    return Decision(share, memory=given.memory)
 
 
-def _finish(scene: _Scene) -> Iterable[Write]:
+def _finish(given: _Input) -> Iterable[Write]:
     """The job has ended: its Workloads follow as soon as no pod is charged to them."""
-    for workload in scene.view.workloads:
-        if workload.going or scene.pods(workload):
+    for workload in given.view.workloads:
+        if workload.going or given.pods(workload):
             continue
         if workload.index:
             yield Delete(workload.name, workload.uid)
         elif not workload.finished:
-            yield Finish(workload.name, workload.uid, scene.request.ended)
+            yield Finish(workload.name, workload.uid, given.request.ended)
 
 
-def _go_on(scene: _Scene) -> Decision:
-    memory = _remember(scene)
-    if memory.missing is not None and scene.now < memory.missing + MISSING_PATIENCE:
+def _go_on(given: _Input) -> Decision:
+    memory = _remember(given)
+    if memory.missing is not None and given.now < memory.missing + MISSING_PATIENCE:
         until = memory.missing + MISSING_PATIENCE
-        size = min(scene.request.size, len(scene.holders) // scene.request.pods)
-        return Decision(Share(size, "WorkloadMissing", explain.missing(scene.request)), memory=memory, again=until)
-    running = [w for w in (scene.on, *scene.kept) if w is not None and w.runs]
-    size = sum(w.count for w in running) // scene.request.pods
+        size = min(given.request.size, len(given.holders) // given.request.pods)
+        return Decision(Share(size, "WorkloadMissing", explain.missing(given.request)), memory=memory, again=until)
+    running = [w for w in (given.on, *given.kept) if w is not None and w.runs]
+    size = sum(w.count for w in running) // given.request.pods
     stay = {w.name for w in running}
-    release = frozenset(h.name for h in scene.holders if h.workload not in stay)
+    release = frozenset(h.name for h in given.holders if h.workload not in stay)
     reason, message = explain.why(
-        explain.Admission(scene.request, scene.view, scene.base, scene.on, size, scene.waiting)
+        explain.Admission(given.request, given.view, given.base, given.on, size, given.waiting)
     )
     return Decision(
         share=Share(size, reason, message, release=release),
-        charges=tuple(_charges(scene, running)),
-        unbound=tuple(_unbound(scene, running)),
-        writes=(*_base_writes(scene), *_extra_writes(scene, memory)),
+        charges=tuple(_charges(given, running)),
+        unbound=tuple(_unbound(given, running)),
+        writes=(*_base_writes(given), *_extra_writes(given, memory)),
         memory=memory,
-        preempted=scene.evicted,
-        freed=tuple(e for e in scene.memory.evicted if e not in memory.evicted),
-        again=memory.until if memory.until and memory.until > scene.now else None,
+        preempted=given.evicted,
+        freed=tuple(e for e in given.memory.evicted if e not in memory.evicted),
+        again=memory.until if memory.until and memory.until > given.now else None,
     )
 
 
-def _remember(scene: _Scene) -> Memory:
+def _remember(given: _Input) -> Memory:
     """What the next pass needs."""
-    memory = scene.memory
+    memory = given.memory
     refused, until = memory.refused, memory.until
-    if any(w.ready for w in scene.kept):
+    if any(w.ready for w in given.kept):
         refused = 0
-    if any(w.index > 0 for w in scene.evicted):
-        until = scene.now + timedelta(seconds=BACKOFF[min(refused, len(BACKOFF) - 1)])
+    if any(w.index > 0 for w in given.evicted):
+        until = given.now + timedelta(seconds=BACKOFF[min(refused, len(BACKOFF) - 1)])
         refused += 1
-    gone = (scene.base is None or scene.base.going) and not scene.request.suspend
-    runs = any(h.workload == scene.request.base for h in scene.holders)
-    missing = (memory.missing or scene.now) if gone and runs else None
-    return replace(memory, evicted=scene.holding, refused=refused, until=until, missing=missing)
+    lacks_base = (given.base is None or given.base.going) and not given.request.suspend
+    runs = any(h.workload == given.request.base for h in given.holders)
+    missing = (memory.missing or given.now) if lacks_base and runs else None
+    return replace(memory, evicted=given.holding, refused=refused, until=until, missing=missing)
 
 
-def _charges(scene: _Scene, running: Iterable[Workload]) -> Iterable[Charge]:
+def _charges(given: _Input, running: Iterable[Workload]) -> Iterable[Charge]:
     """Vacant places. A leaving pod holds its own until it is gone."""
-    for workload in filter(scene.placed, running):
-        vacant = workload.count - len(scene.pods(workload))
+    for workload in filter(given.placed, running):
+        vacant = workload.count - len(given.pods(workload))
         for _ in range(vacant):
-            yield Charge(workload.name, _placement(scene, workload), workload.topology)
+            yield Charge(workload.name, _placement(given, workload), workload.topology)
 
 
-def _unbound(scene: _Scene, running: Iterable[Workload]) -> Iterable[tuple[PodPlacement, int]]:
+def _unbound(given: _Input, running: Iterable[Workload]) -> Iterable[tuple[PodPlacement, int]]:
     """Admitted pods that hold no node's room yet."""
-    for workload in filter(scene.placed, running):
-        missing = workload.count - sum(h.bound for h in scene.pods(workload))
+    for workload in filter(given.placed, running):
+        missing = workload.count - sum(h.bound for h in given.pods(workload))
         if missing > 0:
-            yield _placement(scene, workload), missing
+            yield _placement(given, workload), missing
 
 
-def _placement(scene: _Scene, workload: Workload) -> PodPlacement:
+def _placement(given: _Input, workload: Workload) -> PodPlacement:
     """The flavors' node labels and tolerations, then the updates of the admission checks."""
     selector: dict[str, str] = {}
     tolerations: list[Mapping[str, Any]] = []
     for name in workload.flavors:
-        flavor = scene.view.flavors[name]
+        flavor = given.view.flavors[name]
         selector |= dict(flavor.labels)
         tolerations += flavor.tolerations
     updates = workload.updates
@@ -247,19 +247,19 @@ def _placement(scene: _Scene, workload: Workload) -> PodPlacement:
     )
 
 
-def _base_writes(scene: _Scene) -> Iterable[Write]:
-    base, request, view = scene.base, scene.request, scene.view
+def _base_writes(given: _Input) -> Iterable[Write]:
+    base, request, view = given.base, given.request, given.view
     if base is None:
-        asks = request.queue and not request.suspend and not request.mirrored and not scene.holders
+        asks = request.queue and not request.suspend and not request.mirrored and not given.holders
         if asks and view.priority is not None and view.queue is not None:
             yield Create(request.base, 0, request.minimum * request.pods, view.priority)
         return
     if base.going:
         return
-    empty = not scene.pods(base)
-    if scene.moves:
-        if base.reserved or base.finished or not request.queue or not _may_change(scene, base):
-            if not scene.holders:
+    empty = not given.pods(base)
+    if given.moves:
+        if base.reserved or base.finished or not request.queue or not _may_change(given, base):
+            if not given.holders:
                 yield Delete(base.name, base.uid)
             return
         yield Change(base.name, base.uid, queue=request.queue)
@@ -270,19 +270,19 @@ def _base_writes(scene: _Scene) -> Iterable[Write]:
         yield Activate(base.name, base.uid, active=True)
     if base.evicted and base.reserved and empty:
         yield Release(base.name, base.uid)
-    elif scene.on:
-        yield from _readiness(scene, base)
-    yield from _priority(scene, base)
+    elif given.on:
+        yield from _readiness(given, base)
+    yield from _priority(given, base)
 
 
-def _may_change(scene: _Scene, base: Workload) -> bool:
+def _may_change(given: _Input, base: Workload) -> bool:
     """Whether only the queue differs, which Kueue lets a Workload without reservation change."""
-    return base.shape == scene.request.shape and base.count >= scene.request.minimum * scene.request.pods
+    return base.shape == given.request.shape and base.count >= given.request.minimum * given.request.pods
 
 
-def _priority(scene: _Scene, base: Workload) -> Iterable[Write]:
+def _priority(given: _Input, base: Workload) -> Iterable[Write]:
     """A changed class. Kueue itself follows a changed value of the base's class."""
-    value, request = scene.view.priority, scene.request
+    value, request = given.view.priority, given.request
     if value is None or request.mirrored:
         return
     if base.priority_class != request.priority_class and base.priority_class and request.priority_class:
@@ -291,48 +291,48 @@ def _priority(scene: _Scene, base: Workload) -> Iterable[Write]:
         yield Change(base.name, base.uid, priority=value)
 
 
-def _readiness(scene: _Scene, workload: Workload) -> Iterable[Write]:
-    ready = sum(h.ready for h in scene.pods(workload)) >= workload.count
+def _readiness(given: _Input, workload: Workload) -> Iterable[Write]:
+    ready = sum(h.ready for h in given.pods(workload)) >= workload.count
     if ready != workload.ready:
         yield Ready(workload.name, workload.uid, ready)
 
 
-def _extra_writes(scene: _Scene, memory: Memory) -> Iterable[Write]:
-    kept = {w.name for w in scene.kept}
-    for extra in scene.extras:
+def _extra_writes(given: _Input, memory: Memory) -> Iterable[Write]:
+    kept = {w.name for w in given.kept}
+    for extra in given.extras:
         if extra.name in kept or extra.going:
             continue
-        if not scene.pods(extra):
+        if not given.pods(extra):
             yield Delete(extra.name, extra.uid)
-    base, priority = scene.on, _below(scene)
+    base, priority = given.on, _below(given)
     if base is None or priority is None:
         return
-    for extra in scene.kept:
+    for extra in given.kept:
         if extra.priority != priority:
             yield Change(extra.name, extra.uid, priority=priority)
         if extra.runs:
-            yield from _readiness(scene, extra)
-    if (memory.until is not None and memory.until > scene.now) or not scene.placed(base):
+            yield from _readiness(given, extra)
+    if (memory.until is not None and memory.until > given.now) or not given.placed(base):
         return
-    missing = min(scene.most - len(scene.kept), scene.ahead - len([w for w in scene.kept if not w.reserved]))
-    for index in _free(scene, missing):
-        yield Create(scene.request.extra_name(index), index, scene.request.pods, priority)
+    missing = min(given.most - len(given.kept), given.ahead - len([w for w in given.kept if not w.reserved]))
+    for index in _free(given, missing):
+        yield Create(given.request.extra_name(index), index, given.request.pods, priority)
 
 
-def _below(scene: _Scene) -> int | None:
+def _below(given: _Input) -> int | None:
     """Priority of extras: one less than that of the base, so that any base of the same class comes first."""
-    if scene.request.mirrored:
-        return scene.base.priority - 1 if scene.base else None
-    return None if scene.view.priority is None else scene.view.priority - 1
+    if given.request.mirrored:
+        return given.base.priority - 1 if given.base else None
+    return None if given.view.priority is None else given.view.priority - 1
 
 
-def _free(scene: _Scene, number: int) -> Iterable[int]:
+def _free(given: _Input, number: int) -> Iterable[int]:
     """The lowest indices that no Workload has."""
-    taken = {w.index for w in scene.view.workloads}
-    charged = {h.workload for h in scene.holders}
+    taken = {w.index for w in given.view.workloads}
+    charged = {h.workload for h in given.holders}
     index = 1
     while number > 0:
-        if index not in taken and scene.request.extra_name(index) not in charged:
+        if index not in taken and given.request.extra_name(index) not in charged:
             number -= 1
             yield index
         index += 1

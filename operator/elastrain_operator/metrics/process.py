@@ -183,6 +183,6 @@ def verb_and_resource(method: str, path: str) -> tuple[str, str]:
 async def measure_lag() -> None:
     """Measure the event loop's lag until cancelled."""
     while True:
-        asked = time.monotonic()
+        began = time.monotonic()
         await asyncio.sleep(LAG_INTERVAL)
-        LAG_SECONDS.observe(max(0.0, time.monotonic() - asked - LAG_INTERVAL))
+        LAG_SECONDS.observe(max(0.0, time.monotonic() - began - LAG_INTERVAL))

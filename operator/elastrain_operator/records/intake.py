@@ -54,12 +54,12 @@ class Intake:
         """``clock()``: seconds."""
         self._limits, self._clock = limits, clock
         self._lock = threading.Lock()
-        self._jobs: dict[JobKeys, _Job] = {}
+        self._jobs: dict[JobKeys, _JobRecords] = {}
         self._changed: set[JobKeys] = set()
         self._bytes = 0
         self._revision = 0
         self._snapshot = False
-        self._told = False  # the loop knows that there is something to take
+        self._announced = False  # the loop knows that there is something to take
         self.refused: dict[JobKeys, str] = {}
         """Jobs whose records are not kept, and why. Replaced, never changed."""
         self.dropped = 0
@@ -78,13 +78,13 @@ class Intake:
                 return None
             most = self._limits.member if kv.key.startswith(keys.members) else self._limits.record
             kept = kv if len(kv.value) <= most else replace(kv, value=b"")
-            job = self._jobs.setdefault(keys, _Job())
+            job = self._jobs.setdefault(keys, _JobRecords())
             self._bytes += job.size(kv.key, len(kv.key) + len(kept.value))
             self._bound(keys, job)
             return kept
 
     def put(self, batch: Batch) -> bool:
-        """Take in changes of sifted records; returns whether the loop must be told that there is something to take."""
+        """Take in changes of sifted records; returns whether the loop has to take something."""
         with self._lock:
             for event in batch.events:
                 key = event.kv.key if isinstance(event, Put) else event.key
@@ -96,7 +96,7 @@ class Intake:
             return self._tell()
 
     def tell(self) -> bool:
-        """Whether the loop must be told, after records that are not kept: their job may have been refused for them."""
+        """Whether the loop has to look, after records that are not kept: their job may have been refused for them."""
         with self._lock:
             return self._tell()
 
@@ -113,7 +113,7 @@ class Intake:
                         del self._jobs[keys]
             batch = Batch(tuple(events), self._revision, self._snapshot)
             self._snapshot = False
-            self._told = bool(self._changed)
+            self._announced = bool(self._changed)
             return batch
 
     @property
@@ -124,8 +124,8 @@ class Intake:
 
     # ---- inside, under the lock --------------------------------------------------------------------------------------
     def _tell(self) -> bool:
-        tell = not self._told and bool(self._changed or self._snapshot)
-        self._told = self._told or tell
+        tell = not self._announced and bool(self._changed or self._snapshot)
+        self._announced = self._announced or tell
         return tell
 
     def _note(self, keys: JobKeys, key: str, event: Event) -> None:
@@ -134,7 +134,7 @@ class Intake:
                 return
             if isinstance(event, Delete):  # the job is gone, and its records with it
                 self.refused = {k: why for k, why in self.refused.items() if k != keys}
-        job = self._jobs.setdefault(keys, _Job())
+        job = self._jobs.setdefault(keys, _JobRecords())
         if isinstance(event, Delete):
             self._bytes += job.size(key, 0)
         job.change(key, event)
@@ -142,7 +142,7 @@ class Intake:
 
     def _count(self, keys: JobKeys, written: int, *, known: bool) -> None:
         """A job has written so many bytes, under a key that the operator reads or under another one."""
-        job, now = self._jobs.setdefault(keys, _Job()), self._clock()
+        job, now = self._jobs.setdefault(keys, _JobRecords()), self._clock()
         if now - job.since > WINDOW:
             job.since, job.written = now, 0
         job.written += written
@@ -152,7 +152,7 @@ class Intake:
         elif job.unread > self._limits.unread:
             self._refuse(keys, f"it has written more than {self._limits.unread >> 10} KiB under keys of its own")
 
-    def _bound(self, keys: JobKeys, job: _Job) -> None:
+    def _bound(self, keys: JobKeys, job: _JobRecords) -> None:
         if job.bytes > self._limits.job:
             self._refuse(keys, f"its records have more than {self._limits.job >> 10} KiB")
         while self._bytes > self._limits.all:
@@ -172,7 +172,7 @@ class Intake:
 
 
 @dataclass(slots=True)
-class _Job:
+class _JobRecords:
     """The records of one job: how large they are, which changes are not taken yet, and what it has written."""
 
     sizes: dict[str, int] = field(default_factory=dict)

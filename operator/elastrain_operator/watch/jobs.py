@@ -36,7 +36,7 @@ class Jobs:
         *,
         known: Callable[[], Mapping[str, JobKeys]],
         on_job: Callable[[Mapping[str, Any]], None],
-        on_gone: Callable[[JobKeys], None],
+        on_deleted: Callable[[JobKeys], None],
     ) -> None:
         """``namespaces``: empty: all. ``interval``: seconds between two searches without a list by kopf. ``known``: the
         jobs that the operator believes to exist, by UID."""
@@ -45,7 +45,7 @@ class Jobs:
         self._interval = interval
         self._known = known
         self._on_job = on_job
-        self._on_gone = on_gone
+        self._on_deleted = on_deleted
         self._listed = asyncio.Event()
 
     def event(self, kind: str | None, body: Mapping[str, Any]) -> None:
@@ -54,7 +54,7 @@ class Jobs:
             self._listed.set()
         meta = body["metadata"]
         if kind == "DELETED":
-            self._on_gone(JobKeys(meta["namespace"], meta["name"], meta["uid"]))
+            self._on_deleted(JobKeys(meta["namespace"], meta["name"], meta["uid"]))
         else:  # without managedFields, which are as large as all the rest
             self._on_job({**body, "metadata": {k: v for k, v in meta.items() if k != "managedFields"}})
 
@@ -82,4 +82,4 @@ class Jobs:
         for uid in known:
             if (job := self._known().get(uid)) is not None:  # else the watch has shown its deletion meanwhile
                 log.info("deleted while the watch was interrupted", namespace=job.namespace, job=job.job, uid=uid)
-                self._on_gone(job)
+                self._on_deleted(job)

@@ -280,9 +280,9 @@ _VOLUME = re.compile(r"persistent ?volume|volume node affinity|volume binding|st
 def trouble(pod_name: str, status: Raw, scheduled: Raw) -> Trouble | None:
     """The most specific reason; None: there is no trouble (yet). ``scheduled``: the condition PodScheduled."""
     if scheduled.get("status") == "False":
-        told = text(scheduled.get("message")) or text(scheduled.get("reason")) or "no reason given"
-        reason = "VolumeFailed" if _VOLUME.search(told) else text(scheduled.get("reason")) or "Unschedulable"
-        return Trouble(reason, f"pod {pod_name}: {told}")
+        words = text(scheduled.get("message")) or text(scheduled.get("reason")) or "no reason given"
+        reason = "VolumeFailed" if _VOLUME.search(words) else text(scheduled.get("reason")) or "Unschedulable"
+        return Trouble(reason, f"pod {pod_name}: {words}")
     creating = None
     for container in [*objects(status.get("initContainerStatuses")), *objects(status.get("containerStatuses"))]:
         waiting = mapping(mapping(container.get("state")).get("waiting"))
@@ -299,13 +299,13 @@ def _waiting(pod_name: str, container: Raw, waiting: Raw) -> Trouble:
     """Why one container does not run."""
     reason = text(waiting.get("reason"))
     where = f"pod {pod_name}, container {text(container.get('name'))}"
-    told = text(waiting.get("message")) or reason
+    words = text(waiting.get("message")) or reason
     if reason in _IMAGE:
-        return Trouble("ImagePullFailed", f"{where}: image {text(container.get('image')) or '?'}: {reason}: {told}")
+        return Trouble("ImagePullFailed", f"{where}: image {text(container.get('image')) or '?'}: {reason}: {words}")
     if reason in _CONFIG:
-        return Trouble("ContainerConfigFailed", f"{where}: {reason}: {told}")
+        return Trouble("ContainerConfigFailed", f"{where}: {reason}: {words}")
     if reason == "CrashLoopBackOff":
-        return Trouble("ContainerCrashes", f"{where}: {told}")
+        return Trouble("ContainerCrashes", f"{where}: {words}")
     return Trouble(
         "ContainerNotCreated",
         f"{where}: not created {CREATING_PATIENCE:.0f} s after the pod, often because a volume cannot be mounted; "

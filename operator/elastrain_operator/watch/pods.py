@@ -33,35 +33,35 @@ AGAIN = 10.0
 
 OnPod = Callable[[JobKeys, Pod, bool], None]
 """Called with the job, the pod, and whether the pod is gone. Otherwise the pod is new or differs from before."""
-OnStray = Callable[[str, Held | None], None]
+OnOtherPod = Callable[[str, Held | None], None]
 """Called with the UID of a pod that is no worker, and with what it holds on its node; None: nothing."""
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SeenPod:
     """A pod with the label of a worker, or with a job as its controller."""
 
     uid: str
     job: JobKeys | None = None
-    """The job that controls it; None: it is no worker (a *stray*), and counts as a holder of resources only."""
+    """The job that controls it; None: it is no worker, and counts as a holder of resources only."""
     pod: Pod | None = None
     held: Held | None = None
-    """What a stray holds on its node."""
+    """What a pod that is no worker holds on its node."""
 
 
 class WorkerPods:
     """Worker pods by their job. The last known state stays while the API server is silent."""
 
     def __init__(
-        self, kube: Kube, namespaces: tuple[str, ...], on_pod: OnPod, on_stray: OnStray = lambda *_: None
+        self, kube: Kube, namespaces: tuple[str, ...], on_pod: OnPod, on_other_pod: OnOtherPod = lambda *_: None
     ) -> None:
         """``namespaces``: empty: all."""
         self._kube = kube
         self._on_pod = on_pod
-        self._on_stray = on_stray
-        self._by_uid: dict[str, Seen] = {}
+        self._on_other_pod = on_other_pod
+        self._by_uid: dict[str, SeenPod] = {}
         self._by_job: dict[JobKeys, dict[str, Pod]] = {}
         self._doubted: set[str] = set()
         self._doubt = asyncio.Event()
@@ -104,7 +104,7 @@ class WorkerPods:
         return True
 
     # ---- inside ----------------------------------------------------------------------------------------------------
-    def _read(self, body: Mapping[str, Any]) -> Seen | None:
+    def _read(self, body: Mapping[str, Any]) -> SeenPod | None:
         """The pod; None if it has no UID. Never raises."""
         uid, job = text(mapping(body.get("metadata")).get("uid")), owner(body)
         if not uid:
@@ -112,9 +112,9 @@ class WorkerPods:
         before = self._by_uid.get(uid)
         known = before.pod if before is not None and before.job == job else None
         pod = parse.pod(body, clock.now(), known) if job else None
-        return Seen(uid, job, pod) if pod else Seen(uid, held=_held(body))
+        return SeenPod(uid, job, pod) if pod else SeenPod(uid, held=_held(body))
 
-    def _changed(self, _key: str, before: Seen | None, after: Seen | None) -> None:
+    def _changed(self, _key: str, before: SeenPod | None, after: SeenPod | None) -> None:
         if before is not None and (after is None or after.uid != before.uid):
             if after is None and before.pod is not None and not before.pod.terminating:
                 self._check(
@@ -125,7 +125,7 @@ class WorkerPods:
         if after is not None:
             self._keep(after)
 
-    def _keep(self, seen: Seen) -> None:
+    def _keep(self, seen: SeenPod) -> None:
         before = self._by_uid.get(seen.uid)
         if before == seen:
             return
@@ -136,7 +136,7 @@ class WorkerPods:
             self._by_job.setdefault(seen.job, {})[seen.uid] = seen.pod
             self._on_pod(seen.job, seen.pod, False)
         else:
-            self._on_stray(seen.uid, seen.held)
+            self._on_other_pod(seen.uid, seen.held)
 
     def _forget(self, uid: str) -> None:
         """The pod does not exist any more, or is no longer its job's."""
@@ -145,7 +145,7 @@ class WorkerPods:
         if known is None:
             return
         if known.job is None or known.pod is None:
-            self._on_stray(uid, None)
+            self._on_other_pod(uid, None)
             return
         pods = self._by_job[known.job]
         del pods[uid]
@@ -154,7 +154,7 @@ class WorkerPods:
         self._on_pod(known.job, known.pod, True)
 
     # ---- pods that the watch does not show --------------------------------------------------------------------------
-    def _check(self, seen: Seen) -> None:
+    def _check(self, seen: SeenPod) -> None:
         if seen.pod is not None and seen.uid not in self._doubted:
             self._doubted.add(seen.uid)
             self._doubt.set()

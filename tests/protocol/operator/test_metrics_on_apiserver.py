@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from operator_metrics import OF_THE_PROCESS, metrics
 from prometheus_client.parser import text_string_to_metric_families
 
 from elastrain.api.batch import LargerBatch
 from elastrain.api.records import BatchFigures, Health, Member, Progress, Rescale
-from elastrain_operator.job.metrics_table import OF_THE_PROCESS, metrics
 
 pytestmark = pytest.mark.apiserver
 

@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
-
-from elastrain_operator.job.metrics_table import OF_THE_PROCESS, metrics, table
+from operator_metrics import OF_THE_PROCESS, metrics, table
 
 ROOT = Path(__file__).parents[3]
 RULES = ROOT / "charts/elastrain/files/rules.yaml"
@@ -208,7 +207,7 @@ def test_every_metric_except_three_is_on_the_dashboard_or_in_an_alert() -> None:
 # ---- documentation ---------------------------------------------------------------------------------------------------
 def test_documentation_has_the_table_of_all_metrics() -> None:
     page = (ROOT / "docs/metrics.md").read_text()
-    assert table() in page, "put the output of `python -m elastrain_operator.job.metrics_table` into docs/metrics.md"
+    assert table() in page, "put the output of `python scripts/operator_metrics.py` into docs/metrics.md"
 
 
 def test_names_follow_the_conventions_of_prometheus() -> None:

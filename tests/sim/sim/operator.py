@@ -107,7 +107,7 @@ class Operator:
             kube,  # type: ignore[arg-type]
             CONFIG.namespaces,
             self._pod_event,
-            lambda uid, held: self._capacity and self._capacity.stray_seen(uid, held),
+            lambda uid, held: self._capacity and self._capacity.other_pod_seen(uid, held),
         )
         jobs = Jobs(
             kube,  # type: ignore[arg-type]
@@ -115,7 +115,7 @@ class Operator:
             CONFIG.resync,
             known=lambda: self._loops.jobs(),
             on_job=lambda body: self._loops.see(body, pods.of),
-            on_gone=self._job_gone,
+            on_deleted=self._job_gone,
         )
         mirror = Mirror(fenced, "sim", self._etcd_changed, lambda keys: self._loops.wake_later(keys.uid))
         if world.room:
@@ -166,7 +166,7 @@ class Operator:
             holder = "" if self._loops.is_another(job) else job.uid
             self._capacity.pod_seen(holder, None if gone else pod, pod.uid)
         if gone:
-            self._loops.pod_gone(job, pod)
+            self._loops.pod_deleted(job, pod)
             self._sweeper.nudge(job)
         else:
             self._loops.pod_seen(job, pod)

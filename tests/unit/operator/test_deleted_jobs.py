@@ -34,7 +34,7 @@ class World:
 
     def jobs(self, interval: float = NEVER) -> Jobs:
         return Jobs(
-            self, ("a", "b"), interval, known=lambda: self.known, on_job=lambda _: None, on_gone=self._forget
+            self, ("a", "b"), interval, known=lambda: self.known, on_job=lambda _: None, on_deleted=self._forget
         )  # fmt: skip
 
     def _forget(self, job: JobKeys) -> None:

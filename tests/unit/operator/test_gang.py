@@ -15,7 +15,7 @@ from elastrain_operator.facts import Coordination, JobRef, Observed, Refusal, Re
 from elastrain_operator.job.plan import Plan, plan
 from elastrain_operator.job.state import LoopState
 from elastrain_operator.policy.size import minimum as gangs
-from elastrain_operator.policy.size.minimum import Attempt
+from elastrain_operator.policy.size.minimum import Holding
 from workers import workers_at
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -54,7 +54,7 @@ def test_jobs_that_hold_parts_of_their_minima_do_not_wait_for_each_other_for_eve
             if bound[n] >= least:
                 ends[n] = now + timedelta(seconds=600)
                 continue
-            state[n] = gangs.update(state[n], Attempt(str(uid), least, bound[n], bound[n] > 0), now)
+            state[n] = gangs.update(state[n], Holding(str(uid), least, bound[n], bound[n] > 0), now)
             if state[n].until:
                 bound[n] = 0
     assert len(done) == len(jobs), "each job has started and ended"

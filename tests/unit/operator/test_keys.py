@@ -13,7 +13,7 @@ import pytest
 
 from elastrain_operator import clock
 from elastrain_operator.keys import certificates
-from elastrain_operator.keys.certificates import AUTHORITY_DAYS, Facts, Pair
+from elastrain_operator.keys.certificates import AUTHORITY_DAYS, CertificateFacts, Pair
 from elastrain_operator.keys.keeper import (
     AUTHORITY_RENEWAL,
     CA,
@@ -24,8 +24,8 @@ from elastrain_operator.keys.keeper import (
     LOOK,
     RENEWAL,
     TRUSTED,
-    Act,
     Keeper,
+    KeyAct,
     Keys,
     MissingSecret,
     Names,
@@ -41,8 +41,8 @@ WANTED = Wanted(HOSTS)
 NOW = datetime.now(UTC)
 
 
-def made_at(begins: float, hosts: frozenset[str] = HOSTS) -> Facts:
-    return Facts("a", begins, begins + AUTHORITY_DAYS * DAY, hosts)
+def made_at(begins: float, hosts: frozenset[str] = HOSTS) -> CertificateFacts:
+    return CertificateFacts("a", begins, begins + AUTHORITY_DAYS * DAY, hosts)
 
 
 SETTLED = Keys(made_at(0.0), certificate=made_at(0.0), is_issued=True, trusted=frozenset("a"))
@@ -52,20 +52,20 @@ SETTLED = Keys(made_at(0.0), certificate=made_at(0.0), is_issued=True, trusted=f
 @pytest.mark.parametrize(
     ("keys", "now", "expected"),
     [
-        (Keys(), 0.0, Act.CREATE),
-        (Keys(older_chart=True), 0.0, Act.ADOPT),
-        (replace(SETTLED, certificate=None, trusted=frozenset()), 0.0, Act.ISSUE),
+        (Keys(), 0.0, KeyAct.CREATE),
+        (Keys(older_chart=True), 0.0, KeyAct.ADOPT),
+        (replace(SETTLED, certificate=None, trusted=frozenset()), 0.0, KeyAct.ISSUE),
         (SETTLED, RENEWAL - 1, None),
-        (SETTLED, RENEWAL, Act.ISSUE),
-        (replace(SETTLED, certificate=made_at(0.0, frozenset({"other"}))), 0.0, Act.ISSUE),
-        (replace(SETTLED, is_issued=False), 0.0, Act.ISSUE),
-        (replace(SETTLED, certificate=made_at(AUTHORITY_RENEWAL)), AUTHORITY_RENEWAL, Act.RENEW),
-        (replace(SETTLED, made_for="before"), 0.0, Act.RENEW),
-        (replace(SETTLED, trusted=frozenset("ab")), 0.0, Act.TRUST),
-        (replace(SETTLED, trusted=frozenset("b"), is_issued=False), 0.0, Act.TRUST),
+        (SETTLED, RENEWAL, KeyAct.ISSUE),
+        (replace(SETTLED, certificate=made_at(0.0, frozenset({"other"}))), 0.0, KeyAct.ISSUE),
+        (replace(SETTLED, is_issued=False), 0.0, KeyAct.ISSUE),
+        (replace(SETTLED, certificate=made_at(AUTHORITY_RENEWAL)), AUTHORITY_RENEWAL, KeyAct.RENEW),
+        (replace(SETTLED, made_for="before"), 0.0, KeyAct.RENEW),
+        (replace(SETTLED, trusted=frozenset("ab")), 0.0, KeyAct.TRUST),
+        (replace(SETTLED, trusted=frozenset("b"), is_issued=False), 0.0, KeyAct.TRUST),
     ],
 )
-def test_act_follows_from_what_the_secrets_hold(keys: Keys, now: float, expected: Act | None) -> None:
+def test_act_follows_from_what_the_secrets_hold(keys: Keys, now: float, expected: KeyAct | None) -> None:
     due = next_act(keys, WANTED, now)
     assert (due[0] if due else None) is expected
 

@@ -194,9 +194,9 @@ def test_reference_from_another_namespace_has_no_force():
         assert jobs.is_another(JobKeys("elsewhere", "job", "uid"))
         assert jobs.is_another(JobKeys("ns", "forged", "uid"))
         forged = Pod("job-7", "forged", 7, NOW)
-        jobs.pod_gone(JobKeys("elsewhere", "job", "uid"), forged)
-        assert not jobs._loops["uid"]._unmet, "it does not count"
-        jobs.pod_gone(JobKeys("ns", "job", "uid"), forged)
-        assert jobs._loops["uid"]._unmet
+        jobs.pod_deleted(JobKeys("elsewhere", "job", "uid"), forged)
+        assert not jobs._loops["uid"]._deleted_meanwhile, "it does not count"
+        jobs.pod_deleted(JobKeys("ns", "job", "uid"), forged)
+        assert jobs._loops["uid"]._deleted_meanwhile
 
     run(scenario)

@@ -29,7 +29,7 @@ def vanish(world, jobs) -> None:
     """All pods go, and no version of them was ever in the watch."""
     gone, world.pods = world.pods, {}
     for raw in gone.values():
-        jobs.pod_gone(JOB, parse.pod(raw, clock.now()))
+        jobs.pod_deleted(JOB, parse.pod(raw, clock.now()))
 
 
 @pytest.mark.usefixtures("quick_loops")
@@ -93,26 +93,28 @@ def test_pod_that_another_party_deletes_before_its_start_is_lost(make_spec):
 
 
 def test_worker_that_is_deleted_by_force_is_lost(make_spec):
-    made = decide(make_spec, state=LoopState(gone={"uid-0": pod(0)}))
+    made = decide(make_spec, state=LoopState(disappeared={"uid-0": pod(0)}))
     assert made.status.restarts.infrastructure == 1
     assert made.departed == ("uid-0",)
 
 
 def test_pod_that_is_gone_counts_once(make_spec):
     counted = JobStatus(next_ordinal=9, counted_failures=["uid-0"])
-    made = decide(make_spec, state=LoopState(gone={"uid-0": pod(0)}), status=counted)
+    made = decide(make_spec, state=LoopState(disappeared={"uid-0": pod(0)}), status=counted)
     assert made.status.restarts.infrastructure == 0
 
 
 def test_worker_that_was_asked_to_leave_is_not_lost_when_it_is_gone(make_spec):
     asked = JobStatus(next_ordinal=9, leaving=[Leaving(since=NOW.isoformat(), workers=["job-0"])])
-    assert not decide(make_spec, state=LoopState(gone={"uid-0": pod(0)}), status=asked).status.restarts.infrastructure
+    assert not decide(
+        make_spec, state=LoopState(disappeared={"uid-0": pod(0)}), status=asked
+    ).status.restarts.infrastructure
 
 
 def test_script_error_of_a_pod_that_is_gone_counts_and_paces_its_successor(make_spec):
     record = Termination(outcome=Outcome.FAILED, exit_code=1, reason="ScriptFailed", message="boom")
     failed = dataclasses.replace(pod(0), ending=Ending(NOW, record, 1, ran=2.0), over=True)
-    state, status = LoopState(gone={"uid-0": failed}), JobStatus(next_ordinal=9, restarts={"user": 1})
+    state, status = LoopState(disappeared={"uid-0": failed}), JobStatus(next_ordinal=9, restarts={"user": 1})
     made = decide(make_spec, state=state, status=status)
     assert made.status.restarts.user == 2
     assert not made.create, "Kubernetes' own collector of ended pods must not end the pause"

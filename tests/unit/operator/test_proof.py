@@ -144,7 +144,7 @@ def gone_pods(*seen, last) -> list:
 )
 def test_a_pod_that_is_gone_is_proof_only_by_its_last_report(last, ends, make_spec):
     (gone,) = gone_pods(NO_PROOF["it runs"], last=last)
-    state = LoopState(gone={gone.uid: gone})
+    state = LoopState(disappeared={gone.uid: gone})
     seen = Observed(JobRef("ns", "job", "uid", 1), (), etcd(member()))
     made = plan(make_spec(replicas=2), JobStatus(next_ordinal=2), seen, NOW, state)
     assert made.ended == ((EndedMember("job-1.1", 71),) if ends else ())
@@ -155,7 +155,7 @@ def test_the_lease_ends_also_if_nothing_else_is_planned(whose):
     """Survivors train on, and wait for the lost member as others do."""
     pod = parse.pod(PROOF["the pod has failed"], NOW)
     seen = Observed(JobRef("ns", "job", "uid", 1), (), etcd(member()))
-    for observed, state in ((replace(seen, pods=(pod,)), LoopState()), (seen, LoopState(gone={pod.uid: pod}))):
+    for observed, state in ((replace(seen, pods=(pod,)), LoopState()), (seen, LoopState(disappeared={pod.uid: pod}))):
         if whose == "spec breaks a rule":
             made = plans.refuse(JobStatus(), observed, "spec.minReplicas: 9: too many", NOW, state)
         else:

@@ -189,10 +189,10 @@ def test_no_worker_leaves_first_if_all_are_needed():
     assert "minReplicas (3) permits no worker to leave" in words
 
 
-def changed(world: World, *more: Pod, **fields) -> rollout.Input:
+def changed(world: World, *more: Pod, **fields) -> rollout.RolloutInput:
     """The input after a change of ``world`` to image b, with ``more`` workers."""
     workers = (*world.live(), *more)
-    made = rollout.Input(
+    made = rollout.RolloutInput(
         workers=workers, pods=workers, version=VERSIONS["b"], desired=3, minimum=1, at_a_time=1, leaving=0,
         refusal=None, members=world.records, share=None, now=world.now + timedelta(seconds=rollout.ROOM_PATIENCE),
     )  # fmt: skip

@@ -22,40 +22,40 @@ def losses(
     members: Coordination | None,
     leaving: Collection[str],
     alive: Collection[str] = (),
-    gone: Iterable[Pod] = (),
+    disappeared: Iterable[Pod] = (),
 ) -> tuple[Loss, ...]:
     """All lost workers; ``members`` is None if membership is unknown (never treated as empty).
 
     ``leaving``: names of workers that were asked to leave. ``alive``: UIDs of pods that were known without a deletion
-    and that the operator has not deleted: if one of them goes, another party has deleted it. ``gone``: pods that no
-    longer exist, as last known.
+    and that the operator has not deleted: if one of them goes, another party has deleted it. ``disappeared``: pods that
+    no longer exist, as last known.
     """
     found = [_loss(p, members, p.name in leaving, p.uid in alive) for p in pods]
-    found += [_disappeared(p, p.name in leaving) for p in gone]
+    found += [_disappeared(p, p.name in leaving) for p in disappeared]
     return tuple(loss for loss in found if loss)
 
 
-def _loss(pod: Pod, members: Coordination | None, asked_to_leave: bool, was_alive: bool) -> Loss | None:
+def _loss(pod: Pod, members: Coordination | None, is_leaving: bool, was_alive: bool) -> Loss | None:
     if pod.ending:
-        return _ended(pod, asked_to_leave)
-    if asked_to_leave:
+        return _ended(pod, is_leaving)
+    if is_leaving:
         return None
     if pod.terminating:
         return causes.disrupted(pod) if pod.started or was_alive else None
     return causes.unreachable(pod) if is_silent(pod, members) else None
 
 
-def _disappeared(pod: Pod, asked_to_leave: bool) -> Loss | None:
+def _disappeared(pod: Pod, is_leaving: bool) -> Loss | None:
     """A pod that disappeared, perhaps before it was ever seen: it counts and paces its successor like any lost one."""
     if pod.ending:
-        return _ended(pod, asked_to_leave)
-    return None if asked_to_leave else causes.disrupted(pod)
+        return _ended(pod, is_leaving)
+    return None if is_leaving else causes.disrupted(pod)
 
 
-def _ended(pod: Pod, asked_to_leave: bool) -> Loss | None:
+def _ended(pod: Pod, is_leaving: bool) -> Loss | None:
     loss = causes.judge(pod)
     # The operator may kill a leaving worker at its deadline; an error of the script still counts.
-    return loss if loss and (not asked_to_leave or loss.cause is Cause.USER) else None
+    return loss if loss and (not is_leaving or loss.cause is Cause.USER) else None
 
 
 def is_silent(pod: Pod, members: Coordination | None) -> bool:

@@ -57,7 +57,7 @@ def update(
     if cooldown == 0:
         return NodeExclusions()
     recent = [x for x in losses if now - datetime.fromisoformat(x.time) < WINDOW]
-    standing = {e.node: e for e in excluded if now < datetime.fromisoformat(e.until)}
+    in_force = {e.node: e for e in excluded if now < datetime.fromisoformat(e.until)}
     for loss in fresh:
         node = loss.pod.node
         if not node or loss.cause is not Cause.INFRASTRUCTURE or loss.reason in _NOT_THE_NODE:
@@ -67,10 +67,10 @@ def update(
         if loss.reason not in _AT_ONCE and times < LOSSES:
             continue
         until = (now + timedelta(seconds=cooldown)).isoformat()
-        standing.pop(node, None)  # the newest come last
-        standing[node] = ExcludedNode(node=node, until=until, reason=_reason(loss), message=_message(loss, times))
+        in_force.pop(node, None)  # the newest come last
+        in_force[node] = ExcludedNode(node=node, until=until, reason=_reason(loss), message=_message(loss, times))
         recent = [x for x in recent if x.node != node]  # the count restarts after its exclusion
-    return NodeExclusions(tuple(standing.values())[-MOST_NODES:], tuple(recent)[-MOST_LOSSES:])
+    return NodeExclusions(tuple(in_force.values())[-MOST_NODES:], tuple(recent)[-MOST_LOSSES:])
 
 
 def claim(exclusions: NodeExclusions, before: Iterable[Condition]) -> tuple[ConditionUpdate, ...]:

@@ -63,15 +63,15 @@ class EventQueue:
         """An event happened. Beyond the bound of the queue it is dropped."""
         self._sweep(now)
         known = self._jobs.setdefault(job.uid, {})
-        key, told = _place(known, job, event, now)
+        key, shown = _place(known, job, event, now)
         series = known.get(key)
         if series is not None and now - series.last < WINDOW:
-            series.event, series.last, series.count = told, now, series.count + 1
+            series.event, series.last, series.count = shown, now, series.count + 1
         elif len(self._waiting) >= LONGEST_QUEUE:
             self.dropped += 1
             return
         else:
-            series = Series(job, told, now, now)
+            series = Series(job, shown, now, now)
         known[key] = self._waiting[key] = series
 
     def take(self, now: datetime) -> Series | None:

@@ -90,8 +90,8 @@ def released(pod: Pod, members: Coordination | None, due: datetime, now: datetim
         return "ended"
     if not pod.started:
         return "never started"
-    gone = members is not None and members.member_of(pod.name) is None and not members.trains(pod.name)
-    if gone and not pod.ready:
+    is_no_member = members is not None and members.member_of(pod.name) is None and not members.trains(pod.name)
+    if is_no_member and not pod.ready:
         return "no longer a member"
     return "drain deadline passed" if now >= due else None
 
@@ -103,12 +103,12 @@ def drain_deadline(pod: Pod, since: datetime, extra: float) -> datetime:
 
 def leaving_since(status: JobStatus) -> dict[str, datetime]:
     """When each leaving worker (pod name) was asked."""
-    return {worker: datetime.fromisoformat(asked.since) for asked in status.leaving for worker in asked.workers}
+    return {worker: datetime.fromisoformat(each.since) for each in status.leaving for worker in each.workers}
 
 
 def leaving_record(known: Mapping[str, datetime], leaving: Iterable[str], now: datetime) -> list[Leaving]:
     """``status.leaving`` for the ``leaving`` workers: those that are not ``known`` yet are asked now."""
-    asked: dict[datetime, list[str]] = {}
+    by_time: dict[datetime, list[str]] = {}
     for worker in sorted(leaving):
-        asked.setdefault(known.get(worker, now), []).append(worker)
-    return [Leaving(since=moment.isoformat(), workers=workers) for moment, workers in sorted(asked.items())]
+        by_time.setdefault(known.get(worker, now), []).append(worker)
+    return [Leaving(since=moment.isoformat(), workers=workers) for moment, workers in sorted(by_time.items())]

@@ -25,7 +25,7 @@ up to twice as long."""
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class Holding:
     """What a job holds now."""
 
     uid: str
@@ -36,7 +36,7 @@ class Attempt:
     """It holds what other jobs need: nodes, or a part of a quota that has no room for the rest."""
 
 
-def update(before: StartAttempts, attempt: Attempt | None, now: datetime) -> StartAttempts:
+def update(before: StartAttempts, attempt: Holding | None, now: datetime) -> StartAttempts:
     """The attempts at ``now``. ``attempt`` None: the rule does not apply (the job has trained, is suspended or ends, or
     the operator shares the cluster out)."""
     if attempt is None or attempt.bound >= attempt.minimum:

@@ -46,7 +46,7 @@ class Rollout:
 
 
 @dataclass(frozen=True, slots=True)
-class Input:
+class RolloutInput:
     """The input of a roll-out: which workers there are, and how many may be replaced."""
 
     workers: Sequence[Pod]
@@ -72,7 +72,7 @@ class Input:
     """Warm spares beyond ``desired``: they are replaced first, then each replaces an old worker."""
 
 
-def rollout(given: Input) -> Rollout:
+def rollout(given: RolloutInput) -> Rollout:
     """What to do now. Pods without a version (made by an older operator) count as up to date."""
     old = tuple(p for p in given.workers if p.template and p.template != given.version)
     if not old or given.at_a_time == 0 or given.desired == 0 or given.members is None:
@@ -91,7 +91,9 @@ def rollout(given: Input) -> Rollout:
     return made
 
 
-def _renew_spares(given: Input, old: tuple[Pod, ...], coming: Sequence[Pod], members: Coordination) -> Rollout | None:
+def _renew_spares(
+    given: RolloutInput, old: tuple[Pod, ...], coming: Sequence[Pod], members: Coordination
+) -> Rollout | None:
     """Old spares are replaced before training workers: this delays no step, and their successors test the new template.
     None: there are no old spares."""
     training = sum(members.trains(p.name) for p in given.workers)
@@ -104,7 +106,7 @@ def _renew_spares(given: Input, old: tuple[Pod, ...], coming: Sequence[Pod], mem
     return Rollout(old, min(len(coming), given.at_a_time), leave=leave, coming=tuple(p.name for p in coming))
 
 
-def _go_on(given: Input, old: tuple[Pod, ...], coming: Sequence[Pod], members: Coordination) -> Rollout:
+def _go_on(given: RolloutInput, old: tuple[Pod, ...], coming: Sequence[Pod], members: Coordination) -> Rollout:
     batch, surplus = given.at_a_time, len(given.workers) - given.desired
     free = max(batch - given.leaving, 0)
     takers = min(sum(_is_ready(p, members) for p in coming), max(surplus, 0))
@@ -117,7 +119,7 @@ def _go_on(given: Input, old: tuple[Pod, ...], coming: Sequence[Pod], members: C
 
 
 @dataclass(frozen=True, slots=True)
-class _Room:
+class _MadeRoom:
     made: int
     """Old workers that leave because the cluster or the quota has no room for an additional pod."""
     none: str
@@ -126,7 +128,7 @@ class _Room:
     """When waiting for room ends."""
 
 
-def _room(given: Input, coming: Sequence[Pod], members: Coordination) -> _Room:
+def _room(given: RolloutInput, coming: Sequence[Pod], members: Coordination) -> _MadeRoom:
     stuck = [p for p in coming if p.trouble and p.trouble.reason == UNSCHEDULABLE and not p.started]
     ripe = [p for p in stuck if given.now >= _patience(p)]
     wanted = len(ripe) if len(given.workers) > given.desired else 0
@@ -138,10 +140,10 @@ def _room(given: Input, coming: Sequence[Pod], members: Coordination) -> _Room:
     none = ""
     if wanted and training <= given.minimum:
         none = f"there is no room for another worker, and minReplicas ({given.minimum}) permits no worker to leave"
-    return _Room(made, none, min((_patience(p) for p in stuck if p not in ripe), default=None))
+    return _MadeRoom(made, none, min((_patience(p) for p in stuck if p not in ripe), default=None))
 
 
-def _no_quota(given: Input) -> bool:
+def _no_quota(given: RolloutInput) -> bool:
     return given.refusal is not None and given.refusal.kind is RefusalKind.QUOTA_EXCEEDED
 
 
@@ -149,7 +151,7 @@ def _patience(pod: Pod) -> datetime:
     return pod.seen + timedelta(seconds=ROOM_PATIENCE)
 
 
-def _surplus(given: Input, old: Sequence[Pod], members: Coordination) -> tuple[Pod, ...]:
+def _surplus(given: RolloutInput, old: Sequence[Pod], members: Coordination) -> tuple[Pod, ...]:
     """Old workers that may leave without a replacement: those that never ran, and training ones beyond the desired
     number. (A surplus of workers that run and do not train is left to the ordinary shrink.)"""
     idle = tuple(p for p in old if not p.started)
@@ -158,7 +160,7 @@ def _surplus(given: Input, old: Sequence[Pod], members: Coordination) -> tuple[P
     return (*idle, *_first_to_go(given, busy, len(training) - given.desired))
 
 
-def _first_to_go(given: Input, old: Sequence[Pod], number: int) -> tuple[Pod, ...]:
+def _first_to_go(given: RolloutInput, old: Sequence[Pod], number: int) -> tuple[Pod, ...]:
     return leavers.ranked(old, given.members, given.share)[: max(number, 0)]
 
 
@@ -167,7 +169,7 @@ def _is_ready(pod: Pod, members: Coordination) -> bool:
     return pod.started and any(m.worker == pod.name and m.phase is Phase.READY for m in members.members)
 
 
-def _stopped(given: Input, new: Sequence[Pod], members: Coordination) -> str:
+def _stopped(given: RolloutInput, new: Sequence[Pod], members: Coordination) -> str:
     """Why the roll-out stops: a new worker does not start, or its script has failed before any worker of this version
     has trained."""
     for pod in new:

@@ -89,12 +89,12 @@ def standing_by(seen: Coordination) -> frozenset[str]:
 
 
 def spares_status(
-    spec: JobSpec, previous: SparesStatus | None, desired: int, standing: frozenset[str] | None
+    spec: JobSpec, previous: SparesStatus | None, desired: int, spares: frozenset[str] | None
 ) -> SparesStatus | None:
-    """The status of ``desired`` spares; None if the spec asks for none. ``standing``: None: unknown."""
+    """The status of ``desired`` spares; None if the spec asks for none. ``spares``: None: unknown."""
     if not spec.warm_spares:
         return None
-    ready = (previous.ready if previous else 0) if standing is None else len(standing) // spec.group_size
+    ready = (previous.ready if previous else 0) if spares is None else len(spares) // spec.group_size
     return SparesStatus(ready=min(ready, desired), desired=desired)
 
 

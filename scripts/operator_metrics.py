@@ -1,4 +1,4 @@
-"""The table of all metrics in docs/metrics.md: ``python -m elastrain_operator.job.metrics_table`` prints it."""
+"""The table of all metrics in docs/metrics.md: ``python scripts/operator_metrics.py`` prints it."""
 
 from __future__ import annotations
 
