@@ -51,10 +51,11 @@ def read(folder: Path) -> Curves:
 def draw_losses(
     axes: Axes, calm: tuple[list[float], list[float]], storm: tuple[list[float], list[float]], names: tuple[str, str]
 ) -> None:
-    """Two curves, each as x and y: the undisturbed one broad and light, the other thin and dark upon it."""
+    """Two curves, each as x and y: the undisturbed one broad and light, the other thin and dark upon it. The names
+    stand on white, so that no line of an event crosses them."""
     axes.plot(*calm, color=CALM, linewidth=5, label=names[0])
     axes.plot(*storm, color=STORM, linewidth=1.0, label=names[1])
-    axes.legend(frameon=False, loc="upper right")
+    axes.legend(loc="upper right", facecolor="white", edgecolor="none", framealpha=1)
 
 
 def draw_sizes(axes: Axes, sizes: Mapping[float, int]) -> None:

@@ -14,7 +14,7 @@ def script(path, text):
 
 def test_the_remedy_is_named_if_there_is_no_etcd(tmp_path):
     environ = {"PATH": str(tmp_path), "ELASTRAIN_CACHE": str(tmp_path)}
-    with pytest.raises(EtcdNotFound, match=r"no etcd 3\.4 or newer on PATH or in .*scripts/get-etcd.*ELASTRAIN_ETCD"):
+    with pytest.raises(EtcdNotFound, match=r"no etcd 3\.4 or newer on PATH or in .*etcd-server.*ELASTRAIN_ETCD"):
         find_etcd(environ=environ)
 
 

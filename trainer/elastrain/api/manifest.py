@@ -26,11 +26,19 @@ class InvalidManifest(ValueError):
     A problem reads ``field: value: rule``, as in ``spec.minReplicas: 5: must not be greater than maxReplicas (4)``.
     """
 
+    verdict = f"not a valid {names.KIND}"
+
     def __init__(self, source: str, problems: Iterable[str]) -> None:
         self.source = source
         """The manifest's file, or another name for the text."""
         self.problems = tuple(problems)
-        super().__init__("\n".join([f"{source}: not a valid {names.KIND}", *(f"  {p}" for p in self.problems)]))
+        super().__init__("\n".join([f"{source}: {self.verdict}", *(f"  {p}" for p in self.problems)]))
+
+
+class UnreadableManifest(InvalidManifest):
+    """A file that is absent, is a directory, or may not be read."""
+
+    verdict = "no manifest"
 
 
 def load(path: str | Path) -> ElasticTrainingJob:
@@ -38,7 +46,7 @@ def load(path: str | Path) -> ElasticTrainingJob:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
-        raise InvalidManifest(str(path), [f"cannot be read: {error.strerror}"]) from error
+        raise UnreadableManifest(str(path), [f"cannot be read: {error.strerror}"]) from error
     except UnicodeDecodeError as error:
         raise InvalidManifest(
             str(path), [f"is not UTF-8 text: byte {error.start} is {error.object[error.start]:#04x}"]

@@ -41,7 +41,10 @@ def find_etcd(path: str | Path | None = None, environ: Mapping[str, str] = os.en
     Raises ``EtcdNotFound`` if there is none, or if the named one is not etcd 3.4 or newer.
     """
     cache = cache_folder(environ) / "bin"
-    help_text = f"Get one with `scripts/get-etcd`, or set ${ENV_ETCD_BINARY}."
+    help_text = (
+        "Install one (Debian and Ubuntu: apt install etcd-server; else a release of etcd-io/etcd), or name one in "
+        f"${ENV_ETCD_BINARY}; a checkout of elastrain has scripts/get-etcd --local."
+    )
     named = path or environ.get(ENV_ETCD_BINARY)
     if named:
         _check(Path(named), help_text)

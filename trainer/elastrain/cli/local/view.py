@@ -33,6 +33,7 @@ class View:
         self._lock = threading.Lock()
         self._before: LocalStatus | None = None
         self._printed = 0.0
+        self._line = ""
         self._live = Live(console=self.console, refresh_per_second=4, transient=True) if live else None
 
     def __enter__(self) -> Self:
@@ -64,7 +65,9 @@ class View:
             self._live.update(details(shown, workers(status), (), now))
         elif shown.status and shown.status.progress and time.monotonic() - self._printed >= PROGRESS_SECONDS:
             self._printed = time.monotonic()
-            self.say(progress_line(shown.status.progress, now), style="")
+            if (line := progress_line(shown.status.progress, now)) != self._line:
+                self._line = line
+                self.say(line, style="")
 
     def _print(self, text: Text) -> None:
         try:

@@ -12,10 +12,11 @@ log = structlog.get_logger(__name__)
 
 def log_entered(communicator: Communicator, step: int, seconds: float) -> None:
     """``step``: committed ones. ``seconds``: that the ranks have taken to come to the same state."""
+    why = communicator.choice.why
     log.info(
         "generation entered", generation=communicator.generation, reason=communicator.of.reason, rank=communicator.rank,
         world_size=communicator.world_size, step=step, sync_seconds=round(seconds, 3),
-        sums_by=communicator.sums_by, because=communicator.choice.why,
+        sums_by=communicator.sums_by, because=why if communicator.sums_by == "nccl" else f"not NCCL: {why}",
     )  # fmt: skip
 
 
