@@ -183,7 +183,7 @@ def test_small_tensors_arrive_as_they_were_when_the_transfer_began(pair, each, s
 
 @pytest.mark.parametrize("error", [OSError, ValueError, KeyError, MemoryError])
 def test_an_error_of_any_kind_ends_a_snapshot_and_its_generation(pair, error) -> None:
-    ring = snapshots._Ring(pair[0], partner=None, predecessor=None, shard=0)
-    with snapshots._Errors(ring):
+    ring = snapshots._Ring(pair[0], outgoing=None, incoming=None, predecessor=1, shard=0)
+    with ring.ends_by_errors():
         raise error("a piece")
     assert ring.failed and "a piece" in (pair[0].broken or "")

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastrain.elastic.reshard.plan import assign, bounds, buckets, moves
+from elastrain.elastic.reshard.plan import assign, bounds, moves
+from elastrain.elastic.state.transfer import buckets
 
 
 def kept(old: list[int | None], shards: int, places: list[int], rows: int) -> int:

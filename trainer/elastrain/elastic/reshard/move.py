@@ -14,10 +14,11 @@ import torch
 
 from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.comm.header import Kind
-from elastrain.elastic.reshard.plan import Move, buckets, moves
+from elastrain.elastic.reshard.plan import Move, moves
 from elastrain.elastic.reshard.remesh import ShardedTensor
 from elastrain.elastic.state import digest
 from elastrain.elastic.state.parts import bounds
+from elastrain.elastic.state.transfer import buckets
 
 BUCKET_BYTES = 32 * 2**20
 """Small tensors travel together, up to so many bytes of a rank's new shards."""

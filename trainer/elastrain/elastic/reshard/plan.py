@@ -94,16 +94,3 @@ def moves(rows: int, held: Sequence[Sequence[int]], shards: int, places: Sequenc
             found.append(Move(source, receiver, shard, start, until))
             start = until
     return found
-
-
-def buckets(sizes: Sequence[int], most: int) -> list[list[int]]:
-    """Numbers of tensors of these ``sizes``, in order, in groups of at most ``most`` bytes; larger ones are alone."""
-    found: list[list[int]] = []
-    room = -1
-    for number, size in enumerate(sizes):
-        if not found or size > room:
-            found.append([])
-            room = most
-        found[-1].append(number)
-        room -= size
-    return found

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,11 +24,10 @@ from elastrain.elastic.comm.channel import Purpose
 from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.reshard.remesh import ShardedTensor
 from elastrain.elastic.reshard.restore import Copy, ShardRef
-from elastrain.elastic.state import capture, digest
+from elastrain.elastic.state import capture, transfer
 from elastrain.elastic.state.parts import bounds
+from elastrain.elastic.state.transfer import Stage
 
-PIECE_BYTES = 4 * 2**20
-"""Bytes that are sent at a time."""
 TIME_SHARE = 0.5
 """Part of the time until the next snapshot over which a copy is sent: it takes no more bandwidth than it needs."""
 
@@ -55,14 +55,27 @@ class _Ring:
     """This rank's connections to its partner and its predecessor in one generation."""
 
     communicator: Communicator
-    partner: Any
-    predecessor: Any
+    outgoing: Any
+    """To the partner."""
+    incoming: Any
+    predecessor: int
+    """Its rank."""
     shard: int
     """That the predecessor holds."""
     threads: list[threading.Thread] = field(default_factory=list)
     failed: bool = False
     closing: bool = False
     """Whether all ranks leave the generation: connections may end."""
+
+    @contextmanager
+    def ends_by_errors(self) -> Iterator[None]:
+        """What ends a copy also ends the generation, unless that is over already."""
+        try:
+            yield
+        except BaseException as e:
+            self.failed = True
+            if not self.closing and self.communicator.over is None:
+                self.communicator.abort(f"a snapshot did not arrive: {e}")
 
 
 class Snapshots:
@@ -111,7 +124,7 @@ class Snapshots:
         with communicator.guard():
             outgoing = communicator.connect(partner, Purpose.SNAPSHOT)
             incoming = communicator.accept([predecessor], Purpose.SNAPSHOT)[predecessor]
-        self._ring = _Ring(communicator, outgoing, incoming, places[predecessor])
+        self._ring = _Ring(communicator, outgoing, incoming, predecessor, places[predecessor])
 
     def committed(self, step: int, copying: int) -> bool:
         """A step was committed; ``copying``: ranks that had not yet received a copy when they voted for it.
@@ -194,52 +207,26 @@ class Snapshots:
 
     # -- threads -----------------------------------------------------------------------------------------------------
     def _send(self, ring: _Ring, snapshot: Snapshot, seconds: float) -> None:
-        with _Errors(ring):
-            hurry, began, sent = self._hurry, time.monotonic(), 0
-            total = sum(copy.nbytes for copy in snapshot.own)
-            ring.partner.sendall(snapshot.held.step.to_bytes(8, "big"))
-            sums = []
-            for copy in snapshot.own:
-                data = copy.reshape(-1).view(torch.uint8)
-                for piece in data.split(PIECE_BYTES):
-                    ring.partner.sendall(piece.numpy())
-                    sent += len(piece)
-                    if (early := began + seconds * sent / total - time.monotonic()) > 0:
-                        hurry.wait(early)
-                sums.append(digest.of_bytes(data))
-            ring.partner.sendall(digest.of_value(sums).to_bytes(8, "big"))
+        hurry, began, total, sent = self._hurry, time.monotonic(), sum(copy.nbytes for copy in snapshot.own), 0
+
+        def rest(nbytes: int) -> None:
+            nonlocal sent
+            sent += nbytes
+            if (early := began + seconds * sent / max(total, 1) - time.monotonic()) > 0:
+                hurry.wait(early)
+
+        with ring.ends_by_errors():
+            ring.outgoing.sendall(snapshot.held.step.to_bytes(8, "big"))
+            transfer.send_tensors(snapshot.own, ring.outgoing, Stage(transfer.PIECE_BYTES), rest)
 
     def _receive(self, ring: _Ring, snapshot: Snapshot) -> None:
-        with _Errors(ring):
-            step = int.from_bytes(channel.receive(ring.predecessor, bytearray(8)), "big")
+        with ring.ends_by_errors():
+            step = int.from_bytes(channel.receive(ring.incoming, bytearray(8)), "big")
             if step != snapshot.held.step:
                 raise RuntimeError(f"a snapshot of step {snapshot.held.step} and one of step {step} meet")
-            sums = []
-            for copy in snapshot.theirs:
-                data = copy.reshape(-1).view(torch.uint8)
-                channel.receive(ring.predecessor, data.numpy())
-                sums.append(digest.of_bytes(data))
-            if digest.of_value(sums) != int.from_bytes(channel.receive(ring.predecessor, bytearray(8)), "big"):
-                raise RuntimeError("a snapshot arrived damaged: checksums differ")
+            stage = Stage(transfer.PIECE_BYTES)
+            transfer.receive_tensors(snapshot.theirs, ring.communicator, ring.predecessor, ring.incoming, stage)
             snapshot.complete = True
-
-
-class _Errors:
-    """What ends a copy also ends the generation, unless that is over already."""
-
-    def __init__(self, ring: _Ring) -> None:
-        self._ring = ring
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> bool:
-        if error is None:
-            return False
-        self._ring.failed = True
-        if not self._ring.closing and self._ring.communicator.over is None:
-            self._ring.communicator.abort(f"a snapshot did not arrive: {error}")
-        return True
 
 
 Shape = tuple[tuple[int, ...], torch.dtype]

@@ -13,7 +13,7 @@ beside the state, and the checksum is computed on the host. Tensors of the host 
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -42,17 +42,21 @@ _LENGTH_BYTES = 8
 
 def pack_small(sizes: Sequence[int]) -> list[list[int]]:
     """Group the small ones of tensors with ``sizes`` bytes into packs of at most ``PIECE_BYTES``, by number. Pure."""
-    packs: list[list[int]] = []
-    room = 0
+    small = [number for number, size in enumerate(sizes) if 0 < size < SMALL_BYTES]
+    return [[small[n] for n in pack] for pack in buckets([sizes[number] for number in small], PIECE_BYTES)]
+
+
+def buckets(sizes: Sequence[int], most: int) -> list[list[int]]:
+    """Numbers of tensors of these ``sizes``, in order, in groups of at most ``most`` bytes. Pure."""
+    found: list[list[int]] = []
+    room = -1
     for number, size in enumerate(sizes):
-        if not 0 < size < SMALL_BYTES:
-            continue
-        if size > room:
-            packs.append([])
-            room = PIECE_BYTES
-        packs[-1].append(number)
+        if not found or size > room:
+            found.append([])
+            room = most
+        found[-1].append(number)
         room -= size
-    return packs
+    return found
 
 
 def header_of(tree: Any) -> bytes:
@@ -139,14 +143,23 @@ def compare(sums: bytearray, communicator: Communicator, source: int, connection
 
 
 # -- large tensors -----------------------------------------------------------------------------------------------------
-def send_tensors(tensors: Sequence[torch.Tensor], connection: socket.socket, stage: Stage) -> None:
-    """Send their content to a rank that calls :func:`receive_tensors`. Raises ``OSError``."""
+def send_tensors(
+    tensors: Sequence[torch.Tensor],
+    connection: socket.socket,
+    stage: Stage,
+    sent: Callable[[int], object] = lambda _nbytes: None,
+) -> None:
+    """Send their content to a rank that calls :func:`receive_tensors`; ``sent(bytes)`` follows each piece.
+
+    Raises ``OSError``.
+    """
     sums = bytearray()
     for tensor in tensors:
         for piece in raw_bytes(tensor).split(PIECE_BYTES):
             data = stage.to_host(piece)
             connection.sendall(data.numpy())
             sums += _checksum(data)
+            sent(data.nbytes)
     connection.sendall(sums)
 
 
