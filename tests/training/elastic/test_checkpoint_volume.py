@@ -187,7 +187,7 @@ def test_a_sweep_is_bounded_and_fails_no_save(volume, monkeypatch) -> None:
     volume.save(tree(1), step=1, generation=1, lineage=lineage)
     assert len(partials(volume)) == 12
     with monkeypatch.context() as patched:
-        patched.setattr(volume, "_delete", lambda path, why="": (_ for _ in ()).throw(PermissionError(13, "no", path)))
+        patched.setattr(volume, "delete", lambda path, why="": (_ for _ in ()).throw(PermissionError(13, "no", path)))
         volume.save(tree(1), step=2, generation=1, lineage=lineage)
     assert [c.step for c in volume.complete()] == [2, 1]
 

@@ -36,23 +36,6 @@ _LOOKS = 0.02, 1.0
 """Shortest and longest pause between two looks, in seconds."""
 
 
-class Patience:
-    """Of the rank that commits one save. Any thread."""
-
-    def __init__(self) -> None:
-        self.waits = False
-        """Whether this rank has written its part and waits for those of others."""
-        self._over = threading.Event()
-
-    def end(self) -> None:
-        """All other ranks are about to write another checkpoint: a part that is missing now never comes."""
-        self._over.set()
-
-    def wait(self, seconds: float) -> bool:
-        """Returns whether to go on waiting."""
-        return not self._over.wait(seconds)
-
-
 @dataclass(frozen=True, slots=True)
 class _Note:
     """Of a part that is written."""
@@ -79,7 +62,7 @@ class NewFolder:
                 yield stream
             self._digests[file] = stream.digest
 
-    def parts(self, mine: Any, patience: Patience) -> list[Any]:
+    def parts(self, mine: Any, pace: Pace) -> list[Any]:
         """All parts of the checkpoint, by the number of their writer, on the rank that commits; empty on any other.
 
         ``mine``: written. Raises ``OSError`` if a part is missing.
@@ -91,11 +74,11 @@ class NewFolder:
             return []
         found, limit = self._gather(), max(LEAST_SECONDS, TIMES_LONGER * (time.monotonic() - self._began))
         ended, pause = time.monotonic() + limit, _LOOKS[0]
-        patience.waits = True
-        while (missing := self._writers.count - 1 - len(found)) and time.monotonic() < ended and patience.wait(pause):
+        pace.waits = True
+        while (missing := self._writers.count - 1 - len(found)) and time.monotonic() < ended and pace.wait(pause):
             pause = min(2 * pause, _LOOKS[1])
             found = self._gather()
-        patience.waits = False
+        pace.waits = False
         if missing:
             raise OSError(
                 errno.EIO,
@@ -150,14 +133,17 @@ REST_SECONDS = 30.0
 
 
 class Pace:
-    """The pace of one save. Its thread calls :meth:`rest` between two pieces of work, any thread :meth:`hurry`."""
+    """The pace of one save. Its thread calls :meth:`rest` between two pieces of work, and :meth:`wait` for the parts of
+    other ranks; any thread calls :meth:`hurry` and :meth:`end`."""
 
     def __init__(self, share: float = SHARE) -> None:
         """``share``: part of its time that the thread works, in (0, 1]."""
         self._rest = 1 / share - 1
         self._left = REST_SECONDS
-        self._hurry = threading.Event()
+        self._hurry, self._over = threading.Event(), threading.Event()
         self._worked = 0.0
+        self.waits = False
+        """Whether this rank has written its part and waits for those of others."""
 
     def begin(self) -> None:
         """The thread's work begins now."""
@@ -173,3 +159,11 @@ class Pace:
     def hurry(self) -> None:
         """End the present rest and allow no further one: training waits for the save. Any thread."""
         self._hurry.set()
+
+    def wait(self, seconds: float) -> bool:
+        """For parts of other ranks. Returns whether to go on waiting."""
+        return not self._over.wait(seconds)
+
+    def end(self) -> None:
+        """All other ranks are about to write another checkpoint: a part that is missing now never comes."""
+        self._over.set()

@@ -174,18 +174,15 @@ class CheckpointKeeper:
             for level in slower:
                 level.run(partial(self._promote, saved, fastest, level))
 
-    def _save(
-        self, state: Any, checkpoint: Checkpoint, level: Level, writers: Writers = ALONE, *, paced: bool = True
-    ) -> Checkpoint | None:
+    def _save(self, state: Any, checkpoint: Checkpoint, level: Level, writers: Writers = ALONE) -> Checkpoint | None:
         def write() -> Checkpoint | None:
             return level.tier.save(
                 state,
                 step=checkpoint.step,
                 generation=checkpoint.generation,
                 lineage=checkpoint.lineage,
-                pace=level.pace if paced else None,
+                pace=level.pace,
                 writers=writers,
-                patience=level.patience,
             )
 
         return self._attempt("saving", checkpoint.step, level, write, reports=writers.commits)
@@ -244,8 +241,9 @@ class CheckpointKeeper:
         together = bool(writers.attempt)
         for level in self._durable if together else [first]:
             level.attempt(step, time.monotonic())
+            level.pace.hurry()
             mine = divided(tree(), writers) if together else tree()
-            saved = self._save(mine, checkpoint, level, writers, paced=False)
+            saved = self._save(mine, checkpoint, level, writers)
         for level in () if together else others:
             if saved is not None:
                 level.pace.hurry()
@@ -261,7 +259,8 @@ class CheckpointKeeper:
             return False
         self._wait(FINISH_SECONDS)
         level, checkpoint = self._kept_level(self._memory), Checkpoint(step, generation, self.lineage, "")
-        return self._save(tree(), checkpoint, level, writers, paced=False) is not None
+        level.pace.hurry()
+        return self._save(tree(), checkpoint, level, writers) is not None
 
     def _with_kept(self) -> list[Level]:
         """The levels, and first the memory of this node if the process before has kept its state there."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from elastrain.api import names
 from elastrain.api.settings import CheckpointSpec, Interval, Shards
-from elastrain.elastic.checkpoint.folder import Pace, Patience
+from elastrain.elastic.checkpoint.folder import Pace
 from elastrain.elastic.checkpoint.rules import due
 from elastrain.elastic.checkpoint.store import DirectoryStore
 from elastrain.elastic.checkpoint.tier import MEMORY, Tier, tier_at
@@ -21,7 +21,7 @@ class Level:
     def __init__(self, tier: Tier, interval: Interval | None) -> None:
         """``interval``: None: due whenever the level before it is."""
         self.tier, self._interval = tier, interval
-        self.pace, self.patience = Pace(), Patience()
+        self.pace = Pace()
         self._saved_step, self._saved_at = 0, time.monotonic()
         self._thread: threading.Thread | None = None
 
@@ -33,7 +33,7 @@ class Level:
     @property
     def busy(self) -> bool:
         """Whether a thread works for it. One that waits for the parts of other ranks does not."""
-        return self._thread is not None and self._thread.is_alive() and not self.patience.waits
+        return self._thread is not None and self._thread.is_alive() and not self.pace.waits
 
     def due(self, step: int, now: float, *, before: bool) -> bool:
         """Whether to save after ``step`` committed steps. ``before``: whether the level before it is due."""
@@ -44,9 +44,8 @@ class Level:
 
     def attempt(self, step: int, now: float) -> None:
         """A save begins, successful or not. The one before waits for no part any more."""
-        self.patience.end()
-        self._saved_step, self._saved_at = step, now
-        self.pace, self.patience = Pace(), Patience()
+        self.pace.end()
+        self._saved_step, self._saved_at, self.pace = step, now, Pace()
 
     def run(self, work: Callable[[], object]) -> None:
         """Start a thread, which waits for the one before."""
@@ -59,10 +58,6 @@ class Level:
 
         self._thread = threading.Thread(target=after, name=f"elastrain-{self.tier.name}", daemon=True)
         self._thread.start()
-
-    def hurry(self) -> None:
-        """Training waits for the thread."""
-        self.pace.hurry()
 
     def join(self, seconds: float | None = None) -> None:
         """Wait for the thread to end."""

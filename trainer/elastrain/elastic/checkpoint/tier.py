@@ -24,7 +24,7 @@ import structlog
 from elastrain.elastic.checkpoint import digests, rules
 from elastrain.elastic.checkpoint.digests import FileDigest
 from elastrain.elastic.checkpoint.division import ALONE, WHOLE, Cut, Writers
-from elastrain.elastic.checkpoint.folder import NewFolder, Pace, Patience
+from elastrain.elastic.checkpoint.folder import NewFolder, Pace
 from elastrain.elastic.checkpoint.rules import Checkpoint, Partial
 from elastrain.elastic.checkpoint.store import DESCRIPTION, DirectoryStore, Store
 
@@ -150,12 +150,11 @@ class Tier:
         lineage: str,
         pace: Pace | None = None,
         writers: Writers = ALONE,
-        patience: Patience | None = None,
     ) -> Checkpoint | None:
         """Write ``state`` durably, then delete what is no longer needed. ``pace``: default: no rests.
 
         ``writers``: all ranks that write the checkpoint; this one writes its part, and waits for the others if it
-        commits, with ``patience``. Returns None on a rank that does not.
+        commits. Returns None on a rank that does not.
 
         A step that this lineage has saved already is not written again: replicas are equal. On a full disk, leftovers
         are deleted, and the write is tried once more. Raises :class:`StaleLineage` without writing, and ``OSError``
@@ -163,9 +162,11 @@ class Tier:
         """
         how: Any = {"syncs": self._store.syncs, "where": self.where}
 
+        at = pace or Pace(share=1.0)
+
         def write(folder: NewFolder) -> None:
-            mine = self._format.write(state, folder.create, pace, writers, **how)
-            if parts := folder.parts(mine, patience or Patience()):
+            mine = self._format.write(state, folder.create, at, writers, **how)
+            if parts := folder.parts(mine, at):
                 self._format.finish(parts, folder.create, **how)
 
         part = {} if writers.attempt else {"shard": writers.shard, "shards": writers.shards}
