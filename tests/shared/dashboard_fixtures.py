@@ -115,15 +115,18 @@ async def staged(
     heartbeat: float = 10.0,
     hosts: tuple[str, ...] = (),
     reviews: Any = None,
+    started: datetime | None = None,
 ) -> AsyncIterator[Stage]:
-    """A dashboard with fast ticks and retries, on the wall clock unless ``clock`` is given. ``reviews``: an API server
-    that knows users; None: nobody logs in."""
+    """A dashboard with fast ticks and retries, on the wall clock unless ``clock`` is given.
+
+    ``reviews``: an API server that knows users; None: without login. ``started``: default now.
+    """
     clock: list[datetime] = []
 
     def now() -> datetime:
         return clock[0] if clock else datetime.now(UTC)
 
-    board = Board(found, namespaces, now(), retry_delays=(0.05,))
+    board = Board(found, namespaces, started or now(), retry_delays=(0.05,))
     guard = Guard(reviews, board.used_namespaces, time.monotonic) if reviews else None
     options = {"key": key, "hosts": hosts, "guard": guard}
     app = application(board, now, tick_seconds=0.02, heartbeat_seconds=heartbeat, **options)

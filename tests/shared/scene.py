@@ -52,7 +52,7 @@ def _grows_and_shrinks(ago: Ago) -> Raw:
         _condition("CheckpointHealthy", True, "Saved", "step 41,000 at /checkpoints/<script>document.title='owned'</script>", ago(30)),
     ]  # fmt: skip
     last = {
-        "from": 4, "to": 3, "reason": "Lost", "pauseSeconds": 0.92, "lostSteps": 0, "time": ago(2),
+        "from": 16, "to": 12, "reason": "Lost", "pauseSeconds": 0.92, "lostSteps": 0, "time": ago(2),
         "phases": {"detect": 0.021, "decide": 0.06, "connect": 0.31, "transfer": 0.0, "first_step": 0.53},
     }  # fmt: skip
     failure = {

@@ -106,8 +106,9 @@ def test_the_list_shows_what_changes_without_a_reload_and_fits_a_phone(filled, b
 
 def test_a_job_shows_its_rescales_and_users_text_is_never_markup(filled, stage) -> None:
     async def scenario(page: browser.Page) -> None:
-        async with stage(filled) as s:
-            s.clock.append(datetime.now(UTC) - timedelta(minutes=30))
+        begin = datetime.now(UTC) - timedelta(minutes=30)
+        async with stage(filled, started=begin) as s:
+            s.clock.append(begin)
             changed(filled, progress={"step": 41800, "of": 100000, "loss": 2.6})
             await page.open(f"{s.url}#/jobs/{JOB}")
             await page.until("document.querySelectorAll('#rescales tbody tr').length === 4")
@@ -119,7 +120,10 @@ def test_a_job_shows_its_rescales_and_users_text_is_never_markup(filled, stage) 
                     "loss": round(2.6 - 0.5 * (n / 60) ** 0.5 + (n % 3) * 0.01, 4),
                 }
                 changed(
-                    filled, step=progress["step"], progress=progress, readyReplicas=2 if n < 20 else 4 if n < 56 else 3
+                    filled,
+                    step=progress["step"],
+                    progress=progress,
+                    readyReplicas=3 if n < 20 else 2 if n < 36 else 4 if n < 56 else 3,
                 )
                 await page.until(f"document.querySelector('.facts').innerText.includes('{progress['step']:,} /')")
             s.clock.clear()
