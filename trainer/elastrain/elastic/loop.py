@@ -1,16 +1,14 @@
-"""The training loop: how runs of the body of ``for batch in job.steps(...)`` become committed steps::
+"""The training loop: how runs of the body of ``for batch in job.steps(...)`` become committed steps.
 
-loop body starts     on a micro-batch of this rank's part of the global batch; most often there is one, all of it
-backward(loss)       the last micro-batch sums the gradients over the generation; the control vector travels with them
-optimizer.step()     applied after the last micro-batch; if the collective failed, every tracked step() does nothing
-loop body ends       after the last micro-batch the step is committed, or discarded and repeated as a whole
-boundary             an agreed switch, or a new generation after a loss, happens here and nowhere else
+:meth:`Loop.run` is the loop, :meth:`Loop._train_step` a step, and
+:meth:`~elastrain.elastic.backward.Backward.run` what ``job.backward()`` does in it.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import structlog
@@ -26,7 +24,7 @@ from elastrain.elastic.backward import Backward, within_backward
 from elastrain.elastic.batching import ScriptsBatch
 from elastrain.elastic.between import Between
 from elastrain.elastic.bodies import Bodies
-from elastrain.elastic.boundary import Act
+from elastrain.elastic.boundary import Act, Boundary
 from elastrain.elastic.commit.step import Step
 from elastrain.elastic.commit.updates import left_by_break
 from elastrain.elastic.contract import Call, Contract, Phase
@@ -44,8 +42,14 @@ from elastrain.elastic.state.capture import Stateful
 from elastrain.elastic.state.rollback import Snapshot, Touched, Trace
 from elastrain.elastic.state.tracked import Closure
 from elastrain.elastic.strategies.strategy import Strategy
+from elastrain.elastic.undo import Undo
 
 log = structlog.get_logger(__name__)
+
+_NO_BACKWARD = (
+    "job.steps(): the loop body ended without job.backward(loss), by 'continue' or since it calls loss.backward(): "
+    "call job.backward once for each batch; with loss * 0 for one that shall not count"
+)
 
 
 class Drained(SystemExit):
@@ -74,7 +78,7 @@ class Loop:
         """What the calls of the script do now."""
         self.bodies = Bodies(world, heartbeat, batch, audit, together=strategy.votes)
         """What becomes of the steps."""
-        self.bodies.restore, self.bodies.before_commit = self._restore, self.contract.check_applied
+        self.bodies.before_commit = self.contract.check_applied
         self.several = SeveralBackwards(
             Snapshot(tracked, world.state.trained), self.contract, lambda: self.step if self.bodies.running else None
         )
@@ -82,10 +86,8 @@ class Loop:
         self._heartbeat, self._world = heartbeat, world
         self._audit, self.batch, self.draws = audit, batch, Draws()
         self._loader: ElasticLoader | None = None
-        self._buffers: Buffers | None = None
+        self._undo: Undo | None = None
         self._tracked = tracked
-        self._touched = Touched(tracked, [])
-        """What loop bodies change by themselves."""
         self._learning = Learning(world, heartbeat)
         self._check = ReplicaCheck(world)
         self._backward = Backward(
@@ -137,33 +139,35 @@ class Loop:
             self._allow_several_backwards()
         with self.draws.loop(loader.randomness, lambda: total if self.between.passed else self._world.step):
             try:
-                yield from self._run(loader, total)
+                self._begin_loop(loader, total)
+                if self._world.joins:
+                    if self._warmed_by is not loader:
+                        yield from self._warm_up(loader)
+                        self._world.position.look_again()
+                        self._begin_loop(loader, total)
+                    self._world.say_ready()
+                while True:
+                    self.settle()  # an agreed switch, or the next generation after a loss
+                    boundary = self._world.boundary
+                    if boundary.act is Act.STEP:
+                        yield from self._train_step(loader)
+                    elif self._pause(boundary):
+                        if boundary.act is Act.END:
+                            return
+                        if self.between.passed:
+                            self._begin_loop(loader, total)
+                            self._world.say_ready()
             except LoopOver:
                 self.between.leave_behind()
 
-    def _run(self, loader: ElasticLoader, total: int) -> Iterator[Any]:
-        """As :meth:`run`. Raises :class:`LoopOver` if the job has left the loop in which this rank waits for it."""
-        self._begin_loop(loader, total)
-        if self._world.joins:
-            if self._warmed_by is not loader:
-                yield from self._warm_up(loader)
-                self._world.position.look_again()
-                self._begin_loop(loader, total)
-            self._world.say_ready()
-        while True:
-            self.settle()
-            boundary = self._world.boundary
-            if boundary.act is Act.STEP:
-                yield from self._compute(loader)
-            elif self._check.at_boundary() and self._world.leave_loop():
-                self._heartbeat.outside()
-                self.batch.interrupt()
-                self._world.state.pauses.run(boundary.due)
-                if boundary.act is Act.END:
-                    return
-                if self.between.passed:
-                    self._begin_loop(loader, total)
-                    self._world.say_ready()
+    def _pause(self, boundary: Boundary) -> bool:
+        """The loop pauses, or ends, on all ranks. Returns False if the generation broke before: settle, and retry."""
+        if not (self._check.at_boundary() and self._world.leave_loop()):
+            return False
+        self._heartbeat.outside()
+        self.batch.interrupt()
+        self._world.state.pauses.run(boundary.due)
+        return True
 
     def _begin_loop(self, loader: ElasticLoader, total: int) -> None:
         """Raises :class:`LoopOver`."""
@@ -183,17 +187,12 @@ class Loop:
         self, loss: torch.Tensor, unscaled: torch.Tensor, count: int | None = None, *, retain_graph: bool
     ) -> torch.Tensor:
         """As of :meth:`Job.backward`. ``unscaled``: the loss before a scaler multiplied it."""
-        self._returned = value = self._run_backward(loss, unscaled, count, retain_graph=retain_graph)
-        return value
-
-    def _run_backward(
-        self, loss: torch.Tensor, unscaled: torch.Tensor, count: int | None, *, retain_graph: bool
-    ) -> torch.Tensor:
-        step, model = self.step, self._world.model
+        step, model, value = self.step, self._world.model, unscaled.detach()
         if not self.contract.acts(Call.BACKWARD):
             assert model is not None
             model.stand_in_gradients()
-            return unscaled.detach()
+            self._returned = value
+            return value
         assert step is not None and model is not None
         self.draws.samples()
         if step.done == step.begun:
@@ -204,17 +203,17 @@ class Loop:
             with within_backward(step):
                 loss.backward(retain_graph=retain_graph)
             model.bare = True  # DDP serves one backward; with several it is left after the warm-up
-            self.draws.summed()
-            return unscaled.detach()
-        assert self._buffers is not None
-        self._backward.run(step, part, loss, unscaled, self._buffers, retain_graph=retain_graph)
+        else:
+            assert self._undo is not None
+            self._backward.run(step, part, loss, unscaled, self._undo.buffers, retain_graph=retain_graph)
+            if step.complete and not step.counts:
+                model.stand_in_gradients()
         if step.complete:
             self.draws.summed()
         if step.complete and step.counts:
-            return torch.tensor(step.loss, dtype=torch.float64)
-        if step.complete:
-            model.stand_in_gradients()
-        return unscaled.detach()
+            value = torch.tensor(step.loss, dtype=torch.float64)
+        self._returned = value
+        return value
 
     def on_commit(self, callback: Callable[[], None]) -> None:
         """As of :meth:`Job.on_commit`."""
@@ -284,7 +283,9 @@ class Loop:
         It warms allocator, threads and kernels: without it a joiner's first step would hold up all ranks.
         """
         assert self._world.model is not None
-        self._buffers = Buffers(self._world.model.module)
+        buffers = Buffers(self._world.model.module)
+        self._undo = undo = Undo(self._world, self.several, buffers, Touched(self._tracked, []))
+        self.bodies.restore = undo.restore
         mine = self._learning.warm_share = Place(0, 0, self._session.expected_world_size(), self._strategy.tensor).share
         if (learner := self._world.model.learner) is not None:
             learner.outputs.forget()
@@ -297,36 +298,44 @@ class Loop:
             step = self.bodies.step = Step(0, self._world.place, mine, (first,), warm_up=True, in_micro_batches=cut)
             batch = loader.load()
             self._world.model.warms_up = True
-            yield from self._run_body(loader, step, batch.data)
+            with self._body(step):
+                yield batch.data
             self._world.model.warms_up = self._world.model.bare = False
-        self._drop_gradients()
+        undo.drop_gradients()
         self._world.model.detach()
         self._warmed_by = loader
         if step.backwards > 1 or step.closures:
             self._allow_several_backwards()
         self.bodies.step = None
-        self._strategy.check_warm_up(self._buffers.after_warm_up())
-        self._touched = Touched(self._tracked, trace.remove())
-        self._world.state.replicas.leave_out(self._buffers.changing)
+        self._strategy.check_warm_up(buffers.after_warm_up())
+        undo.touched = Touched(self._tracked, trace.remove())
+        self._world.state.replicas.leave_out(buffers.changing)
         # Buffers that forward changes can be sent while training goes on only if they are small, and so copied before.
         learns = self._world.model.learner is not None
-        self._world.overlaps_transfer = learns and self._buffers.largest < transfer.SMALL_BYTES
+        self._world.overlaps_transfer = learns and buffers.largest < transfer.SMALL_BYTES
 
-    def _compute(self, loader: ElasticLoader) -> Iterator[Any]:
-        """One execution of a step: all micro-batches of this rank, as long as the generation is healthy."""
-        step = self.bodies.step = self._begin(loader)
+    def _train_step(self, loader: ElasticLoader) -> Iterator[Any]:
+        """One execution of a step, in this order:
+
+        data, body, gradients summed, vote, decide, update applied, committed; then its boundary: :meth:`settle`.
+
+        The body calls :meth:`backward`, which sums the gradients, votes and decides (:meth:`Backward.run`), and then
+        its optimizers, which apply the update if the step counts. It runs once for each micro-batch of this rank, as
+        long as the generation is healthy. A step that does not count is discarded in :meth:`settle`, and repeated.
+        """
+        step = self.bodies.step = self._begin_step(loader)
         for number, part in enumerate(step.parts):
             communicator = self._world.communicator
             if communicator is None or communicator.over is not None:
-                return  # discarded; settle() enters the next generation and the step is repeated
+                return
             # A learner runs no backward: its forward must not make DDP expect one, or the gradients of the next
             # micro-batch would be summed over the ranks.
             last = number == len(step.parts) - 1 and not step.share.learner
             try:
                 with self.draws.kept():
                     batch = loader.load()
-                    with self._strategy.body(part, communicator, last=last), self._learning.outputs():
-                        yield from self._run_body(loader, step, batch.data)
+                    with self._strategy.body(part, communicator, last=last), self._learning.outputs(), self._body(step):
+                        yield batch.data
             except GeneratorExit:
                 if not self._over and self.step is step:
                     self.bodies.leave(step, finished=left_by_break(sys._getframe(1)))
@@ -334,14 +343,24 @@ class Loop:
             if step.done < step.begun:
                 if self.bodies.void(step):
                     return  # the script has decided by stand-ins
-                raise RuntimeError(
-                    "job.steps(): the loop body ended without job.backward(loss), by 'continue' or since it calls "
-                    "loss.backward(): call job.backward once for each batch; with loss * 0 for one that shall not count"
-                )
+                raise RuntimeError(_NO_BACKWARD)
         if step.counts:
             self.bodies.commit(step)
 
-    def _begin(self, loader: ElasticLoader) -> Step:
+    @contextmanager
+    def _body(self, step: Step) -> Iterator[None]:
+        """Around the loop body on the next micro-batch of ``step``."""
+        part, self._returned = step.parts[step.begun], None
+        step.begun += 1
+        self.bodies.updates.begin()
+        try:
+            with self.bodies.body(step), self.draws.body(step.number, part):
+                yield
+        finally:
+            self._returned = None
+        self.bodies.updates.end()
+
+    def _begin_step(self, loader: ElasticLoader) -> Step:
         """The next step, cut into this rank's micro-batches."""
         place, share, number = self._world.place, self._world.share, self._world.step
         self._world.state.known.begin_step()
@@ -351,13 +370,9 @@ class Loop:
         order = loader.order
         spans = self.batch.begin_step(self._world.position.loop_end, self._world.state.pauses.intervals)
         parts, span = self._learning.parts(loader, spans), spans.at(number, order.steps_per_epoch)
-        assert self._buffers is not None
+        assert self._undo is not None
         self._world.state.changes.before_step(number)
-        self._buffers.save()
-        if self.several.allowed:
-            self.several.snapshot.save()
-        else:
-            self._touched.save()
+        self._undo.save()
         self._strategy.begin_step()
         self._world.state.kept.begin_step()
         self.contract.waiting.clear()
@@ -366,37 +381,6 @@ class Loop:
         step.in_micro_batches = order.in_micro_batches or self.batch.small is not None
         step.samples = order.samples_before(number + span) - order.samples_before(number)
         return step
-
-    def _restore(self) -> bool:
-        """As of :attr:`Bodies.restore`."""
-        assert self._buffers is not None
-        self._drop_gradients()
-        if self.several.allowed:
-            self.several.snapshot.restore()
-        else:
-            self._touched.restore()
-        self._buffers.restore()
-        return self.several.allowed
-
-    def _drop_gradients(self) -> None:
-        """The gradients are those with which the step began; of the warm-up as of a discarded one."""
-        kept = self._world.state.kept
-        if kept.begun and self._world.model is not None:
-            self._world.model.drop_gradients()
-        kept.restore()
-
-    def _run_body(self, loader: ElasticLoader, step: Step, data: Any) -> Iterator[Any]:
-        """One execution of the loop body, on ``data``."""
-        part = step.parts[step.begun]
-        step.begun += 1
-        self.bodies.updates.begin()
-        self._returned = None
-        try:
-            with self.bodies.body(step), self.draws.body(step.number, part):
-                yield data
-        finally:
-            self._returned = None
-        self.bodies.updates.end()
 
     # -- between steps -------------------------------------------------------------------------------------------------
     def settle(self, *, between: bool = False) -> None:
