@@ -17,6 +17,8 @@ OTHER_KUBERNETES ?= v1.34.4
 # The first Kueue that serves what we read; tests/protocol/kueue runs with it nightly, else with that of scripts/get-kueue.
 OLDEST_KUEUE ?= v0.15.2
 SHELL := /bin/bash
+# Each of a thousand processes would compile what it imports; pip leaves that to the first (scripts/dev-env).
+unexport PYTHONDONTWRITEBYTECODE
 .SHELLFLAGS := -euo pipefail -c
 
 .DEFAULT_GOAL := help

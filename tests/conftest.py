@@ -26,9 +26,9 @@ from elastrain.etcd.wire import messages
 from lanes import Lanes, comes_last, place
 from programs import Programs, are_coming, uses_programs
 from tiers import Tiers
-from warm import light, warm
+from warm import light, light_agents, warm, warm_agents
 
-__all__ = ["light", "warm"]
+__all__ = ["light", "light_agents", "warm", "warm_agents"]
 
 ROOT = Path(__file__).parents[1]
 REPOSITORY = "registry.example/elastrain/operator"  # of the operator's image, which the chart does not name

@@ -156,10 +156,10 @@ def first_failure(copy: Path, tests: str) -> tuple[bool, str]:
     command = [sys.executable, "-m", "pytest", "-x", "-q", "--tb=no", "-rfE", "-p", "no:cacheprovider", tests]
     command += ["-m", ""] if "::" in tests else []  # a named test runs even if it is nightly
     path = os.pathsep.join([str(copy / "operator"), str(copy / "trainer")])
+    environment = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}  # a bug may be of the same length
     try:
         done = subprocess.run(
-            command, cwd=copy, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True,
-            timeout=BUG_SECONDS, check=False,
+            command, cwd=copy, env=environment, capture_output=True, text=True, timeout=BUG_SECONDS, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         return False, f"the tests did not end within {BUG_SECONDS} s"

@@ -11,6 +11,7 @@ import yaml
 
 from elastrain.api import names
 from elastrain.cli.local.runner import LocalJob
+from warm import Warm
 
 FAKE_RANK = Path(__file__).with_name("fake_rank.py")
 
@@ -42,7 +43,7 @@ def manifest(tmp_path) -> Callable[..., Path]:
 
 
 @pytest.fixture
-def run_job() -> Iterator[Callable[..., LocalJob]]:
+def run_job(light_agents: Warm) -> Iterator[Callable[..., LocalJob]]:
     """Start a local job; it is killed at the end of the test."""
     jobs: list[LocalJob] = []
 

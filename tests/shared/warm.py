@@ -9,11 +9,15 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import pytest
+
+from elastrain.cli.local import worker
+from elastrain.tether import tethered
 
 PROGRAM = Path(__file__).with_name("warm_process.py")
 IMPORT_SECONDS = 100.0
@@ -100,6 +104,42 @@ class Warm:
         self._process.wait(10)
 
 
+class ForkedPopen:
+    """What is used of ``subprocess.Popen``, for a Python program that a parent's death ends."""
+
+    def __init__(
+        self, warm: Warm, lock: threading.Lock, words: Sequence[str], env: Mapping[str, str], cwd: Path, stdout: Any
+    ) -> None:
+        if stdout == subprocess.PIPE:
+            ours, theirs = os.pipe()
+            out, self.stdout = os.fdopen(theirs, "wb"), os.fdopen(ours, "rb")
+        else:
+            out, self.stdout = os.fdopen(os.dup(stdout.fileno()), "wb"), None
+        with lock:
+            self._process = warm.start(list(words)[len(tethered([], 0)) :], env, out, cwd=cwd)
+        self.pid, self.poll = self._process.pid, self._process.poll
+        self.send_signal, self.kill = self._process.send_signal, self._process.kill
+
+    def wait(self, timeout: float | None = None) -> int:
+        try:
+            return self._process.wait(timeout)
+        except TimeoutError:
+            raise subprocess.TimeoutExpired("the script", timeout or 0.0) from None
+
+
+class Forks:
+    """The module ``subprocess``, whose ``Popen`` forks a warm process."""
+
+    def __init__(self, warm: Warm) -> None:
+        self._warm, self._lock = warm, threading.Lock()
+
+    def Popen(self, words: Sequence[str], *, env: Mapping[str, str], cwd: Path, stdout: Any, **_: Any) -> ForkedPopen:
+        return ForkedPopen(self._warm, self._lock, words, env, cwd, stdout)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(subprocess, name)
+
+
 @pytest.fixture(scope="session")
 def warm() -> Iterator[Warm]:
     """``warm.start([sys.executable, SCRIPT, ...], env, out)``: starts programs that need torch."""
@@ -114,3 +154,17 @@ def light() -> Iterator[Warm]:
     process = Warm("elastrain.agent.runtime")
     yield process
     process.close()
+
+
+@pytest.fixture
+def warm_agents(warm: Warm, monkeypatch: pytest.MonkeyPatch) -> Warm:
+    """Agents of local jobs, and their ranks, are forks of the warm process that has imported torch."""
+    monkeypatch.setattr(worker, "subprocess", Forks(warm))
+    return warm
+
+
+@pytest.fixture
+def light_agents(light: Warm, monkeypatch: pytest.MonkeyPatch) -> Warm:
+    """Agents of local jobs of fake ranks are forks of the warm process without torch."""
+    monkeypatch.setattr(worker, "subprocess", Forks(light))
+    return light

@@ -62,14 +62,21 @@ def collector() -> Iterator[Collector]:
     server.server_close()
 
 
-@pytest.mark.timeout(300)
-def test_growing_is_one_trace_of_agents_and_ranks(collector: Collector, monkeypatch, tmp_path, eventually) -> None:
+def test_growing_is_one_trace_of_agents_and_ranks(
+    collector: Collector, warm_agents, monkeypatch, tmp_path, eventually
+) -> None:
+    for module in (
+        "sklearn.datasets",
+        "opentelemetry.sdk.trace.export",
+        "opentelemetry.exporter.otlp.proto.http.trace_exporter",
+    ):
+        warm_agents.imports(module)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{collector.server_address[1]}")
     environment = {"EPOCHS": "10000", "STEP_SECONDS": "0.01"}
     with LocalJob(MANIFEST, state_dir=tmp_path / "state", replicas=1, environment=environment) as job:
-        job.wait(lambda s: s.progress and s.progress.step >= 5, timeout=120, what="5 steps")
+        job.wait(lambda s: s.progress and s.progress.step >= 5, timeout=60, what="5 steps")
         job.scale(2)
-        status = job.wait(lambda s: s.progress and s.progress.world_size == 2, timeout=120, what="two workers to train")
+        status = job.wait(lambda s: s.progress and s.progress.world_size == 2, timeout=60, what="two workers to train")
         assert status.generation is not None
         trace = tracing.trace_id(job.keys.uid, status.generation.number)
         expected = {

@@ -14,6 +14,7 @@ import pytest
 
 from elastrain.cli.local.runner import LocalJob
 from elastrain.cli.local.status import LocalStatus
+from warm import Warm
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 PATIENCE = 60.0
@@ -58,7 +59,7 @@ class Trial:
 
 
 @pytest.fixture
-def trial(tmp_path: Path) -> Iterator[Callable[..., Trial]]:
+def trial(tmp_path: Path, warm_agents: Warm) -> Iterator[Callable[..., Trial]]:
     """``trial("03-torchrun", EPOCHS="5")`` starts an example with one worker; it is killed at the end of the test."""
     trials: list[Trial] = []
 

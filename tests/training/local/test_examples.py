@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -14,29 +15,22 @@ import torch
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
-def test_the_digits_are_learned(tmp_path):
-    run = subprocess.run(
-        [
-            *(sys.executable, "-m", "elastrain.cli.main", "run", str(EXAMPLES / "01-digits" / "job.yaml"), "--plain"),
-            *("--set", "replicas=2", "--env", "EPOCHS=8", "--state-dir", str(tmp_path / "state")),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=110,
-    )
-    assert run.returncode == 0, run.stdout + run.stderr
-    accuracy = re.search(r"accuracy on 360 held-out digits: ([0-9.]+)", run.stdout)
-    assert accuracy, run.stdout
+@pytest.fixture
+def environment() -> dict[str, str]:
+    return {**os.environ, "COLUMNS": "200"}
+
+
+def test_the_digits_are_learned(elastrain, warm_agents, tmp_path):
+    warm_agents.imports("sklearn.datasets")
+    options = ("--plain", "--set", "replicas=2", "--env", "EPOCHS=8", "--state-dir", tmp_path / "state")
+    run = elastrain("run", EXAMPLES / "01-digits" / "job.yaml", *options)
+    assert run.exit_code == 0, run.output
+    accuracy = re.search(r"accuracy on 360 held-out digits: ([0-9.]+)", run.output)
+    assert accuracy, run.output
     assert float(accuracy[1]) > 0.9
-    directory = next((tmp_path / "state" / "audit").iterdir())
-    verdict = subprocess.run(
-        [sys.executable, "-m", "elastrain.cli.main", "audit", str(directory)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert verdict.returncode == 0, verdict.stdout
-    assert "no sample lost or repeated" in verdict.stdout
+    verdict = elastrain("audit", next((tmp_path / "state" / "audit").iterdir()))
+    assert verdict.exit_code == 0, verdict.output
+    assert "no sample lost or repeated" in verdict.output
 
 
 @pytest.mark.nightly

@@ -16,6 +16,7 @@ import yaml
 from conditions import eventually
 from elastrain.cli.local.runner import LocalJob
 from elastrain_audit.judge import verify
+from warm import Warm
 
 SCRIPT = Path(__file__).with_name("train_end.py")
 STEPS, PATIENCE = 24, 120.0
@@ -67,7 +68,7 @@ class Ending:
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., Ending]]:
+def start(tmp_path: Path, warm_agents: Warm) -> Iterator[Callable[..., Ending]]:
     """``start(shape, replicas, **environment)``: a job; ``checkpoint=True``: with checkpoints."""
     jobs: list[LocalJob] = []
 

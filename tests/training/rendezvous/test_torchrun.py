@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
@@ -13,6 +12,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+
+from warm import Warm, WarmProcess
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.timeout(300)  # several imports of torch in a row, on a machine that may be busy
@@ -33,12 +34,14 @@ class Line:
 
 
 class Cluster:
-    def __init__(self, endpoint: str, directory: Path) -> None:
-        self.endpoint = endpoint
-        self.directory = directory
-        self.agents: list[subprocess.Popen[bytes]] = []
+    """Agents are forks of the warm process; torchrun executes their ranks, which import torch themselves."""
 
-    def start(self, steps: int = 100_000, nnodes: str = "1:4", conf: str = "") -> subprocess.Popen[bytes]:
+    def __init__(self, warm: Warm, endpoint: str, directory: Path) -> None:
+        warm.imports("torch.distributed.run")
+        self.warm, self.endpoint, self.directory = warm, endpoint, directory
+        self.agents: list[WarmProcess] = []
+
+    def start(self, steps: int = 100_000, nnodes: str = "1:4", conf: str = "") -> WarmProcess:
         command = [
             *(sys.executable, "-m", "torch.distributed.run", "--rdzv-backend=etcd-v3"),
             *(f"--rdzv-endpoint={self.endpoint}", f"--rdzv-id={self.directory.name}", f"--nnodes={nnodes}"),
@@ -46,10 +49,7 @@ class Cluster:
             *(str(SCRIPT), str(self.directory), str(steps)),
         ]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        with (self.directory / f"agent-{len(self.agents)}").open("wb") as output:
-            agent = subprocess.Popen(
-                command, stdout=output, stderr=subprocess.STDOUT, env=environment, start_new_session=True
-            )
+        agent = self.warm.start(command, environment, (self.directory / f"agent-{len(self.agents)}").open("wb"))
         self.agents.append(agent)
         return agent
 
@@ -71,10 +71,10 @@ class Cluster:
         outputs = "\n".join(f"--- {p.name}\n{p.read_text()[-3000:]}" for p in self.directory.glob("agent-*"))
         pytest.fail(f"no steps in a world of {world} within {PATIENCE:g} s; last {self.lines()[-3:]}\n{outputs}")
 
-    def rank0(self, line: Line) -> subprocess.Popen[bytes]:
+    def rank0(self, line: Line) -> WarmProcess:
         return next(a for a in self.agents if a.pid == line.agent)
 
-    def kill(self, agent: subprocess.Popen[bytes]) -> None:
+    def kill(self, agent: WarmProcess) -> None:
         """Like a machine that is switched off: the agent and its ranks end without a message."""
         with contextlib.suppress(psutil.NoSuchProcess):
             process = psutil.Process(agent.pid)
@@ -93,8 +93,8 @@ class Cluster:
 
 
 @pytest.fixture
-def cluster(etcd, tmp_path):
-    one = Cluster(etcd.endpoint, tmp_path)
+def cluster(warm, etcd, tmp_path):
+    one = Cluster(warm, etcd.endpoint, tmp_path)
     yield one
     one.close()
 
@@ -139,9 +139,9 @@ def test_the_job_ends_if_the_script_ends(cluster):
 
 
 @pytest.mark.nightly
-def test_a_running_job_continues_if_etcd_restarts(etcd_factory, tmp_path):
+def test_a_running_job_continues_if_etcd_restarts(warm, etcd_factory, tmp_path):
     server = etcd_factory()
-    cluster = Cluster(server.endpoint, tmp_path)
+    cluster = Cluster(warm, server.endpoint, tmp_path)
     try:
         agents = [cluster.start(nnodes="2:2") for _ in range(2)]
         before = cluster.await_steps(world=2)
