@@ -11,6 +11,7 @@ import argparse
 import ast
 import difflib
 import inspect
+import itertools
 import json
 import re
 import sys
@@ -19,6 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
+from string import ascii_uppercase
 from typing import Any
 
 import typer
@@ -253,33 +255,45 @@ def client_page() -> str:
 
 def loop_page() -> str:
     """The contract of the training loop: what each call does in each phase."""
+    letters = dict(zip(Phase, ascii_uppercase, strict=False))
     lines = [
         "## Calls in the training loop",
         "",
-        "What a call of a [training script](../training-scripts.md) does, by the phase in which the script makes it. "
-        "*skipped*: the call does nothing and returns None. The runtime enforces this table "
-        "(`trainer/elastrain/elastic/contract.py`).",
+        "The effect of each call of a [training script](../training-scripts.md), by the phase in which the script "
+        "makes it. *Skipped*: the call does nothing and returns None. The runtime enforces these tables.",
         "",
-        "| phase | the script runs |",
-        "| --- | --- |",
-        *(f"| {phase.value} | {phase.about} |" for phase in Phase),
+        "| | phase | the script runs |",
+        "| --- | --- | --- |",
+        *(f"| {letter} | {phase.value} | {phase.about} |" for phase, letter in letters.items()),
         "",
-        f"| call | {' | '.join(phase.value for phase in Phase)} |",
-        f"| --- |{' --- |' * len(Phase)}",
+        "| call | acts in | skipped in | raises in, with its way out |",
+        "| --- | --- | --- | --- |",
     ]
     raised: list[str] = []
     for call, rules in RULES.items():
-        cells = []
-        for phase in Phase:
+        cells: dict[str, str] = dict.fromkeys(("acts", "skipped"), "")
+        refused: dict[int, str] = {}
+        for phase, letter in letters.items():
             rule = rules[phase]
-            if rule.effect is Effect.RAISES and rule.way_out not in raised:
+            if rule.effect is not Effect.RAISES:
+                cells[rule.effect.value] += letter
+                continue
+            if rule.way_out not in raised:
                 raised.append(rule.way_out)
-            note = f" [{raised.index(rule.way_out) + 1}]" if rule.effect is Effect.RAISES else ""
-            cells.append(f"{rule.effect.value}{note}")
-        lines.append(f"| {_cell(call.value)} | {' | '.join(cells)} |")
+            number = raised.index(rule.way_out) + 1
+            refused[number] = refused.get(number, "") + letter
+        ways_out = "; ".join(f"{_runs(where)} [{number}]" for number, where in refused.items())
+        lines.append(f"| {_cell(call.value)} | {_runs(cells['acts'])} | {_runs(cells['skipped'])} | {ways_out} |")
     lines += ["", "The error of a call that raises names the phase and the way out:", ""]
     lines += [f"{number}. {way_out[0].upper()}{way_out[1:]}." for number, way_out in enumerate(raised, start=1)]
     return "\n".join(lines) + "\n"
+
+
+def _runs(letters: str) -> str:
+    """``ACDEF`` as ``A, C–F``."""
+    starts = [at for at, letter in enumerate(letters) if at == 0 or ord(letter) != ord(letters[at - 1]) + 1]
+    runs = [letters[start:end] for start, end in itertools.pairwise([*starts, len(letters)])]
+    return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 2 else ", ".join(run) for run in runs)
 
 
 def _signature(name: str, function: Callable[..., Any]) -> str:
