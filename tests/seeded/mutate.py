@@ -24,6 +24,8 @@ DECISIONS: dict[str, tuple[str, ...]] = {
     "trainer/elastrain/elastic/boundary.py": ("tests/training/elastic/test_boundary.py", "tests/training/elastic"),
     "trainer/elastrain/elastic/commit/decide.py": ("tests/training/elastic/test_decide.py", "tests/sim/test_commit.py"),
     "trainer/elastrain/elastic/commit/ledger.py": ("tests/sim", "tests/training/elastic"),
+    "trainer/elastrain/elastic/group/core.py": ("tests/training/elastic/test_group_core.py", "tests/sim"),
+    "trainer/elastrain/elastic/group/proposals.py": ("tests/training/elastic/test_group_core.py", "tests/sim"),
     "trainer/elastrain/elastic/group/entry.py": ("tests/training/elastic/test_entry.py", "tests/training/elastic"),
     "operator/elastrain_operator/policy": ("tests/unit/operator", "tests/sim"),
     "operator/elastrain_operator/job/plan.py": ("tests/unit/operator", "tests/sim"),

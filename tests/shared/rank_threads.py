@@ -17,7 +17,7 @@ from bench_harness import played_ranks
 from elastrain.api import heartbeat, names
 from elastrain.elastic.batching import batch_of
 from elastrain.elastic.group.heartbeat import Heartbeat
-from elastrain.elastic.group.session import Session
+from elastrain.elastic.group.shell import Session
 from elastrain.elastic.job import Job
 from elastrain.elastic.strategies.choice import strategy_for
 

@@ -24,7 +24,7 @@ from elastrain.api import messages as m
 from elastrain.api.settings import RankSettings
 from elastrain.data.audit import AuditLog
 from elastrain.elastic.group.heartbeat import Heartbeat
-from elastrain.elastic.group.session import Session
+from elastrain.elastic.group.shell import Session
 from elastrain.elastic.job import Job
 from elastrain.elastic.strategies.choice import strategy_for
 
@@ -121,11 +121,10 @@ class RankThread:
         job._audit = job._loop._audit = job._loop.bodies._audit = None
         session = job._session
         with session._changed:
-            open_ones = [*session._proposals.connected.values(), session._current, job._world.communicator]
+            open_ones = [*session._communicators.values()]
         session._link._socket.shutdown(2)
         for communicator in open_ones:
-            if communicator is not None:
-                communicator.abort("killed")
+            communicator.abort("killed")
         if session._meeting_point is not None:
             session._meeting_point.close()
 

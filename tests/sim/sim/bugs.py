@@ -17,9 +17,9 @@ from elastrain.elastic.group import entry
 from elastrain.etcd import Transaction
 from elastrain.rendezvous import decide, groups, protocol
 from elastrain.rendezvous.view import View
-from elastrain_operator.job.plan import clean, drain
 from elastrain_operator.leader import fencing
-from elastrain_operator.policy.size import replicas
+from elastrain_operator.policy import ending
+from elastrain_operator.policy.size import leavers, replicas
 from elastrain_operator.watch import parse, pods
 from sim.comm import Comm
 from sim.etcd import Etcd
@@ -47,17 +47,17 @@ def leases_do_not_expire() -> Any:
 
 
 def a_worker_is_deleted_before_its_drain() -> Any:
-    return mock.patch.object(drain, "released", lambda pod, members, due, now: "now")
+    return mock.patch.object(leavers, "released", lambda pod, members, due, now: "now")
 
 
 def a_worker_is_deleted_unasked() -> Any:
-    honest = clean.ended
+    honest = ending.ended_deletions
 
     def ended(pods: Any, counted: Any, now: Any) -> Any:
-        extra = [clean._deletion(p, "spare") for p in pods if p.started and p.ordinal % 3 == 2]
+        extra = [ending._deletion(p, "spare") for p in pods if p.started and p.ordinal % 3 == 2]
         return (*honest(pods, counted, now), *extra)
 
-    return mock.patch.object(clean, "ended", ended)
+    return mock.patch.object(ending, "ended_deletions", ended)
 
 
 def half_a_group_trains() -> Any:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from elastrain.elastic.encoding.integers import from_integers, to_integers
-from elastrain.elastic.group.entry import Entry, EntryRow, Script
+from elastrain.elastic.group.entry import Entry, EntryRow, Outcome, Script
 from elastrain.elastic.reshard.restore import FRESH, Home, ShardRef
 
 HOLDER = EntryRow(
@@ -120,6 +120,39 @@ def test_state_comes_in_portions_if_all_ranks_can_and_no_newer_state_is_lost(tab
 def test_a_rank_that_lacks_more_than_one_result_starts_anew(table, ahead, behind, misplaced):
     entry = Entry.of(table)
     assert (entry.ahead, entry.behind, entry.misplaced) == (ahead, behind, misplaced)
+
+
+IN_LOOP = replace(HOLDER, script=Script(9, computes=True))
+BETWEEN = replace(HOLDER, script=Script(9, calls=1))
+"""Its script has passed a call after the loop, where no state is sent."""
+
+
+@pytest.mark.parametrize(
+    ("table", "outcomes"),
+    [
+        ([IN_LOOP, replace(JOINER, script=Script(9))], [Outcome.ENTER, Outcome.ENTER]),
+        ([IN_LOOP, replace(JOINER, script=Script(8))], [Outcome.AWAIT, Outcome.CATCH_UP]),
+        ([IN_LOOP, replace(JOINER, script=Script(9, between=True))], [Outcome.AWAIT, Outcome.CATCH_UP]),
+        ([IN_LOOP, replace(JOINER, script=Script(10))], [Outcome.GIVE_UP, Outcome.START_ANEW]),
+        ([BETWEEN, replace(JOINER, script=Script(9))], [Outcome.GIVE_UP, Outcome.WITHDRAW]),
+        ([replace(BETWEEN, script=Script(9, calls=2)), IN_LOOP], [Outcome.GIVE_UP, Outcome.START_ANEW]),
+    ],
+)
+def test_the_outcome_of_a_meeting_follows_from_where_the_scripts_are(table, outcomes):
+    entry = Entry.of(table)
+    assert [entry.outcome(rank, row.script.loop_end) for rank, row in enumerate(table)] == outcomes
+
+
+@pytest.mark.parametrize("shards", [2, "all"])
+def test_a_rank_starts_anew_and_the_others_give_up_if_a_part_of_the_state_is_lost(shards):
+    half = replace(HOLDER, live=ShardRef(7, 2, 0))
+    table = [half, replace(JOINER, live=ShardRef(FRESH, 2, 1))]
+    entry = Entry.of(table, shards)
+    if shards == 2:
+        assert [entry.outcome(rank, 0) for rank in (0, 1)] == [Outcome.START_ANEW, Outcome.GIVE_UP]
+    else:  # a copy that the ranks hold together is lost on all of them
+        assert [entry.outcome(rank, 0) for rank in (0, 1)] == [Outcome.START_ANEW, Outcome.START_ANEW]
+    assert "no rank holds the other parts of the state of ranks 0" in entry.why_not
 
 
 @pytest.mark.parametrize(("loop_end", "late", "misplaced"), [(8, [2], []), (9, [], []), (10, [], [2])])

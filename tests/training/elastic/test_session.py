@@ -17,7 +17,8 @@ from elastrain.api.settings import RankSettings
 from elastrain.elastic.comm.nccl import InitialisationFailed
 from elastrain.elastic.comm.peer import PeerLost
 from elastrain.elastic.group import connecting
-from elastrain.elastic.group.session import Session, Withdrawn
+from elastrain.elastic.group.events import StopFor
+from elastrain.elastic.group.shell import Session
 from elastrain.link import AgentLost, MessageFailed
 
 Say = Callable[[AgentMessage], None]
@@ -30,6 +31,13 @@ def proposed(number: int, *members: str) -> Proposed:
     return Proposed(
         generation=Generation(number=number, members=tuple(of), reason="Grow", leader=of[0].id, secret=SECRET)
     )
+
+
+def next_generation(session: Session) -> Generation:
+    """The one that this rank stands by outside of."""
+    instruction = session.boundary(holds=False)
+    assert isinstance(instruction, StopFor)
+    return instruction.generation
 
 
 @pytest.fixture
@@ -59,10 +67,9 @@ def test_an_older_proposal_is_ignored_if_a_newer_one_has_come_before_it(rank):
     session, say = rank
     for number in (5, 4, 6):
         say(proposed(number))
-    newest, communicator = session.wait_for_generation(after=5)
-    assert (newest.number, communicator) == (6, None)
-    with pytest.raises(KeyError):
-        session.take(4)
+    eventually(lambda: session.core.proposals.number == 6, 10, "the newest proposal to come")
+    assert next_generation(session).number == 6
+    assert session.proposal(4) is None
 
 
 @pytest.mark.parametrize(
@@ -85,12 +92,12 @@ def test_another_generation_is_asked_for_if_connecting_fails_in_any_way(link, mo
     hear = agent.makefile("rb")
     assert RANK_MESSAGE.validate_json(hear.readline()).type == "hello"
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(session.wait_for_generation, 0)
+        waiting = pool.submit(next_generation, session)
         agent.sendall(proposed(1, "a.x", "b.x").encode() + b"\n")
         agent.settimeout(10)
         asked = RANK_MESSAGE.validate_json(hear.readline())
         agent.sendall(proposed(2).encode() + b"\n")
-        newest, _ = waiting.result(timeout=10)
+        newest = waiting.result(timeout=10)
     assert isinstance(asked, Broken)
     assert (asked.generation, newest.number, asked.mine, asked.leaves) == (1, 2, mine, False)
     assert asked.error.startswith(f"{type(error).__name__}: ")
@@ -109,7 +116,7 @@ def test_the_rank_ends_with_the_message_and_the_reason_if_a_message_cannot_be_re
     session, agent = link
     agent.sendall(line + b"\n")
     with ThreadPoolExecutor(1) as pool, pytest.raises(MessageFailed) as failed:
-        pool.submit(session.wait_for_generation, 0).result(timeout=10)
+        pool.submit(next_generation, session).result(timeout=10)
     assert reason in str(failed.value)
     assert line[:200].decode() in str(failed.value)
     assert line[:201].decode() not in str(failed.value) or len(line) <= 200
@@ -118,7 +125,7 @@ def test_the_rank_ends_with_the_message_and_the_reason_if_a_message_cannot_be_re
 def test_a_message_is_ignored_if_its_type_is_unknown(link):
     session, agent = link
     agent.sendall(b'{"type": "of-a-newer-version", "generation": 3}\n' + proposed(4).encode() + b"\n")
-    assert session.wait_for_generation(after=0)[0].number == 4
+    assert next_generation(session).number == 4
 
 
 def test_the_agent_counts_as_gone_if_it_ends_in_the_middle_of_a_message(link):
@@ -126,30 +133,4 @@ def test_the_agent_counts_as_gone_if_it_ends_in_the_middle_of_a_message(link):
     agent.sendall(b'{"type": "pro')
     agent.shutdown(socket.SHUT_WR)
     with ThreadPoolExecutor(1) as pool, pytest.raises(AgentLost):
-        pool.submit(session.wait_for_generation, 0).result(timeout=10)
-
-
-def test_an_agreed_switch_is_given_up_if_the_worker_becomes_another_member_before_it(rank):
-    session, say = rank
-    say(proposed(9))
-    eventually(lambda: session.proposal(9) is not None, 10, "the proposal to come")
-    say(Welcome(member="a.y", address="127.0.0.1", lease_ttl=5.0, settings=RankSettings()))
-    eventually(lambda: session.withdrawn, 10, "the new member's welcome to come")
-    with pytest.raises(Withdrawn):
-        session.take(9)
-
-
-def test_nothing_is_adopted_if_the_worker_becomes_another_member_while_this_rank_enters(link):
-    """The generation is over for it; its agent would take the message for one of the new member."""
-    session, agent = link
-    agent.sendall(proposed(9).encode() + b"\n")
-    eventually(lambda: session.heard_at(9) is not None, 10, "the proposal to come")
-    anew = Welcome(member="a.y", address="127.0.0.1", lease_ttl=5.0, settings=RankSettings())
-    agent.sendall(anew.encode() + b"\n")
-    eventually(lambda: session.withdrawn, 10, "the new member's welcome to come")
-    session.adopt(9, step=4)
-    assert session.heard_at(9) is None
-    assert session.outside
-    session.send(Broken(generation=9, step=4, error="after it"))
-    hear = agent.makefile("rb")
-    assert [RANK_MESSAGE.validate_json(hear.readline()).type for _ in range(2)] == ["hello", "broken"]
+        pool.submit(next_generation, session).result(timeout=10)

@@ -16,7 +16,6 @@ from elastrain.elastic.commit import control
 from elastrain.elastic.commit.control import Summed
 from elastrain.elastic.commit.decide import Known
 from elastrain.elastic.commit.step import Step
-from elastrain.elastic.group.session import Withdrawn
 from elastrain.elastic.group.world import World
 from elastrain.elastic.state import digest
 from elastrain.elastic.strategies.choice import world_for
@@ -25,8 +24,9 @@ REPLICAS = cast("Any", SimpleNamespace(votes=False, tensor=1))
 
 
 def alone(**tracked: Any) -> World:
-    session = SimpleNamespace(welcome=SimpleNamespace(settings=RankSettings()))
-    return world_for(cast("Any", session), REPLICAS, tracked, CheckpointKeeper())
+    session = Mock(communicator=None)
+    session.welcome.settings = RankSettings()
+    return world_for(session, REPLICAS, tracked, CheckpointKeeper())
 
 
 def commit(world: World, loss: float) -> None:
@@ -92,37 +92,23 @@ def test_a_step_is_lost_by_a_receiver_and_not_by_a_sender_if_the_transfer_breaks
         def before_update(self, communicator: SimpleNamespace) -> None:
             communicator.broken = "the joiner is gone"
 
-    world = alone()
-    said: list[bool] = []
-    world._session = cast("Any", SimpleNamespace(adopt=lambda number, step: said.append(True)))
-    world.communicator = cast("Any", SimpleNamespace(broken=None))
+    world, session = alone(), Mock(communicator=SimpleNamespace(broken=None))
+    world._session = session
     world._handover = cast("Any", BreaksOff())
     assert world.before_update() is fit
-    assert bool(said) is fit, "only a rank that holds the state reports it"
+    assert session.entered.called is fit, "only a rank that holds the state reports it"
 
 
 def test_ranks_with_one_copy_give_an_agreed_switch_up_if_a_rank_was_lost_before_the_shards_moved():
     from elastrain.elastic.reshard.one_copy import OneCopy
 
-    world, session, new = alone(), Mock(), Mock(diverged=None, failure=None, unsent=None, generation=3, broken_at=0.0)
+    world, session, new = alone(), Mock(communicator=None), Mock(diverged=None, failure=None, unsent=None, generation=3)
     session.welcome.settings.max_redone_steps = 0
     world._session = session
     world._copies = OneCopy(session, Mock(), CheckpointKeeper(), world.state, world.position)
-    assert world.communicator is None, "the old generation is given up already"
     assert not world._hand_over(new)
     new.abort.assert_called_once()
-    assert world.number == 3, "this rank waits for a newer generation"
-
-
-def test_a_rank_whose_member_is_replaced_between_an_agreed_switch_and_the_boundary_is_ready_anew():
-    """``Welcome`` has made it forget the proposals of its former member."""
-    world, session = alone(), Mock()
-    session.proposal.return_value = None
-    world._session, world._agreed = session, 3
-    world.position.next_generation = Mock(side_effect=Withdrawn)
-    with pytest.raises(Withdrawn):
-        world._change()
-    session.take.assert_not_called()
+    session.gave_up.assert_called_once_with(new, world.step, "a rank was lost before the shards moved")
 
 
 def test_the_state_is_read_once_at_the_end_of_a_loop_in_which_replicas_are_compared(monkeypatch):

@@ -14,7 +14,7 @@ import torch
 
 from elastrain.elastic.comm import tcp_allreduce
 from elastrain.elastic.commit import vouched
-from elastrain.elastic.group import calls, connecting, position, rank_state, session
+from elastrain.elastic.group import calls, connecting, position, rank_state, world
 from elastrain.elastic.state import transfer
 
 SECTIONS = {
@@ -25,7 +25,7 @@ SECTIONS = {
     "load": (rank_state.RankState, "load"),
     "sums": (tcp_allreduce.TcpAllreduce, "_sum"),
     "vote": (vouched.AgentVouch, "wait"),
-    "switch": (session.Session, "take"),
+    "switch": (world.World, "_hand_over"),
     "barrier": (calls.Calls, "attempt"),
 }
 ERRORS = {

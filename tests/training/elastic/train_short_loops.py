@@ -16,9 +16,9 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import elastrain
-from elastrain.elastic.group import position
+from elastrain.elastic.group import core
 
-position.CATCH_UP_SECONDS = float(os.environ.get("CATCH_UP", "30"))
+core.CATCH_UP_SECONDS = float(os.environ.get("CATCH_UP", "30"))
 
 out, epochs, delay = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
 torch.set_num_threads(1)

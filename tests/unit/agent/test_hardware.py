@@ -39,7 +39,7 @@ TEXTS = {
         IN_C10D + "internal error, NCCL version 2.14.3\nncclInternalError: Internal check failed.\nLast error:\n"
         "Net : Connection closed by remote peer user<50260>",
         IN_C10D + "unhandled system error, NCCL version 2.18.6\nncclSystemError: System call (e.g. socket) failed",
-        "elastrain.elastic.group.attempts.NotConnected: could not connect to 8 generations in a row; the last: "
+        "elastrain.elastic.group.shell.NotConnected: could not connect to 8 generations in a row; the last: "
         "PeerLost: could not connect to every peer: [Errno 113] No route to host",
         "elastrain.elastic.comm.nccl.InitialisationFailed: NCCL has not connected 4 ranks within 30 s; set NCCL_DEBUG",
     ],

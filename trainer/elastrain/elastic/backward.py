@@ -18,8 +18,9 @@ from elastrain.elastic.commit.control import Summed
 from elastrain.elastic.commit.decide import Known
 from elastrain.elastic.commit.step import Step
 from elastrain.elastic.commit.vote import Vote, cast
+from elastrain.elastic.group.events import Enter, StopFor
 from elastrain.elastic.group.heartbeat import Heartbeat
-from elastrain.elastic.group.session import ExitRequested, Session, Withdrawn
+from elastrain.elastic.group.shell import ExitRequested, Session
 from elastrain.elastic.group.world import World
 from elastrain.elastic.learning import Learning
 from elastrain.elastic.replicas.check import ReplicaCheck
@@ -201,21 +202,20 @@ class Backward:
         try:
             world.give_up(world.communicator, world.communicator.broken or "the vote for the step has failed")
             while True:
-                try:
-                    generation, communicator = position.next_generation(world.number, joins=False)
-                except ExitRequested:
-                    return None  # the end of the loop body meets the same reason
-                except Withdrawn:
-                    position.renew()
-                    world.say_ready()
-                    continue
-                if communicator is None:
-                    world.stop_for(generation)
-                    continue
-                try:
-                    return position.hear(generation, communicator, world.entry_row(generation))
-                except GenerationBroken as e:
-                    world.give_up(communicator, e.cause)
+                match self._session.boundary(holds=True):
+                    case Enter(generation=generation):
+                        communicator = self._session.communicator_of(generation.number)
+                        try:
+                            return position.hear(communicator, world.entry_row(generation))
+                        except GenerationBroken as broken:
+                            world.give_up(communicator, broken.cause)
+                    case StopFor(generation=generation):
+                        world.stop_for(generation)
+                    case _:  # StandBack
+                        position.renew()
+                        world.say_ready()
+        except ExitRequested:
+            return None  # the end of the loop body meets the same reason
         finally:
             position.ballot.voted = 0
 

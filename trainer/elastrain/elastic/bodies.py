@@ -16,7 +16,7 @@ from elastrain.elastic.commit.step import Step
 from elastrain.elastic.commit.updates import Applied, Updates
 from elastrain.elastic.group.heartbeat import Heartbeat
 from elastrain.elastic.group.hold import start_anew
-from elastrain.elastic.group.session import Session
+from elastrain.elastic.group.shell import Session
 from elastrain.elastic.group.world import World
 
 log = structlog.get_logger(__name__)

@@ -24,7 +24,7 @@ from elastrain.elastic.comm.header import Kind
 from elastrain.elastic.contract import BODY, Call, Phase
 from elastrain.elastic.evaluation import Batches, Evaluation
 from elastrain.elastic.group.heartbeat import Heartbeat
-from elastrain.elastic.group.session import Session
+from elastrain.elastic.group.shell import Session
 from elastrain.elastic.loop import Drained, Loop
 from elastrain.elastic.state.capture import Stateful
 from elastrain.elastic.state.tracked import Tracker, Variables

@@ -31,7 +31,7 @@ from elastrain.elastic.contract import Call, Contract, Phase
 from elastrain.elastic.group.end import End
 from elastrain.elastic.group.heartbeat import Heartbeat
 from elastrain.elastic.group.position import LoopOver
-from elastrain.elastic.group.session import ExitRequested, Session
+from elastrain.elastic.group.shell import ExitRequested, Session
 from elastrain.elastic.group.world import World
 from elastrain.elastic.learning import Learning
 from elastrain.elastic.replicas.check import ReplicaCheck

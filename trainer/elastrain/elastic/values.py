@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from elastrain.elastic.contract import Call, Phase
-from elastrain.elastic.group.session import ExitRequested
+from elastrain.elastic.group.shell import ExitRequested
 from elastrain.elastic.group.world import World
 from elastrain.elastic.loop import Loop
 from elastrain.elastic.strategies.sharded import Sharded

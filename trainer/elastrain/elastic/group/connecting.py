@@ -15,8 +15,8 @@ from elastrain.elastic.comm.backend import Offer
 from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.comm.exchange import Meeting
 from elastrain.elastic.comm.nccl import InitialisationFailed
+from elastrain.elastic.comm.peer import PeerLost
 from elastrain.elastic.comm.transport import CalledOff, described, first_line
-from elastrain.elastic.group.attempts import Attempts
 
 log = structlog.get_logger(__name__)
 
@@ -27,14 +27,13 @@ class Connector:
     def __init__(
         self,
         welcome: Callable[[], Welcome],
-        called_off: Callable[[Generation], bool],
-        ended: Callable[[Generation, Communicator | BaseException], bool],
+        needs: Callable[[Generation], bool],
+        ended: Callable[[Generation, Communicator | BaseException], None],
         failed: Callable[[int, BaseException], None],
     ) -> None:
-        """``called_off(g)``: whether a connection to ``g`` is no longer needed. ``ended(g, result)`` is called in the
-        thread; False: the communicator is of no use. ``failed``: as of :class:`Communicator`."""
-        self.attempts = Attempts()
-        self._welcome, self._called_off, self._ended, self._failed = welcome, called_off, ended, failed
+        """``needs(g)``: whether a connection to ``g`` is of use. ``ended(g, result)`` is called in the thread; it owns
+        the communicator from then on. ``failed``: as of :class:`Communicator`."""
+        self._welcome, self._needs, self._ended, self._failed = welcome, needs, ended, failed
         self._offer, self._device = Offer(), torch.device("cpu")
 
     def use(self, offer: Offer, device: torch.device) -> None:
@@ -42,9 +41,8 @@ class Connector:
         self._offer = replace(offer, failed=self._offer.failed, proven=self._offer.proven)
         self._device = device
 
-    def succeeded(self, communicator: Communicator, *, complete: bool) -> None:
-        """This rank has entered a generation. ``complete``: with its whole state."""
-        self.attempts.succeeded(complete=complete)
+    def entered(self, communicator: Communicator) -> None:
+        """This rank has entered a generation."""
         self._offer = replace(self._offer, proven=self._offer.proven or communicator.sums_by == "nccl")
 
     def start(self, g: Generation, rank: int) -> None:
@@ -55,7 +53,7 @@ class Connector:
 
     def _connect(self, g: Generation, rank: int) -> None:
         def called_off() -> bool:
-            return self._called_off(g)
+            return not self._needs(g)
 
         try:
             communicator = Communicator(
@@ -75,11 +73,10 @@ class Connector:
                 self._note(g, e)
                 self._ended(g, e)
             return
-        if not self._ended(g, communicator):
-            communicator.close()
+        self._ended(g, communicator)
 
     def _note(self, g: Generation, error: BaseException) -> None:
-        own = self.attempts.is_own(error)
+        own = is_own(error)
         log.warning(
             "could not connect to a proposed generation", generation=g.number, error=described(error), exc_info=own
         )
@@ -87,6 +84,11 @@ class Connector:
             self._offer = replace(self._offer, failed=first_line(error))
             if not self._offer.proven:
                 log.warning("the next attempt uses TCP instead of NCCL", because=self._offer.failed)
+
+
+def is_own(error: BaseException) -> bool:
+    """Whether ``error`` is a failure of this rank itself to connect, as far as it can tell."""
+    return not isinstance(error, PeerLost | InitialisationFailed)
 
 
 def close_in_background(communicator: Communicator) -> None:

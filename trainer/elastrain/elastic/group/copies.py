@@ -7,7 +7,7 @@ from collections.abc import Callable
 from elastrain.api.records import Generation
 from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.group.entry import Entry, EntryRow
-from elastrain.elastic.group.session import Session
+from elastrain.elastic.group.shell import Session
 
 Resume = Callable[[Entry, Communicator], Entry]
 """Continue from the newest checkpoint, or begin to train. Returns the entry by which the others receive the state."""

@@ -11,7 +11,7 @@ import structlog
 from elastrain.elastic.comm.header import Kind
 from elastrain.elastic.group.hold import hold, kept
 from elastrain.elastic.group.once import RankZeroLost
-from elastrain.elastic.group.session import ExitRequested, Session
+from elastrain.elastic.group.shell import ExitRequested, Session
 from elastrain.elastic.group.world import World
 from elastrain.link import AgentLost, MessageFailed
 

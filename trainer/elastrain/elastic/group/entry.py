@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 
 from elastrain.api.records import Generation
 from elastrain.api.settings import Shards
@@ -89,6 +90,18 @@ class EntryRow:
     def held_shards(self) -> HeldShards:
         """What it can give, with ``shards: all``."""
         return HeldShards(self.live, [held for held in self.snapshots if held.shards])
+
+
+class Outcome(Enum):
+    """What one rank does when the ranks of a generation have met."""
+
+    ENTER = "takes or gives state, and trains"
+    AWAIT = "meets the others again: scripts of other ranks catch up with the loop of the job"
+    CATCH_UP = "its own script does"
+    REFUSE = "ends the job: the ranks' data differs"
+    WITHDRAW = "becomes another member: it can continue with the others later"
+    START_ANEW = "its process starts again: it cannot continue with the others"
+    GIVE_UP = "waits for another generation, without the ranks that start anew or withdraw"
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,10 +216,37 @@ class Entry:
         alike = [r for r, shard in enumerate(self.shards) if shard == self.shards[rank]]
         return Transfer([r for r in self.sources if r in alike], [r for r in self.receivers if r in alike])
 
+    def outcome(self, rank: int, loop_end: int) -> Outcome:
+        """What ``rank`` does, whose script is in the loop up to ``loop_end``. Pure."""
+        if self.torn:
+            return Outcome.START_ANEW if rank in self.torn else Outcome.GIVE_UP
+        if rank in self.misplaced:
+            can_come = rank in self.receivers and loop_end <= self.loop_end
+            return Outcome.WITHDRAW if can_come else Outcome.START_ANEW
+        if self.misplaced:
+            return Outcome.GIVE_UP
+        if self.late:
+            return Outcome.CATCH_UP if rank in self.late else Outcome.AWAIT
+        return Outcome.REFUSE if self.other_data else Outcome.ENTER
+
+    @property
+    def why_not(self) -> str:
+        """Why a rank does not enter: :attr:`Outcome.START_ANEW`, ``WITHDRAW`` or ``GIVE_UP``."""
+        if self.torn:
+            return f"no rank holds the other parts of the state of ranks {_listed(self.torn)}: it is lost"
+        return (
+            f"the script of rank {_listed(self.misplaced)} is in another loop than the job, or the others are between "
+            "two loops"
+        )
+
     @property
     def cold(self) -> bool:
         """Whether no rank holds state."""
         return self.from_size == 0
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks))
 
 
 def newest_whole(table: Sequence[EntryRow], shards: int) -> tuple[int, int]:

@@ -8,7 +8,8 @@ from typing import NoReturn
 import structlog
 
 from elastrain.api.messages import Holds, Kept, Misplaced
-from elastrain.elastic.group.session import ExitRequested, Session
+from elastrain.elastic.group.events import Answered
+from elastrain.elastic.group.shell import ExitRequested, Session
 from elastrain.link import AgentLost, MessageFailed
 
 log = structlog.get_logger(__name__)
@@ -37,7 +38,7 @@ def kept(session: Session, why: str, *, holds: bool) -> NoReturn:
 
 
 def _await_start(session: Session, why: str, seconds: float) -> NoReturn:
-    session.repeats = ""  # it is being answered
+    session.feed(Answered())
     session.pause(seconds)
     raise TimeoutError(f"the agent has not started this rank anew within {seconds:g} s: {why}")
 
@@ -51,7 +52,7 @@ def hold(session: Session) -> str:
     began = time.monotonic()
     try:
         session.send(Holds())
-        while not session.repeats:
+        while not session.core.repeats:
             log.info(
                 "rank 0 still runs its script after training; this rank holds the model until then",
                 seconds=round(time.monotonic() - began),
@@ -59,4 +60,4 @@ def hold(session: Session) -> str:
             session.pause(_REMIND_SECONDS)
     except (ExitRequested, AgentLost, MessageFailed):
         return ""
-    return session.repeats
+    return session.core.repeats

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
 from elastrain.elastic.comm.header import RanksDiverged
 from elastrain.elastic.group.position import LoopOver
-from elastrain.elastic.group.session import ExitRequested, Withdrawn
+from elastrain.elastic.group.shell import ExitRequested, Withdrawn
 from elastrain.link import AgentLost, MessageFailed
 
 _NO_FAILURES = (GenerationBroken, RanksDiverged, LoopOver, Withdrawn, ExitRequested, AgentLost, MessageFailed)

@@ -7,15 +7,12 @@ code after it to the loop of the job. A script cannot go back: one that has left
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from typing import NoReturn
 
 import structlog
 
-from elastrain.api.messages import Located, Ready
-from elastrain.api.records import Generation
 from elastrain.data.order import Order
 from elastrain.elastic.comm import backend
 from elastrain.elastic.comm.communicator import Communicator
@@ -23,18 +20,16 @@ from elastrain.elastic.comm.header import Kind
 from elastrain.elastic.commit.control import Summed
 from elastrain.elastic.commit.ledger import Ledger
 from elastrain.elastic.encoding.integers import from_integers, to_integers
-from elastrain.elastic.group.connecting import close_in_background
-from elastrain.elastic.group.entry import Entry, EntryRow
+from elastrain.elastic.group.entry import Entry, EntryRow, Outcome
+from elastrain.elastic.group.events import CatchesUp, Withdraws
 from elastrain.elastic.group.hold import start_anew
-from elastrain.elastic.group.session import Session, Withdrawn
+from elastrain.elastic.group.shell import Session, Withdrawn
+from elastrain.elastic.group.states import State
 from elastrain.elastic.state.data_order import DataOrder
 from elastrain.elastic.strategies.strategy import ElasticModule
 
 log = structlog.get_logger(__name__)
 
-CATCH_UP_SECONDS = 3.0
-"""Most seconds for which other ranks wait for a script that catches up; twice as many after each failure, so that it
-succeeds in the end, however long the code between its loops takes."""
 STAND_BACK_SECONDS = 30.0
 """Most seconds for which a rank waits for the others to begin a loop, before it tries again to enter a generation."""
 _LOOK_SECONDS = 0.2
@@ -56,8 +51,6 @@ class Position:
         """Of the data of that loop."""
         self.between = False
         """Whether the script is in a call between two steps."""
-        self.ready = False
-        """Whether a generation may include this rank."""
         self.ballot = Ledger()
         """This rank's votes for steps."""
         self._session, self._saved_step = session, saved_step
@@ -71,12 +64,8 @@ class Position:
         self._start: int | None = None
         self._joins = False
         """Whether other ranks train, as far as this one knows."""
-        self._entering: tuple[Generation, Communicator] | None = None
-        """What this rank enters when its script has caught up."""
         self._others = 0
         """Committed steps of the other ranks when this one could not enter their generation."""
-        self._seconds = CATCH_UP_SECONDS
-        self._timer: threading.Timer | None = None
 
     # -- the loops of the script ---------------------------------------------------------------------------------------
     def start(self) -> int:
@@ -119,13 +108,10 @@ class Position:
         """The script waits in its loop: a generation may include this rank. As of :meth:`ElasticModule.offer`."""
         assert model is not None
         self._session.use(model.offer(self._session.welcome.settings.backend), model.device)
-        if not self.ready and (unused := backend.unused_accelerator(model.device.type)):
+        first = self._session.core.state is State.APART
+        if first and (unused := backend.unused_accelerator(model.device.type)):
             log.warning(unused)
-        self._session.send(Ready(store_port=self._session.serve_store(), step=step, loop_end=self.loop_end))
-        self.ready = True
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._session.ready(step, self.loop_end)
 
     def has_left(self, step: int) -> bool:
         """Whether the script cannot continue from a state of ``step`` committed steps: it is in a later loop."""
@@ -143,31 +129,15 @@ class Position:
             )
 
     # -- into a generation ---------------------------------------------------------------------------------------------
-    def next_generation(self, after: int, *, joins: bool) -> tuple[Generation, Communicator | None]:
-        """As :meth:`Session.wait_for_generation`; or the one in which the others wait for this rank.
-
-        Raises also :class:`LoopOver`.
-        """
-        if (entering := self._entering) is not None:
-            self._entering = None
-            return entering
-        found = self._session.wait_for_generation(after, self.loop_end if joins else None)
-        if isinstance(found, Located):
-            self.catch_up(found.loop_end)
-        return found
-
-    def catch_up(self, loop_end: int, entering: tuple[Generation, Communicator] | None = None) -> NoReturn:
+    def catch_up(self, loop_end: int) -> NoReturn:
         """The script goes on to the loop that the job is in, up to ``loop_end``. Raises :class:`LoopOver`.
 
-        ``entering``: the generation whose ranks wait for it. If it takes too long, this rank withdraws.
+        The ranks of the generation that this rank enters, if any, wait for it. If it takes too long, it withdraws.
         """
         self._job, self._joins = max(self._job, loop_end), True
         if self.loop_end < loop_end:  # else it is between two steps of that loop
             self._passed = max(self._passed, self.loop_end)
-        self._entering = entering
-        self._timer = threading.Timer(self._seconds, self._withdraw)
-        self._timer.daemon = True
-        self._timer.start()
+        self._session.feed(CatchesUp())
         log.info("the script goes on to the loop that the job is in", ended=self.loop_end, until=loop_end)
         raise LoopOver
 
@@ -187,51 +157,35 @@ class Position:
                 continue
             shards = self._session.welcome.settings.shards
             entry, communicator.step = Entry.of(table, shards), max(row.step for row in table)
-            if communicator.rank in entry.torn:
-                self.start_anew(communicator, "no rank holds another part of the state: it is lost")
-            if entry.torn:
-                communicator.fail(f"ranks {', '.join(map(str, entry.torn))} start anew: a part of the state is lost")
-            if entry.misplaced:
-                self._others = communicator.step
-                ahead = communicator.rank not in entry.receivers or mine.script.loop_end > entry.loop_end
-                self.give_way(communicator, entry.misplaced, anew=ahead)
-            if not entry.late:
-                if entry.other_data:
+            match entry.outcome(communicator.rank, mine.script.loop_end):
+                case Outcome.ENTER:
+                    return entry
+                case Outcome.AWAIT:
+                    log.info("scripts go on to the loop of the others", ranks=entry.late, loop_end=entry.loop_end)
+                case Outcome.CATCH_UP:
+                    self.catch_up(entry.loop_end)
+                case Outcome.REFUSE:
                     data.refuse(communicator, entry.other_data, Kind.ENTRY)
-                return entry
-            if communicator.rank in entry.late:
-                self.catch_up(entry.loop_end, (communicator.of, communicator))
-            log.info("scripts go on to the loop of the others", ranks=entry.late, loop_end=entry.loop_end)
+                case Outcome.WITHDRAW:
+                    self._others = communicator.step
+                    self._session.feed(Withdraws(entry.why_not))
+                    raise Withdrawn
+                case Outcome.START_ANEW:
+                    self.start_anew(communicator, entry.why_not)
+                case Outcome.GIVE_UP:
+                    communicator.fail(entry.why_not)
 
-    def hear(self, generation: Generation, communicator: Communicator, row: EntryRow) -> Summed | None:
-        """The result of this rank's vote, if a rank of ``generation`` has committed its step; else None.
+    def hear(self, communicator: Communicator, row: EntryRow) -> Summed | None:
+        """The result of this rank's vote, if a rank of this generation has committed its step; else None.
 
         The others wait for this rank, which enters the generation after its loop body. Raises ``GenerationBroken``.
         """
-        result = self.ballot.hear(communicator, _table(communicator, row))[1]
-        self._entering = generation, communicator
-        return result
+        return self.ballot.hear(communicator, _table(communicator, row))[1]
 
     def start_anew(self, communicator: Communicator, why: str) -> NoReturn:
         """Leave a generation, and wait for the end: the agent starts this worker's ranks anew."""
         communicator.abort(why)
         start_anew(self._session, why)
-
-    def give_way(self, communicator: Communicator, misplaced: list[int], *, anew: bool) -> NoReturn:
-        """The scripts of these ranks are not where the others' are. Raises ``GenerationBroken`` on all others.
-
-        On these ranks it raises :class:`Withdrawn`, or waits for the end (``anew``: the script is ahead of the job).
-        """
-        ranks = ", ".join(map(str, misplaced))
-        cause = f"the script of rank {ranks} is in another loop than the job, or the others are between two loops"
-        if communicator.rank in misplaced:
-            if anew:
-                self.start_anew(communicator, cause)
-            communicator.abort(cause)
-            self._session.withdraw(cause)
-            close_in_background(communicator)
-            raise Withdrawn
-        communicator.fail(cause)
 
     def stand_back(self) -> None:
         """Return when this rank can try again to enter a generation, after :class:`Withdrawn`: the others have gone on
@@ -251,14 +205,8 @@ class Position:
 
     def renew(self) -> bool:
         """This rank is of a new member, which no generation includes. Returns whether it has asked for that."""
-        if self._entering is not None:
-            close_in_background(self._entering[1])
-        self._entering, self.ready, self._looks = None, False, True
+        self._looks = True
         return self._session.rejoin()
-
-    def _withdraw(self) -> None:
-        self._session.withdraw(f"the code between the script's loops takes longer than {self._seconds:g} s")
-        self._seconds *= 2
 
     def _locate(self) -> int:
         located = self._session.locate()

@@ -19,8 +19,8 @@ from elastrain.elastic.checkpoint import CheckpointKeeper
 from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
 from elastrain.elastic.comm.header import Kind
 from elastrain.elastic.commit.step import Step
+from elastrain.elastic.group import events as e
 from elastrain.elastic.group import tracing
-from elastrain.elastic.group.connecting import close_in_background
 from elastrain.elastic.group.copies import WholeCopies
 from elastrain.elastic.group.entry import Entry, EntryRow, Script, has_joiners, smaller
 from elastrain.elastic.group.once import Once
@@ -28,9 +28,8 @@ from elastrain.elastic.group.own_failure import ends_this_rank
 from elastrain.elastic.group.position import LoopOver, Position
 from elastrain.elastic.group.rank_state import RankState
 from elastrain.elastic.group.report import Switch
-from elastrain.elastic.group.said import broken_message, log_entered
 from elastrain.elastic.group.saving import Saving
-from elastrain.elastic.group.session import Session, Withdrawn
+from elastrain.elastic.group.shell import Session, Withdrawn
 from elastrain.elastic.reshard.restore import FRESH, ShardRef
 from elastrain.elastic.state import capture
 from elastrain.elastic.state.handover import Handover
@@ -56,27 +55,30 @@ class World:
         self.model: ElasticModule | None = None
         self.state, self.position = state, position
         """Of this rank's script among its loops."""
-        self.communicator: Communicator | None = None
-        """Of the generation in force; None while this rank is in none."""
         self.place = Place(0, 0, 1)
         """In the generation in force, or in the last one; rank 0 of 1 before any."""
         self.share = self.place.share
         """This rank's share of the next global batch: its place's share, except in steps with learners."""
         self.overlaps_transfer = False
         """Whether this rank can train while others receive its state."""
-        self.number = 0
-        """Of the newest generation that was adopted, or given up."""
         self.once = Once()
         self._session, self._strategy, self._keeper, self._copies = session, strategy, keeper, copies
-        self.generation: Generation | None = None
-        """The generation in force, or the last one."""
-        self._agreed: int | None = None
         self._held = False  # the state, except for shards
         self._traces, self._reporter = tracing.recorder(lambda: self.place.rank), state.reporter
         self._reporter.on_rescale = self._traces
         self._tree = partial(state.tree, emptied=copies.apart)
         self._handover = Handover(state.tracked, self._tree, state.load)
         self.saving = Saving(keeper, state.tracked, state.tree, together=strategy.votes, tensor=strategy.tensor)
+
+    @property
+    def communicator(self) -> Communicator | None:
+        """Of the generation in force; None while this rank is in none."""
+        return self._session.communicator
+
+    @property
+    def generation(self) -> Generation | None:
+        """The generation in force, or the last one."""
+        return self._session.core.last
 
     @property
     def step(self) -> int:
@@ -136,38 +138,34 @@ class World:
         sends no more messages that it can read.
         """
         self.position.between = between
-        while True:
-            if self.communicator is not None and self.communicator.over is not None:
-                self.give_up(self.communicator, self.communicator.over)
-            if self.communicator is not None and self._agreed is None:
-                self._session.discard_superseded()
-                return
-            try:
-                self._change()
-            except Withdrawn:
-                self.position.stand_back()
-                self.say_ready()
-            except LoopOver:
-                self.place, self._held = Place(0, -1, 1), False  # a state of that loop is of no use any more
-                raise
+        try:
+            while not self._trains():
+                pass
+        except LoopOver:
+            self.place, self._held = Place(0, -1, 1), False  # a state of that loop is of no use any more
+            raise
 
-    def _change(self) -> None:
-        """Enter, or stop for, the generation that the ranks have agreed on, or the next one."""
-        agreed, self._agreed = self._agreed, None
-        if agreed is not None and self._session.proposal(agreed) is not None:  # else this rank is of a new member
-            generation, communicator = self._session.take(agreed)
-            if not self._hand_over(communicator):
-                return
-        else:
-            out = self.joins or self._session.outside
-            generation, communicator = self.position.next_generation(self.number, joins=out)
-            if communicator is not None:
-                self.once.check(generation)
-        if communicator is None:
-            self.stop_for(generation)
-        else:
-            with ends_this_rank(communicator):
-                self._enter(generation, communicator)
+    def _trains(self) -> bool:
+        """Execute the machine's next instruction. Returns whether it is to train."""
+        try:
+            match self._session.boundary(holds=self.has_state, loop_end=self.position.loop_end):
+                case e.Train():
+                    return True
+                case e.GiveUp(number=number, why=why):
+                    self.give_up(self._session.communicator_of(number), why)
+                case e.StopFor(generation=g, agreed=agreed):
+                    if not agreed or self._hand_over(None):
+                        self.stop_for(g)
+                case e.Enter(generation=g, agreed=agreed):
+                    self._enter(g, self._session.communicator_of(g.number), agreed=agreed)
+                case e.StandBack():
+                    raise Withdrawn
+                case e.GoOn(loop_end=loop_end):
+                    self.position.catch_up(loop_end)
+        except Withdrawn:
+            self.position.stand_back()
+            self.say_ready()
+        return False
 
     def begin_step(self) -> None:
         """The step's first loop body follows, in a healthy generation: begin the transfers that run beside it."""
@@ -200,7 +198,7 @@ class World:
         self.state.commit(self.step + step.span, result.by, stops=result.stops)
         if not result.learning:
             self.share = self.place.share
-        self._agreed = result.agreed
+        self._session.feed(e.Agreed(result.agreed))
         self._reporter.committed(time.monotonic(), step.loss, step.span)
 
     def committed(self, saves: int = 0) -> None:
@@ -211,7 +209,7 @@ class World:
             ends = self.state.stopped or self.step == self.position.loop_end
             if self._reporter.due(time.monotonic()) or ends:
                 self._report()
-        self._copies.committed(self.model.copying, switches=self._agreed is not None)
+        self._copies.committed(self.model.copying, switches=self._session.core.agreed is not None)
 
     def leave(self, why: str, *, void: bool) -> None:
         """Leave the generation: peers may be a step ahead. ``void``: this rank's state is that of no step."""
@@ -246,7 +244,8 @@ class World:
         assert self.communicator is not None
         self.communicator.step = self.step
         possible = smaller(self.generation, map(self._session.proposal, self._session.connected()))
-        result, self._agreed = self.state.calls.attempt(self.communicator, kind, mine, possible)
+        result, agreed = self.state.calls.attempt(self.communicator, kind, mine, possible)
+        self._session.feed(e.Agreed(agreed))
         return result
 
     def check_end(self) -> None:
@@ -279,18 +278,9 @@ class World:
         if self.model is not None and self.model.learner is not None:
             self.model.learner.cancel()
         self._reporter.broken_at = communicator.broken_at
-        self._session.send(broken_message(communicator, self.step, cause))
-        self.number = max(self.number, communicator.generation)
-        if communicator is not self.communicator:
-            close_in_background(communicator)
-        self._leave()
-
-    def _leave(self) -> None:
         if self.model is not None:
             self.model.detach()
-        if self.communicator is not None:
-            close_in_background(self.communicator)
-        self.communicator = None
+        self._session.gave_up(communicator, self.step, cause)
 
     def stop_for(self, generation: Generation) -> None:
         """Adopt a generation without a place for this rank: keep the state, save it if all stop, and wait."""
@@ -299,45 +289,51 @@ class World:
             return
         if not generation.size and not self.state.calls.count:  # outside of a loop code may have changed the state
             self.save_now(healthy=self.communicator is not None)
-        self.number = generation.number
-        self._leave()
-        self._session.adopt(generation.number, self.step)
+        if self.model is not None:
+            self.model.detach()
+        self._session.feed(e.Stopped(generation.number, self.step))
 
     def _hand_over(self, communicator: Communicator | None) -> bool:
         """All ranks leave the generation in force; None: this one enters no other. False: it broke meanwhile."""
         try:
             self._copies.hand_over(self.communicator, stays=communicator is not None)
-        except GenerationBroken as e:
-            for broken in filter(None, (self.communicator, communicator)):
-                self.give_up(broken, e.cause)
+        except GenerationBroken as broken:
+            for left in filter(None, (self.communicator, communicator)):
+                self.give_up(left, broken.cause)
             return False
         return True
 
-    def _enter(self, generation: Generation, communicator: Communicator) -> None:
+    def _enter(self, generation: Generation, communicator: Communicator, *, agreed: bool) -> None:
+        if agreed and not self._hand_over(communicator):
+            return
+        if not agreed:
+            self.once.check(generation)
+        with ends_this_rank(communicator):
+            self._enter_with(generation, communicator)
+
+    def _enter_with(self, generation: Generation, communicator: Communicator) -> None:
         entered, agreed = time.monotonic(), self.communicator is not None
-        self._session.discard_superseded()  # a joiner may wait there for this rank, and this rank here for it
         try:
             entry = self._synchronise(communicator)
-        except GenerationBroken as e:
-            self.give_up(communicator, e.cause)  # leaves the previous one too: its other ranks may have left it
+        except GenerationBroken as broken:
+            self.give_up(communicator, broken.cause)  # leaves the previous one too: its other ranks may have left it
             return
         synchronised = time.monotonic()
-        self._leave()  # only now: after the exchange above no peer is still receiving the old generation's last step
         assert self.model is not None
+        self.model.detach()
         self.model.attach(communicator, keep=entry.same_layout)
         self.once.enters(generation, agreed=agreed, calls=self.state.calls.count)
-        self.communicator, self.generation, self.number = communicator, generation, generation.number
         self.place = Place(generation.number, communicator.rank, communicator.world_size, self._strategy.tensor)
         self.share = entry.shares.get(communicator.rank, self.place.share)
         self.state.trained.enter(agreed=bool(entry.shares))  # without learners, the first step compares the sets
         self.saving.enter(entry.shards, self.place)
-        self._session.adopt(generation.number, self.step, complete=self.has_state)
-        heard, between = self._session.heard_at(generation.number), self.state.calls.count > 0
-        times = self._reporter.times(heard, communicator.connected_at, entered, synchronised, between=between)
+        # Closes the old connections, only now: after _synchronise() no peer still receives its last step over them.
+        self._session.entered(communicator, self.step, complete=self.has_state)
+        proposed_at, between = self._session.proposed_at(generation.number), self.state.calls.count > 0
+        times = self._reporter.times(proposed_at, communicator.connected_at, entered, synchronised, between=between)
         self._reporter.entered(Switch(generation, entry.from_size, self.step, max(0, entry.reached - self.step), times))
         if between:
             self._reporter.resumed(time.monotonic())
-        log_entered(communicator, self.step, synchronised - entered)
 
     def _synchronise(self, communicator: Communicator) -> Entry:
         """Bring all ranks to the newest state; equal ones send nothing. Raises as of :meth:`Position.meet`."""
@@ -392,7 +388,8 @@ class World:
     def _note_state(self) -> None:
         if not self.has_state and not self._handover.receiving:
             self._held = True
-            self._session.adopt(self.number, self.step)
+            assert self.communicator is not None
+            self._session.entered(self.communicator, self.step, complete=True)
 
     def _resume(self, entry: Entry, communicator: Communicator) -> Entry:
         """No rank holds state: continue from the newest checkpoint, or begin with the first rank's own state.
@@ -402,7 +399,7 @@ class World:
         entry = self.saving.resume(entry, communicator, self.state.load, partial_state=self._handover.partial_state)
         self._strategy.whole().agree(communicator)
         if communicator.rank in entry.sources and self.position.has_left(self.step):
-            self.position.give_way(communicator, [communicator.rank], anew=True)
+            self.position.start_anew(communicator, f"the script has left the loop of step {self.step}")
         return entry
 
     # -- reports -----------------------------------------------------------------------------------------------------

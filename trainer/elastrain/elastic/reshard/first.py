@@ -7,9 +7,8 @@ import time
 import structlog
 import torch
 
-from elastrain.api.messages import Ready
 from elastrain.elastic.comm.backend import Offer
-from elastrain.elastic.group.session import Session
+from elastrain.elastic.group.shell import Session
 
 log = structlog.get_logger(__name__)
 
@@ -30,7 +29,7 @@ def first_placement(session: Session, device: torch.device) -> tuple[int, int]:
     joins = session.locate().training
     if not joins:
         session.use(OFFER, device)
-        session.send(Ready(store_port=session.serve_store(), step=0))
+        session.ready(step=0)
     while True:
         if joins and (size := session.expected_world_size()):
             return size, 0

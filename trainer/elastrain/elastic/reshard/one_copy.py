@@ -21,7 +21,7 @@ from elastrain.elastic.group.copies import Resume, WholeCopies
 from elastrain.elastic.group.entry import Entry, EntryRow
 from elastrain.elastic.group.position import Position
 from elastrain.elastic.group.rank_state import RankState
-from elastrain.elastic.group.session import Session
+from elastrain.elastic.group.shell import Session
 from elastrain.elastic.reshard.move import Change, Source
 from elastrain.elastic.reshard.remesh import ShardedTensor, sharded_tensors
 from elastrain.elastic.reshard.restore import NOTHING, Home, RestorePlan, ShardRef

@@ -11,7 +11,7 @@ from elastrain.elastic.group.copies import WholeCopies
 from elastrain.elastic.group.position import Position
 from elastrain.elastic.group.rank_state import RankState
 from elastrain.elastic.group.report import Reporter
-from elastrain.elastic.group.session import Session
+from elastrain.elastic.group.shell import Session
 from elastrain.elastic.group.world import World
 from elastrain.elastic.reshard.first import first_placement
 from elastrain.elastic.small_gradient import SmallGradient
