@@ -157,7 +157,7 @@ def test_every_alert_is_explained_and_no_other() -> None:
 # ---- reasons ---------------------------------------------------------------------------------------------------------
 WORD = re.compile(r"[A-Z][a-zA-Z]*[a-z]")
 PLACES = {
-    "Claim": (2,), "JobEvent": (0,), "Trouble": (0,), "Loss": (2,), "Verdict": (1,), "Share": (1,),
+    "ConditionUpdate": (2,), "JobEvent": (0,), "Trouble": (0,), "Loss": (2,), "Verdict": (1,), "Share": (1,),
     "Outage": (0,), "infrastructure": (0,),
 }  # fmt: skip
 """Where calls that make a condition, an event, a loss or a refusal have its reason."""
@@ -192,7 +192,7 @@ def given_reasons(tree: ast.AST) -> Iterator[str]:
                 chosen += [k.value for k in keywords if k.arg == "reason"]
                 yield from (word for expression in chosen for word in words_in(expression))
             case ast.Assign(targets=[ast.Name(id=name)], value=value) if name in {
-                "reason", "REASON", "PREFLIGHT", "QUEUED", "_REASONS",
+                "reason", "REASON", "PREFLIGHT", "QUEUED", "UNREADABLE", "_REASONS",
             }:  # fmt: skip
                 yield from words_in(value)
             case ast.AnnAssign(target=ast.Name(id="reason"), value=ast.expr() as value):
