@@ -117,7 +117,13 @@ def written(client: EtcdClient) -> bool:
         return False
 
 
-@pytest.mark.parametrize("settings", [("etcd.persistence.enabled=false",), ()], ids=["one member", "three members"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param(("etcd.persistence.enabled=false",), id="one member"),
+        pytest.param((), id="three members", marks=pytest.mark.nightly),
+    ],
+)
 def test_no_client_becomes_root_of_an_etcd_that_starts_empty(
     rendered: Render, played: Callable[[Manifests], ChartEtcd], settings: tuple[str, ...]
 ) -> None:

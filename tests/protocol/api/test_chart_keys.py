@@ -132,6 +132,7 @@ def test_helm_knows_no_key_and_keeps_those_that_the_pod_has_created(release: Cal
     assert fresh.full("root") == before["root"]
 
 
+@pytest.mark.nightly
 def test_one_upgrade_takes_over_the_ca_of_an_older_chart_and_its_keys_leave_the_record(
     release: Callable[[str], Release],
 ) -> None:

@@ -58,7 +58,7 @@ def ends_alike(world, *ranks: str) -> None:
     assert verify(world.audit).ok
 
 
-@pytest.mark.parametrize("every", ["1", "2", "1,1,3"])
+@pytest.mark.parametrize("every", ["1,1,3", *(pytest.param(e, marks=pytest.mark.nightly) for e in "12")])
 def test_joiners_enter_a_job_that_pauses_after_steps(world, every):
     train(world, "a", "b", EVERY=every)
     world.propose("a", "b")

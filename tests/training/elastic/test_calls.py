@@ -107,7 +107,7 @@ def test_the_others_repeat_the_call_and_not_the_training_if_a_rank_is_killed(wor
     assert pauses
 
 
-@pytest.mark.parametrize("lost", range(1, 5))
+@pytest.mark.parametrize("lost", [1, 4, *(pytest.param(n, marks=pytest.mark.nightly) for n in (2, 3))])
 def test_a_rank_that_misses_a_result_receives_it_from_the_others(world, expected, lost):
     """1: the end of the loop; 2 and more: rounds of the evaluation."""
     start(world, "a")

@@ -18,8 +18,15 @@ SCRIPT = Path(__file__).parent / "train_ddp_options.py"
 OPTIONS = [{"find_unused_parameters": True}, {"static_graph": True}]
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids="-".join)
-@pytest.mark.parametrize("steps", [0, 3], ids=["first step after a change", "later step"])
+@pytest.mark.parametrize(
+    ("options", "steps"),
+    [
+        (OPTIONS[0], 0),
+        (OPTIONS[1], 3),
+        pytest.param(OPTIONS[0], 3, marks=pytest.mark.nightly),
+        pytest.param(OPTIONS[1], 0, marks=pytest.mark.nightly),
+    ],
+)
 def test_survivors_go_on_if_a_rank_is_killed_within_a_backward(world, tmp_path_factory, options, steps) -> None:
     run = {"epochs": 3, "script": SCRIPT, "DDP_OPTIONS": json.dumps(options)}
     fixed = type(world)(tmp_path_factory.mktemp("fixed"), world.warm)

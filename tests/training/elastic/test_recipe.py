@@ -53,7 +53,7 @@ def test_recipe_ends_as_if_undisturbed_if_ranks_join_die_and_leave(world, undist
     assert verify(world.audit).ok
 
 
-@pytest.mark.parametrize("form", ["range", "epochs"])
+@pytest.mark.parametrize("form", [pytest.param("range", marks=pytest.mark.nightly), "epochs"])
 def test_a_joiner_trains_in_the_loop_in_which_the_others_are(world, undisturbed, form) -> None:
     """Each epoch is a loop of its own, and the joiner's script starts at the first one."""
     env = {"EPOCHS": "1"} if form == "epochs" else {}

@@ -8,7 +8,7 @@ import torch
 from elastrain_audit.judge import verify
 
 SCRIPT = Path(__file__).parent / "train_options.py"
-EPOCHS = 6
+EPOCHS = 4
 
 
 def start(world, sampler: str, *ranks: str) -> None:
@@ -18,7 +18,6 @@ def start(world, sampler: str, *ranks: str) -> None:
     world.ready(*ranks)
 
 
-@pytest.mark.timeout(300)  # four processes that import torch, on a busy machine
 @pytest.mark.parametrize(
     ("sampler", "samples"),
     [("buckets", 203), ("weighted", 150)],

@@ -41,8 +41,8 @@ def apart(one: dict, other: dict, *, atol: float) -> str:
     ("mode", "point"),
     [
         ("gan", 2),
-        ("epochs_on_a_rollout", 3),
-        ("lbfgs", 4),
+        pytest.param("epochs_on_a_rollout", 3, marks=pytest.mark.nightly),
+        pytest.param("lbfgs", 4, marks=pytest.mark.nightly),
         pytest.param("gan", 1, marks=pytest.mark.nightly),
         pytest.param("gan", 3, marks=pytest.mark.nightly),
         pytest.param("accumulate", 1, marks=pytest.mark.nightly),

@@ -71,7 +71,7 @@ def train_to_a_checkpoint(job, volume: Path, spec: CheckpointSpec, *workers: str
         pytest.param("x", 2, id="fewer groups", marks=pytest.mark.nightly),
         pytest.param("xyz", 2, id="more groups", marks=pytest.mark.nightly),
         pytest.param("x", 3, id="three shards", marks=pytest.mark.nightly),
-        pytest.param("x", 1, id="whole models"),
+        pytest.param("x", 1, id="whole models", marks=pytest.mark.nightly),
     ],
 )
 def test_job_resumes_with_other_groups_and_shards_if_all_processes_are_killed(
@@ -161,6 +161,7 @@ def test_a_checkpoint_of_which_a_writer_died_is_never_taken_and_the_next_one_is_
     assert resumed(job, "x", "y")
 
 
+@pytest.mark.nightly
 def test_status_tells_of_a_full_disk_on_any_rank_and_the_next_save_is_complete(job, volume, spec) -> None:
     train_to_a_checkpoint(job, volume, spec, "a", "b")
     leader = job.generation().members[0].worker
@@ -205,7 +206,7 @@ def test_job_resumes_from_any_nodes_memory_if_all_processes_are_killed(job, volu
 
 
 # -- one copy of the model over all ranks ------------------------------------------------------------------------------
-@pytest.mark.parametrize("workers", ["x", pytest.param("xy", marks=pytest.mark.nightly), "xyz"])
+@pytest.mark.parametrize("workers", ["xyz", *(pytest.param(w, marks=pytest.mark.nightly) for w in ("x", "xy"))])
 def test_job_of_one_copy_resumes_with_any_number_of_ranks_if_all_processes_are_killed(
     one_copy, volume, spec, workers
 ) -> None:
@@ -241,6 +242,7 @@ def test_a_checkpoint_of_one_copy_is_read_by_plain_torch_and_by_a_job_of_whole_m
     assert resumed(job, "x")
 
 
+@pytest.mark.nightly
 def test_training_goes_on_from_the_checkpoint_if_two_neighbours_are_lost_at_once(one_copy, volume, spec) -> None:
     job = one_copy
     saved = train_to_a_checkpoint(job, volume, spec, "a", "b", "c")
@@ -253,6 +255,7 @@ def test_training_goes_on_from_the_checkpoint_if_two_neighbours_are_lost_at_once
     assert job.redone() <= EVERY + job.max_redone_steps
 
 
+@pytest.mark.nightly
 def test_job_of_one_copy_resumes_from_the_memory_of_its_nodes_if_they_come_in_another_order(one_copy, volume) -> None:
     job, spec = one_copy, CheckpointSpec(path=str(volume), every_steps=1000, memory=Interval(every_steps=2))
     job.want(2, min=2)

@@ -51,6 +51,7 @@ def test_groups_evaluate_and_add_micro_batches_up_if_a_rank_dies_in_either(job) 
     job.verdict()
 
 
+@pytest.mark.nightly
 def test_ranks_of_one_copy_evaluate_and_add_micro_batches_up_while_their_number_changes(one_copy) -> None:
     job, options = one_copy, {"EVALUATE": str(EVERY), "MICRO": "2"}
     job.want(2)

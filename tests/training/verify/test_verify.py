@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from bugs import applied, read_all
+from elastrain_verify.command import execute
+from warm import Forks
 
 ROOT = Path(__file__).parents[3]
 SECONDS = 600.0
@@ -65,7 +67,15 @@ def test_script_is_safe_if_all_ranks_end_each_step_with_the_reference_state(tmp_
     assert (answer["exit"], answer["verdict"], answer["steps"], answer["runs"]) == (0, "safe", 8, ["workers-2"])
 
 
-def test_value_kept_on_one_rank_is_named_with_entry_step_and_kind(tmp_path: Path) -> None:
+@pytest.fixture
+def environment() -> dict[str, str]:
+    return {**os.environ, "COLUMNS": "200"}
+
+
+def test_value_kept_on_one_rank_is_named_with_entry_step_and_kind(
+    elastrain, warm_agents, monkeypatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(execute, "subprocess", Forks(warm_agents))
     script = written(
         tmp_path,
         """
@@ -77,7 +87,8 @@ def test_value_kept_on_one_rank_is_named_with_entry_step_and_kind(tmp_path: Path
             seen = seen + a.mean().item() if job.committed else seen
         """,
     )
-    answer = verify(script, "--only", "workers-2", "--steps", "6")
+    done = elastrain("verify", script, "--json", "--only", "workers-2", "--steps", "6")
+    answer = {**json.loads(done.stdout), "exit": done.exit_code}
     assert (answer["exit"], answer["run"], answer["step"], answer["entry"]) == (1, "workers-2", 2, "job.loss")
     assert answer["kind"] == "one rank"
 
