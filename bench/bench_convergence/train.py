@@ -16,8 +16,8 @@ from torch.utils.data import Dataset
 
 import elastrain
 from bench_convergence.names import ENV, Case
-from elastrain.elastic import batching
 from elastrain.sizing.speedup import Batches
+from elastrain_batches import chosen
 
 CHANGE_STEPS = 50
 """Steps from one change of the batch to the next, in place of 30 s."""
@@ -72,8 +72,8 @@ class ByNoise:
 
 def main() -> None:
     case = Case.model_validate_json(os.environ[ENV])
-    batching.CHANGE_SECONDS, batching.REVIEW_SECONDS = 0, 0  # a short run
-    vars(batching)["choose"] = ByNoise()
+    chosen.CHANGE_SECONDS, chosen.REVIEW_SECONDS = 0, 0  # a short run
+    vars(chosen)["choose"] = ByNoise()
     torch.set_num_threads(1)
     torch.manual_seed(case.seed)
     task = {"digits": digits, "language": language}[case.task](case.rate, case.samples)

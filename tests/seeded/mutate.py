@@ -31,6 +31,8 @@ DECISIONS: dict[str, tuple[str, ...]] = {
     "operator/elastrain_operator/job/plan.py": ("tests/unit/operator", "tests/sim"),
     "operator/elastrain_operator/allocation": ("tests/unit/operator",),
     "trainer/elastrain/sizing": ("tests/unit/sizing", "tests/unit/operator"),
+    "trainer/elastrain_batches/goodput.py": ("tests/unit/sizing",),
+    "trainer/elastrain_batches/noise.py": ("tests/unit/sizing",),
 }
 """Files or folders of pure decisions, and the tests that have to find a mutant there, from the cheapest on."""
 

@@ -16,7 +16,6 @@ from torch.utils.data import TensorDataset
 from elastrain.api.settings import BatchSettings, CheckpointSpec, LearningRate
 from elastrain.data.order import Order
 from elastrain.data.share import Place
-from elastrain.elastic.batching import ChosenBatch
 from elastrain.elastic.commit import control
 from elastrain.elastic.commit.control import Summed
 from elastrain.elastic.commit.decide import Known
@@ -25,6 +24,7 @@ from elastrain.elastic.strategies.choice import strategy_for
 from elastrain.elastic.strategies.strategy import ElasticModule
 from elastrain.sizing import noise
 from elastrain_audit.judge import verify
+from elastrain_batches.chosen import ChosenBatch
 
 SCRIPT = Path(__file__).with_name("train_batch.py")
 EPOCHS = 12

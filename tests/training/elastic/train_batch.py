@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import elastrain
-from elastrain.elastic import batching
+from elastrain_batches import chosen
 
 out, epochs, delay = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
 torch.set_num_threads(1)
@@ -23,8 +23,8 @@ torch.manual_seed(0)
 generator = torch.Generator().manual_seed(1)
 inputs = torch.randn(203, 6, dtype=torch.float64, generator=generator)
 labels = (inputs[:, :3] + 0.5 * torch.randn(203, 3, dtype=torch.float64, generator=generator)).argmax(1)
-batching.CHANGE_SECONDS = batching.REVIEW_SECONDS = 0
-batching.MEASURE_EVERY = 1
+chosen.CHANGE_SECONDS = chosen.REVIEW_SECONDS = 0
+chosen.MEASURE_EVERY = 1
 if "FACTORS" in os.environ:
     factors, calls = [int(f) for f in os.environ["FACTORS"].split(",")], itertools.count()
 
@@ -33,7 +33,7 @@ if "FACTORS" in os.environ:
         at = factors.index(factor) if factor in factors else -1
         return factor if next(calls) % 3 else factors[(at + 1) % len(factors)]
 
-    batching.choose = choose
+    chosen.choose = choose
 
 with elastrain.join() as job:
     model = job.wrap(nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3)).double())

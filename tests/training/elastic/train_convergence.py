@@ -13,11 +13,11 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import elastrain
-from elastrain.elastic import batching
 from elastrain.sizing.speedup import Batches
+from elastrain_batches import chosen
 
 out, epochs = Path(sys.argv[1]), int(sys.argv[2])
-batching.CHANGE_SECONDS, batching.REVIEW_SECONDS = 0, 0  # a short run
+chosen.CHANGE_SECONDS, chosen.REVIEW_SECONDS = 0, 0  # a short run
 until, seed = float(os.environ["UNTIL"]), int(os.environ["SEED"])
 torch.set_num_threads(1)
 torch.manual_seed(seed)
@@ -29,7 +29,7 @@ def choose(*, factor: int, batches: Batches, **_: object) -> int:
     return max(min(2 * factor, most), 1)
 
 
-batching.choose = choose
+chosen.choose = choose
 
 
 def digits() -> tuple[TensorDataset, nn.Module, torch.optim.Optimizer]:

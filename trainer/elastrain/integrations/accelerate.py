@@ -34,13 +34,12 @@ from torch.utils.data import DataLoader
 
 from elastrain.api import names
 from elastrain.data.loader import ElasticLoader
-from elastrain.elastic.batching import refuse_chosen_batch
 from elastrain.elastic.contract import Call
 from elastrain.elastic.job import Job
 from elastrain.elastic.strategies.strategy import ElasticModule
 from elastrain.integrations.launcher import single_process
 from elastrain.integrations.own_loop import HasOwnLoop
-from elastrain.integrations.refusals import Refusal, refuse
+from elastrain.integrations.refusals import Refusal, refuse, refuse_chosen_batch
 from elastrain.integrations.training_data import in_order_of
 
 _DEVICE = "ACCELERATE_TORCH_DEVICE"

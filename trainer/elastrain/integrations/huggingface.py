@@ -27,10 +27,9 @@ from transformers.trainer_utils import TrainOutput
 
 from elastrain.api import names
 from elastrain.data.loader import ElasticLoader
-from elastrain.elastic.batching import refuse_chosen_batch
 from elastrain.elastic.job import Job
 from elastrain.integrations.launcher import single_process
-from elastrain.integrations.refusals import Refusal, refuse, word
+from elastrain.integrations.refusals import Refusal, refuse, refuse_chosen_batch, word
 
 _REFUSALS = (
     Refusal(

@@ -28,12 +28,12 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from elastrain.data.loader import ElasticLoader
 from elastrain.data.rng import Kept
-from elastrain.elastic.batching import refuse_chosen_batch
 from elastrain.elastic.contract import Call
 from elastrain.elastic.job import Job
 from elastrain.integrations.lightning import RankOfJob
 from elastrain.integrations.lightning_options import check, total_steps
 from elastrain.integrations.own_loop import HasOwnLoop
+from elastrain.integrations.refusals import refuse_chosen_batch
 from elastrain.integrations.training_data import in_order_of
 
 _END = object()

@@ -42,3 +42,9 @@ def refuse(values: Mapping[str, Any], refusals: Iterable[Refusal], also: Iterabl
 def word(value: Any) -> str:
     """The text of an option's value, which may be an enumeration member."""
     return str(getattr(value, "value", value)).lower()
+
+
+def refuse_chosen_batch(job: Any, adapter: str) -> None:
+    """Raises ``ValueError`` if ``job`` has ``spec.batch``: ``adapter`` counts one batch of the script for each step."""
+    if job.chooses_batch:
+        raise ValueError(f"{adapter}: not with spec.batch: call job.steps() in the script itself, or remove spec.batch")

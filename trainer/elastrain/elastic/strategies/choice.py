@@ -14,18 +14,15 @@ from elastrain.elastic.group.report import Reporter
 from elastrain.elastic.group.shell import Session
 from elastrain.elastic.group.world import World
 from elastrain.elastic.reshard.first import first_placement
-from elastrain.elastic.small_gradient import SmallGradient
 from elastrain.elastic.state.capture import Stateful
 from elastrain.elastic.strategies.bitwise import Bitwise, make_deterministic
 from elastrain.elastic.strategies.fully_sharded import FullySharded
 from elastrain.elastic.strategies.replicated import Replicated
 from elastrain.elastic.strategies.sharded import Sharded
-from elastrain.elastic.strategies.strategy import Strategy
+from elastrain.elastic.strategies.strategy import Measure, Strategy
 
 
-def strategy_for(
-    numerics: Literal["exact", "bitwise"], session: Session, small: SmallGradient | None = None
-) -> Strategy:
+def strategy_for(numerics: Literal["exact", "bitwise"], session: Session, small: Measure | None = None) -> Strategy:
     """The strategy for the job's settings. ``small``: as of :class:`Replicated`.
 
     Raises ``ValueError`` for what does not fit.

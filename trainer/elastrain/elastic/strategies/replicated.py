@@ -34,12 +34,11 @@ from elastrain.elastic import torch_private, torch_probes
 from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.comm.group import DdpGroup, sum_sparse
 from elastrain.elastic.comm.transport import completed
-from elastrain.elastic.small_gradient import SmallGradient
 from elastrain.elastic.state import digest
 from elastrain.elastic.strategies import batchnorm
 from elastrain.elastic.strategies.after_backward import AfterBackward
 from elastrain.elastic.strategies.learner import Learner
-from elastrain.elastic.strategies.strategy import ElasticModule
+from elastrain.elastic.strategies.strategy import ElasticModule, Measure
 from elastrain.elastic.strategies.unsupported import refuse_sharded
 
 _DDP_OPTIONS = inspect.signature(DistributedDataParallel.__init__).parameters
@@ -72,7 +71,7 @@ class Replicated:
     loss: float | None = None
     needs: tuple[torch_probes.Need, ...] = (*torch_probes.EVERY_JOB, *torch_probes.REPLICATED)
 
-    def __init__(self, small: SmallGradient | None = None) -> None:
+    def __init__(self, small: Measure | None = None) -> None:
         """``small``: with ``spec.batch``: what the steps measure of the gradients' noise."""
         self._small = small
         self._models: list[ReplicatedModule] = []
@@ -168,7 +167,7 @@ class ReplicatedModule(ElasticModule):
     train with frozen statistics), otherwise (evaluation) through the model itself.
     """
 
-    def __init__(self, module: nn.Module, small: SmallGradient | None = None, **ddp_options: Any) -> None:
+    def __init__(self, module: nn.Module, small: Measure | None = None, **ddp_options: Any) -> None:
         super().__init__(module)
         self._options = ddp_options
         first = next(p for p in module.parameters() if p.requires_grad)

@@ -5,7 +5,7 @@ A strategy wraps a model in its own :class:`ElasticModule`; the loop and the cha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -21,6 +21,19 @@ from elastrain.elastic.torch_probes import Need
 
 if TYPE_CHECKING:
     from elastrain.elastic.strategies.learner import Learner
+
+
+class Measure(Protocol):
+    """Takes gradients of single micro-batches before they are summed over the ranks."""
+
+    open: bool
+    """Whether gradients are to be added."""
+
+    def add(self, gradients: Iterable[torch.Tensor]) -> None:
+        """Add gradients."""
+
+    def close(self) -> None:
+        """What follows belongs to other micro-batches."""
 
 
 class ElasticModule(nn.Module):

@@ -1,4 +1,4 @@
-"""Squared lengths of small batches' gradients, for the noise scale (:mod:`elastrain.sizing.noise`)."""
+"""Squared lengths of small batches' gradients, for the noise scale (:mod:`elastrain_batches.noise`)."""
 
 from __future__ import annotations
 
