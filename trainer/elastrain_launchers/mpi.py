@@ -32,7 +32,8 @@ from elastrain.api.keys import JobKeys
 from elastrain.api.records import Generation
 from elastrain.etcd import EtcdClient, EtcdConfig
 from elastrain.tether import tethered
-from elastrain_launchers.restart import Keeper, World, command_of
+from elastrain_launchers.keeper import command_of
+from elastrain_launchers.restart import Restarted, World
 
 ENV_DIRECTORY = "ELASTRAIN_MPI_DIR"
 _ENV_NODES = "ELASTRAIN_MPI_NODES"
@@ -206,7 +207,7 @@ def main() -> int:
     command = command_of(arguments, "mpi")
     slots = int(os.environ.get("ELASTRAIN_MPI_SLOTS") or "1")
     with tempfile.TemporaryDirectory(prefix="elastrain-mpi-") as directory:
-        return Keeper(start_of(command, Path(directory), slots)).keep(os.environ)
+        return Restarted(start_of(command, Path(directory), slots)).keep(os.environ)
 
 
 if __name__ == "__main__":

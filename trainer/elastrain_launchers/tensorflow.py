@@ -12,7 +12,8 @@ import json
 import os
 import sys
 
-from elastrain_launchers.restart import Keeper, World, command_of
+from elastrain_launchers.keeper import command_of
+from elastrain_launchers.restart import Restarted, World
 
 
 def of_tensorflow(world: World) -> dict[str, str]:
@@ -27,7 +28,7 @@ def of_tensorflow(world: World) -> dict[str, str]:
 def main() -> int:
     """Run CMD with ``TF_CONFIG`` for each generation; returns the exit code."""
     command = command_of(sys.argv[1:], "tensorflow")
-    return Keeper(lambda world: (command, of_tensorflow(world))).keep(os.environ)
+    return Restarted(lambda world: (command, of_tensorflow(world))).keep(os.environ)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import pytest
 
 from elastrain.api import messages as m
 from elastrain.api.records import Generation
-from elastrain_launchers import mpi, restart, tensorflow
+from elastrain_launchers import keeper, mpi, restart, tensorflow
 from scripted_agent import ScriptedAgent, formed
 
 PROGRAM = """
@@ -108,7 +108,7 @@ def test_the_program_is_ended_if_the_worker_is_to_leave(agent):
 
 def test_the_remedy_is_named_if_there_is_no_agent():
     with pytest.raises(RuntimeError, match="elastrain run job"):
-        restart.Keeper(lambda world: (["true"], {})).keep({})
+        restart.Restarted(lambda world: (["true"], {})).keep({})
 
 
 # ---- what programs are told ------------------------------------------------------------------------------------------
@@ -135,7 +135,7 @@ NODE = "127.0.0.2"  # this machine, but for Open MPI another one than 127.0.0.1
 @pytest.fixture
 def node(tmp_path):
     """A node in a separate process; yields its port."""
-    port = restart.free_port(NODE)
+    port = keeper.free_port(NODE)
     code = f"import sys; from elastrain_launchers.mpi import serve; sys.exit(serve('{NODE}:{port}', 'secret'))"
     process = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path)
     yield port, process

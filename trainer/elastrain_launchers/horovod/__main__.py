@@ -7,7 +7,7 @@ import sys
 
 from elastrain.api import names
 from elastrain_launchers.horovod.node import Node
-from elastrain_launchers.restart import command_of
+from elastrain_launchers.keeper import command_of
 
 
 def main() -> int:

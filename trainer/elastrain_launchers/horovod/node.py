@@ -10,27 +10,26 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import queue
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import structlog
 
 from elastrain.agent.core.restart import may_restart
 from elastrain.agent.process.supervisor import split_exit_code
-from elastrain.api.messages import Abort, Adopted, AgentMessage, Exit, Finished, Proposed, Ready
+from elastrain.api.messages import Abort, Adopted, Finished, Proposed
 from elastrain.api.records import Generation
 from elastrain.etcd import EtcdClient
-from elastrain.link import AgentLink
 from elastrain.tether import tethered
 from elastrain_launchers.horovod.channel import token_key
 from elastrain_launchers.horovod.programs import Programs
-from elastrain_launchers.restart import BLAME_SECONDS, end, leave, link_to_agent
+from elastrain_launchers.keeper import Keeper, end
 
 log = structlog.get_logger(__name__)
 
@@ -55,13 +54,13 @@ class _Done:
     """The launcher reports that training is complete."""
 
 
-class Node:
-    """Runs in the main thread. Everything that happens arrives in one queue."""
+class Node(Keeper):
+    """Keeps the Horovod processes of a worker, and the launcher of the first one."""
 
     def __init__(self, command: Sequence[str], slots: int, launcher: Sequence[str] = LAUNCHER) -> None:
         """``command``: of a Horovod process. ``slots``: processes of this worker. ``launcher``: its command."""
+        super().__init__()
         self._command, self._slots, self._launcher_command = command, slots, launcher
-        self._inbox: queue.SimpleQueue[AgentMessage | _Ended | _Done | Exception | None] = queue.SimpleQueue()
         self._generation: Generation | None = None
         """The newest one that was proposed."""
         self._adopted = 0
@@ -70,8 +69,6 @@ class Node:
         """When processes of this worker failed."""
         self._lost_at = float("-inf")
         """When a peer was last reported lost."""
-        self._blamed: tuple[int, float] | None = None
-        """The exit code of a failure that nothing explains yet, and its time."""
 
     def keep(self, environ: Mapping[str, str]) -> int:
         """Run until training is complete, a process has failed for good, or the worker leaves; returns the exit code.
@@ -84,9 +81,13 @@ class Node:
                 f"nprocPerNode: {ranks}: a worker has one Horovod node. Set nprocPerNode to 1, and for {ranks} "
                 f"processes in each worker ELASTRAIN_HOROVOD_SLOTS={ranks}."
             )
-        link = link_to_agent(environ, self._inbox.put)
-        if ":" in link.welcome.address:
-            raise RuntimeError(f"the worker's address is {link.welcome.address}: Horovod's rendezvous knows IPv4 only")
+        return super().keep(environ)
+
+    @contextlib.contextmanager
+    def opened(self, environ: Mapping[str, str]) -> Iterator[int]:
+        address = self.link.welcome.address
+        if ":" in address:
+            raise RuntimeError(f"the worker's address is {address}: Horovod's rendezvous knows IPv4 only")
         with EtcdClient.from_environment(environ) as etcd:
 
             def token_of(launcher: str) -> str:
@@ -96,48 +97,33 @@ class Node:
             self._programs = Programs(
                 self._command,
                 self._slots,
-                link.welcome.address,
+                address,
                 token_of=token_of,
-                on_end=lambda code, by_itself: self._inbox.put(_Ended(code, by_itself)),
-                on_done=lambda: self._inbox.put(_Done()),
+                on_end=lambda code, by_itself: self.inbox.put(_Ended(code, by_itself)),
+                on_done=lambda: self.inbox.put(_Done()),
             )
-            link.start()
-            link.send(Ready(store_port=self._programs.port))
-            try:
-                return self._follow(link, link.welcome.lease_ttl + BLAME_SECONDS)
-            finally:
-                self._stop()
-                self._programs.close()
-                link.close()
+            with contextlib.closing(self._programs):
+                yield self._programs.port
 
     # ---- what happens ------------------------------------------------------------------------------------------------
-    def _follow(self, link: AgentLink, patience: float) -> int:
-        while True:
-            try:
-                wait = None if self._blamed is None else max(0.0, self._blamed[1] + patience - time.monotonic())
-                message = self._inbox.get(timeout=wait)
-            except queue.Empty:
-                assert self._blamed is not None
-                return self._blamed[0]
-            match message:
-                case Proposed(generation=generation) if self._generation is None or (
-                    generation.number > self._generation.number
-                ):
-                    self._enter(generation, link)
-                case Abort(generation=number) if self._generation is not None and number == self._generation.number:
-                    self._note_loss(message.reason)
-                    if self._generation.size == 1:
-                        self._stop()  # cut off from etcd, it may not go on: another generation may form without it
-                case _Ended() if message.launcher is None or message.launcher is self._launcher:
-                    if (code := self._ended(message, patience, link)) is not None:
-                        return code
-                case _Done():
-                    link.send(Finished(step=0))
-                    return 0
-                case Exit() | Exception() | None:
-                    return leave(message, link, self._stop)
+    def handle(self, message: Any) -> int | None:
+        match message:
+            case Proposed(generation=generation) if self._generation is None or (
+                generation.number > self._generation.number
+            ):
+                self._enter(generation)
+            case Abort(generation=number) if self._generation is not None and number == self._generation.number:
+                self._note_loss(message.reason)
+                if self._generation.size == 1:
+                    self.stop()  # cut off from etcd, it may not go on: another generation may form without it
+            case _Ended() if message.launcher is None or message.launcher is self._launcher:
+                return self._ended(message)
+            case _Done():
+                self.link.send(Finished(step=0))
+                return 0
+        return None
 
-    def _enter(self, generation: Generation, link: AgentLink) -> None:
+    def _enter(self, generation: Generation) -> None:
         if generation.roster is not None:
             raise RuntimeError(
                 f"a generation of {generation.size} workers: Horovod's launcher supports 64. Lower maxReplicas, "
@@ -147,39 +133,39 @@ class Node:
             self._note_loss(generation.why)
         first = generation.first.id if generation.first else ""
         if self._programs.launcher not in ("", first):
-            self._stop()
+            self.stop()
         self._generation = generation
-        if generation.member(link.welcome.member) is not None:
+        if generation.member(self.link.welcome.member) is not None:
             if self._programs.launcher != first:
                 self._programs.obey(first)
-            if first == link.welcome.member:
-                self._lead(generation, link.welcome.member)
-        self._adopt(link)
+            if first == self.link.welcome.member:
+                self._lead(generation, self.link.welcome.member)
+        self._adopt()
 
-    def _adopt(self, link: AgentLink) -> None:
+    def _adopt(self) -> None:
         """Adopt the newest generation. A node that is not in it first waits for its processes: the launcher removes
         them at the others' next commit. The agent bounds this wait by its drain timeout."""
         generation = self._generation
         if generation is None or generation.number == self._adopted:
             return
-        if generation.member(link.welcome.member) is None:
+        if generation.member(self.link.welcome.member) is None:
             self._programs.pause(True)
             if not self._programs.idle:
                 return
-            self._stop()
+            self.stop()
         self._adopted = generation.number
-        link.send(Adopted(generation=self._adopted, step=0))
+        self.link.send(Adopted(generation=self._adopted, step=0))
 
-    def _ended(self, ended: _Ended, patience: float, link: AgentLink) -> int | None:
+    def _ended(self, ended: _Ended) -> int | None:
         """React to the end of a process; returns the node's exit code if it must end."""
         if ended.launcher is not None:
             self._launcher = None
             if ended.exit_code == 0:
-                link.send(Finished(step=0))
+                self.link.send(Finished(step=0))
                 return 0
         generation = self._generation
-        if generation is None or generation.member(link.welcome.member) is None:
-            self._adopt(link)
+        if generation is None or generation.member(self.link.welcome.member) is None:
+            self._adopt()
             return None  # removed from Horovod's world, which ends a process by SIGABRT
         code, signum = split_exit_code(ended.exit_code)
         if code == signum == 0 or not ended.by_itself:
@@ -189,32 +175,32 @@ class Node:
         if not may_restart(self._deaths, now):
             return code or 128 + signum
         self._deaths.append(now)
-        if code and now - self._lost_at > patience:
+        if code and now - self._lost_at > self.patience:
             if generation.size == 1:
                 return code  # there is no peer whose loss could explain it
-            self._blamed = self._blamed or (code, now)
+            self.blamed = self.blamed or (code, now)
             self._programs.pause(True)
-        elif self._blamed is None:
-            self._revive(link)
+        elif self.blamed is None:
+            self._revive()
         return None
 
     # ---- reactions ---------------------------------------------------------------------------------------------------
     def _note_loss(self, why: str) -> None:
         """A peer is lost, which explains failures of the last and the next seconds."""
         log.info("a peer is lost", why=why)
-        self._lost_at, self._blamed = time.monotonic(), None
+        self._lost_at, self.blamed = time.monotonic(), None
         self._programs.pause(False)
 
-    def _revive(self, link: AgentLink) -> None:
+    def _revive(self) -> None:
         """Start the launcher again if this node leads and has none. It asks for the processes by itself."""
-        generation, me = self._generation, link.welcome.member
+        generation, me = self._generation, self.link.welcome.member
         if generation is not None and generation.first is not None and generation.first.id == me:
             self._lead(generation, me)
 
     def _lead(self, generation: Generation, me: str) -> None:
         """Run the launcher, and give it the members."""
         if self._launcher is None:
-            if self._blamed is not None:
+            if self.blamed is not None:
                 return  # its failure is not explained yet
             log.info("starting Horovod's launcher", generation=generation.number)
             own = [*self._launcher_command, me, str(self._slots)]
@@ -230,11 +216,11 @@ class Node:
             self._launcher.stdin.flush()
 
     def _await(self, launcher: subprocess.Popen[bytes]) -> None:
-        self._inbox.put(_Ended(launcher.wait(), launcher=launcher))
+        self.inbox.put(_Ended(launcher.wait(), launcher=launcher))
 
-    def _stop(self) -> None:
+    def stop(self) -> None:
         """End the launcher and all processes of this worker."""
-        launcher, self._launcher, self._blamed = self._launcher, None, None
+        launcher, self._launcher, self.blamed = self._launcher, None, None
         if launcher is not None:
             end(launcher)
         self._programs.stop()

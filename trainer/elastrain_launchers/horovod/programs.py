@@ -18,7 +18,7 @@ from elastrain import listening
 from elastrain.etcd.errors import EtcdError
 from elastrain.tether import tethered
 from elastrain_launchers.horovod.channel import Channel, Request, Signed
-from elastrain_launchers.restart import end
+from elastrain_launchers.keeper import end
 
 log = structlog.get_logger(__name__)
 
