@@ -22,8 +22,8 @@ from elastrain.elastic.commit.decide import Known
 from elastrain.elastic.commit.step import Step
 from elastrain.elastic.strategies.choice import strategy_for
 from elastrain.elastic.strategies.strategy import ElasticModule
-from elastrain.sizing import noise
 from elastrain_audit.judge import verify
+from elastrain_batches import noise
 from elastrain_batches.chosen import ChosenBatch
 
 SCRIPT = Path(__file__).with_name("train_batch.py")
