@@ -18,10 +18,10 @@ HOLDER = EntryRow(
     structure=5,
     layout=1,
     overlaps=True,
-    in_portions=True,
+    in_turns=True,
     script=Script(computes=True),
 )
-JOINER = EntryRow(ShardRef(FRESH, 1, 0), size=1, reached=0, told=7, layout=1, overlaps=True, in_portions=True)
+JOINER = EntryRow(ShardRef(FRESH, 1, 0), size=1, reached=0, told=7, layout=1, overlaps=True, in_turns=True)
 
 
 def at(step: int, calls: int = 0) -> EntryRow:
@@ -89,11 +89,11 @@ def test_every_rank_computes_its_part_of_the_first_step_if_not(table, receivers)
 
 
 @pytest.mark.parametrize(
-    ("table", "in_portions"),
+    ("table", "in_turns"),
     [
         ([HOLDER, HOLDER, JOINER], True),
-        ([HOLDER, replace(HOLDER, in_portions=False), JOINER], False),
-        ([HOLDER, HOLDER, replace(JOINER, in_portions=False)], False),
+        ([HOLDER, replace(HOLDER, in_turns=False), JOINER], False),
+        ([HOLDER, HOLDER, replace(JOINER, in_turns=False)], False),
         (
             [HOLDER, HOLDER, replace(JOINER, live=ShardRef(3, 1, 0))],
             False,
@@ -101,8 +101,8 @@ def test_every_rank_computes_its_part_of_the_first_step_if_not(table, receivers)
         ([replace(HOLDER, size=3), replace(HOLDER, size=3), JOINER], False),
     ],
 )
-def test_state_comes_in_portions_if_all_ranks_can_and_no_newer_state_is_lost(table, in_portions):
-    assert Entry.of(table).in_portions == in_portions
+def test_state_comes_in_several_turns_if_all_ranks_can_and_no_newer_state_is_lost(table, in_turns):
+    assert Entry.of(table).in_turns == in_turns
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ class Handover:
         """Whether this rank's state is not complete yet."""
         return self._receiver is not None
 
-    def permits_portions(self, *, holds: bool) -> bool:
+    def permits_turns(self, *, holds: bool) -> bool:
         """Whether the state can travel in several turns, as far as this rank can tell.
 
         Of a rank that ``holds`` it: it is large enough. Of a receiver: it can keep portions up to date.
@@ -60,14 +60,14 @@ class Handover:
         parts = portions.cut(self._tracked)
         return parts is not None and sum(p.nbytes for p in parts) >= portions.MIN_BYTES
 
-    def send(self, communicator: Communicator, to: Transfer, *, in_portions: bool) -> None:
+    def send(self, communicator: Communicator, to: Transfer, *, in_turns: bool) -> None:
         """Begin to send this rank's part of the state, as one of the sources of ``to``. Raises ``GenerationBroken``."""
         with communicator.guard(sends=True):
-            parts = portions.cut(self._tracked) if in_portions else None
-            assert parts is not None or not in_portions, "permits_portions() was true"
-            self._sender = StateSender(self._capture(gradients=not in_portions), communicator, to, parts)
+            parts = portions.cut(self._tracked) if in_turns else None
+            assert parts is not None or not in_turns, "permits_turns() was true"
+            self._sender = StateSender(self._capture(gradients=not in_turns), communicator, to, parts)
 
-    def receive(self, communicator: Communicator, by: Transfer, *, in_portions: bool, keep: bool) -> None:
+    def receive(self, communicator: Communicator, by: Transfer, *, in_turns: bool, keep: bool) -> None:
         """Receive the state, or begin to. ``keep``: this rank's own state must stay until the other is complete.
 
         Raises ``GenerationBroken``.
@@ -75,7 +75,7 @@ class Handover:
         mine = None if keep else self._without_gradients()
         self.partial_state = "" if keep else "the last workers that held it were lost while this one was receiving it"
         receiver = StateReceiver(mine, communicator, by)
-        if not in_portions:
+        if not in_turns:
             self._load(receiver.complete())
             self.partial_state = ""
             return
