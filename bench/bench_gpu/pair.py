@@ -21,8 +21,8 @@ import torch.distributed as dist
 from bench_gpu.report import ENV_DRY, Figures, NotPossible
 from elastrain.elastic.comm import nccl
 from elastrain.elastic.comm.header import Label
-from elastrain.elastic.comm.mates import Mates
 from elastrain.elastic.comm.transport import wait_for
+from elastrain.elastic.comm.watchdog import Mates
 
 CYCLES = 20
 LEAKED_MIB, LEAKED = 64.0, 10

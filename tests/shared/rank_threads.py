@@ -15,11 +15,11 @@ from typing import Any, BinaryIO
 
 from bench_harness import played_ranks
 from elastrain.api import heartbeat, names
+from elastrain.elastic.assemble import strategy_for
 from elastrain.elastic.batching import batch_of
 from elastrain.elastic.group.heartbeat import Heartbeat
 from elastrain.elastic.group.shell import Session
 from elastrain.elastic.job import Job
-from elastrain.elastic.strategies.choice import strategy_for
 
 Script = Callable[[Job], Any]
 

@@ -23,10 +23,10 @@ from elastrain.api import heartbeat
 from elastrain.api import messages as m
 from elastrain.api.settings import RankSettings
 from elastrain.data.audit import AuditLog
+from elastrain.elastic.assemble import strategy_for
 from elastrain.elastic.group.heartbeat import Heartbeat
 from elastrain.elastic.group.shell import Session
 from elastrain.elastic.job import Job
-from elastrain.elastic.strategies.choice import strategy_for
 
 KILLED = -9
 _NUMBERS = itertools.count(1 << 20)

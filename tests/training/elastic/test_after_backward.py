@@ -8,7 +8,7 @@ from elastrain.data.order import Order
 from elastrain.elastic.commit import control
 from elastrain.elastic.commit.vote import Vote, cast
 from elastrain.elastic.state.kept import KeptGradients
-from elastrain.elastic.strategies import after_backward
+from elastrain.elastic.strategies import buckets
 from elastrain.elastic.strategies.replicated import Replicated
 
 INPUTS = torch.randn(7, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -108,7 +108,8 @@ def test_the_mean_is_over_all_samples_if_one_rank_has_reached_a_parameter_and_an
 
 
 def test_gradients_are_the_same_if_they_travel_in_several_buckets(connect, each, monkeypatch) -> None:
-    monkeypatch.setattr(after_backward, "BUCKET_BYTES", 1)
+    monkeypatch.setattr(buckets, "FIRST_BYTES", 1)
+    monkeypatch.setattr(buckets, "BUCKET_BYTES", 1)
 
     def on(rank):
         rank.backward(of_both(rank))
@@ -126,10 +127,8 @@ def test_error_names_the_remedy_if_a_loss_reaches_no_model(connect) -> None:
 
 
 def test_error_names_the_argument_if_several_models_exclude_it() -> None:
-    way = Replicated()
-    way.wrap(nn.Linear(2, 2), {"mixed_precision": object()})
     with pytest.raises(ValueError, match=r"job\.wrap\(mixed_precision=…\): belongs to DDP"):
-        way.wrap(nn.Linear(2, 2), {})
+        Replicated().wrap(nn.Linear(2, 2), {"mixed_precision": object()})
     way = Replicated()
     way.wrap(nn.Linear(2, 2), {"find_unused_parameters": True})
     way.wrap(nn.Linear(2, 2), {"bucket_cap_mb": 5})

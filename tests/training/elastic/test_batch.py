@@ -16,11 +16,11 @@ from torch.utils.data import TensorDataset
 from elastrain.api.settings import BatchSettings, CheckpointSpec, LearningRate
 from elastrain.data.order import Order
 from elastrain.data.share import Place
+from elastrain.elastic.assemble import strategy_for
 from elastrain.elastic.commit import control
 from elastrain.elastic.commit.control import Summed
 from elastrain.elastic.commit.decide import Known
 from elastrain.elastic.commit.step import Step
-from elastrain.elastic.strategies.choice import strategy_for
 from elastrain.elastic.strategies.strategy import ElasticModule
 from elastrain_audit.judge import verify
 from elastrain_batches import noise

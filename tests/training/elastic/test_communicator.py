@@ -4,7 +4,6 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,8 +13,8 @@ from elastrain.api.records import Generation, GenerationMember
 from elastrain.elastic.comm.channel import Channels
 from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
 from elastrain.elastic.comm.exchange import Meeting
-from elastrain.elastic.comm.group import DdpGroup, sum_sparse
 from elastrain.elastic.comm.header import Kind, Label
+from elastrain.elastic.strategies.replicated import sum_sparse
 
 
 def test_every_rank_gets_the_values_of_all(pair, each) -> None:
@@ -151,22 +150,6 @@ def test_forming_a_generation_ends_with_closed_connections_if_a_peer_is_lost(gen
         return broken.value.cause
 
     assert all(each(form, range(2)))
-
-
-def test_ddps_own_collectives_reach_all_ranks_and_change_nothing_if_the_generation_broke(pair, each) -> None:
-    groups = [DdpGroup(c) for c in pair]
-
-    def run(group: DdpGroup) -> tuple[list[int], list[int]]:
-        used, order = torch.tensor([1, group.rank()]), torch.tensor([7 + group.rank(), 3])
-        group.allreduce([used], None).wait()
-        group.broadcast([order], SimpleNamespace(rootRank=1)).wait()
-        return used.tolist(), order.tolist()
-
-    assert each(run, groups) == [([2, 1], [8, 3])] * 2
-    pair[0].abort("lost")
-    order = torch.tensor([7, 3])
-    groups[0].broadcast([order], SimpleNamespace(rootRank=1)).wait()
-    assert order.tolist() == [7, 3]
 
 
 def test_rows_of_sparse_gradients_reach_all_ranks_also_if_their_numbers_differ(connect, each) -> None:

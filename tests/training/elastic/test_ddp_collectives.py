@@ -1,4 +1,4 @@
-"""DDP's own collectives (the map of parameters in use, the order of the buckets) in a generation that breaks."""
+"""Options of DDP in a generation that breaks: unused parameters add a sum of their own."""
 
 import json
 import signal
@@ -72,7 +72,7 @@ class Branches(nn.Module):
 @pytest.mark.parametrize("end", [Communicator.abort, Communicator.call_off])
 @pytest.mark.parametrize("number", range(7))
 def test_nothing_raises_if_a_collective_fails_whichever_it_is(pair, each, options, end, number) -> None:
-    """Rank 1 ends before its sum ``number``, as many steps as the sums reach: bucket, map, order of the buckets …"""
+    """Rank 1 ends before its sum ``number``, as many steps as the sums reach: bucket, used parameters, bucket …"""
 
     def rank(c: Communicator) -> str | None:
         model = ReplicatedModule(Branches(), **options)
@@ -88,12 +88,14 @@ def test_nothing_raises_if_a_collective_fails_whichever_it_is(pair, each, option
 
             return counting
 
-        c.sum_bucket = counted(c.sum_bucket)
+        c.sum_together, c.sum_bucket = counted(c.sum_together), counted(c.sum_bucket)
         model.attach(c, keep=False)
         while c.over is None:
             model.zero_grad()
             loss = model(torch.ones(2, 3), both="static_graph" in options).sum()
+            model.begin_backward()
             loss.backward()
+            model.end_backward(c)
         return c.over
 
     assert all(each(rank, pair))

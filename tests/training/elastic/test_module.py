@@ -1,7 +1,5 @@
-"""DDP over exchangeable groups, with both ranks as threads of the test."""
+"""A replicated model in exchangeable generations, with both ranks as threads of the test."""
 
-import gc
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -37,17 +35,24 @@ def warmed_up(*, flipped: bool = False, **options: object) -> ReplicatedModule:
 def gradient(model: ReplicatedModule, scale: float) -> torch.Tensor:
     model.zero_grad()
     loss = model(torch.ones(2, 3)).sum() * scale
-    model.begin_backward()
-    loss.backward()
+    backward(model, loss)
     grad = model.module.early.weight.grad
     assert grad is not None
     return grad.clone()
 
 
-def test_gradients_are_summed_over_the_group_and_ddp_is_kept_if_the_buckets_are_the_same(pair, each) -> None:
+def backward(model: ReplicatedModule, loss: torch.Tensor) -> None:
+    """A backward with sums; a model that is not attached yet is alone."""
+    model.begin_backward()
+    loss.backward()
+    if model.communicator is not None:
+        model.end_backward(model.communicator)
+
+
+def test_gradients_are_summed_over_the_group_in_the_same_buckets_as_before(pair, each) -> None:
     models = [warmed_up(), warmed_up()]
     assert models[0].layout == models[1].layout != 0
-    wrapped = [m._ddp for m in models]
+    cut = [m.buckets for m in models]
     alone = gradient(warmed_up(), 1.0)
 
     def rank(c: Communicator) -> torch.Tensor:
@@ -56,12 +61,13 @@ def test_gradients_are_summed_over_the_group_and_ddp_is_kept_if_the_buckets_are_
 
     for summed in each(rank, pair):
         torch.testing.assert_close(summed, 3 * alone)
-    assert [m._ddp for m in models] == wrapped
+    assert [m.buckets for m in models] == cut
 
 
 @pytest.mark.parametrize(("options", "views"), [({}, True), ({"gradient_as_bucket_view": False}, False)])
-def test_gradients_are_views_of_the_buckets_by_default(options, views) -> None:
+def test_gradients_are_views_of_the_buckets_by_default(connect, options, views) -> None:
     model = warmed_up(**options)
+    model.attach(*connect(1), keep=True)
     gradient(model, 1.0)
     early, late = (layer.weight.grad.untyped_storage().data_ptr() for layer in (model.module.early, model.module.late))
     assert (early == late) == views
@@ -73,8 +79,7 @@ def test_micro_batches_add_up_in_views_for_both_ways_of_clearing_gradients(set_t
     alone = gradient(model, 1.0)
     for _ in range(2):  # the second time gradients are views from the start if they were not set to None
         model.zero_grad(set_to_none=set_to_none)
-        with model.without_sums():
-            model(torch.ones(2, 3)).sum().backward()
+        model(torch.ones(2, 3)).sum().backward()
         loss = model(torch.ones(2, 3)).sum()
         loss.backward()
         torch.testing.assert_close(model.module.early.weight.grad, 2 * alone)
@@ -97,7 +102,7 @@ def test_sparse_gradients_are_summed_like_any_others(pair, each) -> None:
         return model
 
     models = [made(), made()]
-    assert not any(m.layout or m.learner for m in models), "every rank wraps anew"
+    assert not any(m.learner for m in models)
 
     def rank(c: Communicator) -> list[torch.Tensor]:
         model = models[c.rank]
@@ -107,7 +112,7 @@ def test_sparse_gradients_are_summed_like_any_others(pair, each) -> None:
             loss = model(torch.tensor([2, 3 + c.rank])).sum()
             model.begin_backward()
             loss.backward()
-            model.check_reached()
+            model.end_backward(c)
         table = model.module.table.weight.grad
         return [table.to_dense(), model.module.out.weight.grad]
 
@@ -152,9 +157,8 @@ def test_the_same_step_can_be_repeated_after_a_group_broke(pair, connect, each) 
         torch.testing.assert_close(summed, 2 * alone)
 
 
-def test_no_generation_can_begin_with_the_buckets_if_ddp_has_collectives_of_its_own(pair, each) -> None:
+def test_gradients_are_summed_if_parameters_may_be_unused(pair, each) -> None:
     models = [warmed_up(find_unused_parameters=True) for _ in range(2)]
-    assert [m.layout for m in models] == [0, 0]
     alone = gradient(warmed_up(), 1.0)
 
     def rank(c: Communicator) -> list[torch.Tensor]:
@@ -165,7 +169,35 @@ def test_no_generation_can_begin_with_the_buckets_if_ddp_has_collectives_of_its_
         torch.testing.assert_close(summed, 2 * alone)
 
 
-def test_all_ranks_wrap_anew_if_gradients_came_in_another_order_on_one_rank(pair, each) -> None:
+def test_a_gradient_of_an_earlier_micro_batch_is_summed_if_the_last_one_does_not_reach_it(pair, each) -> None:
+    class Half(TwoTowers):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.early(x) if self.flipped else super().forward(x)
+
+    def rank(c: Communicator) -> list[torch.Tensor | None]:
+        model = ReplicatedModule(Half(), find_unused_parameters=True)
+        model.module.load_state_dict(state)
+        model.attach(c, keep=False)
+        for model.module.flipped in (False, True):
+            model.put_gradients_back()
+            loss = model(torch.ones(2, 3)).sum()
+            if model.module.flipped:
+                backward(model, loss)
+            else:
+                loss.backward()
+                model.put_gradients_aside()
+        return [p.grad for p in model.module.parameters()]
+
+    alone, state = Half(), Half().state_dict()
+    alone.load_state_dict(state)
+    for alone.flipped in (False, True):
+        alone(torch.ones(2, 3)).sum().backward()
+    for gradients in each(rank, pair):
+        for mine, p in zip(gradients, alone.parameters(), strict=True):
+            torch.testing.assert_close(mine, 2 * p.grad)
+
+
+def test_all_ranks_cut_their_buckets_alike_if_gradients_came_in_another_order_on_one_rank(pair, each) -> None:
     models = [warmed_up(), warmed_up(flipped=True)]
     assert models[0].layout != models[1].layout
     alone = gradient(warmed_up(), 1.0)
@@ -173,23 +205,14 @@ def test_all_ranks_wrap_anew_if_gradients_came_in_another_order_on_one_rank(pair
     def rank(c: Communicator) -> list[torch.Tensor]:
         model = models[c.rank]
         model.attach(c, keep=False)
-        return [gradient(model, 1.0) for _ in range(3)]  # DDP rebuilds its buckets in rank 0's order
+        return [gradient(model, 1.0) for _ in range(3)]
 
     for sums in each(rank, pair):
         for summed in sums:
             torch.testing.assert_close(summed, 2 * alone)
 
 
-@pytest.fixture
-def keeps_garbage() -> Iterator[None]:
-    """Objects in cycles live on, as they do until the next collection."""
-    gc.disable()
-    yield
-    gc.enable()
-
-
-@pytest.mark.usefixtures("keeps_garbage")
-def test_gradients_are_summed_once_if_the_former_ddp_still_expects_a_backward(pair, each) -> None:
+def test_gradients_are_summed_once_if_a_forward_before_has_had_no_backward(pair, each) -> None:
     models = [warmed_up(find_unused_parameters=True) for _ in range(2)]
     alone = gradient(warmed_up(), 1.0)
     for model in models:
@@ -198,15 +221,16 @@ def test_gradients_are_summed_once_if_the_former_ddp_still_expects_a_backward(pa
     def rank(c: Communicator) -> list[int]:
         model, sums = models[c.rank], []
         model.attach(c, keep=False)
-        sum_bucket = c.sum_bucket
+        sum_together, sum_bucket = c.sum_together, c.sum_bucket
+        c.sum_together = lambda *buffers, **options: sums.append(len(buffers)) or sum_together(*buffers, **options)
         c.sum_bucket = lambda *bucket: sums.append(1) or sum_bucket(*bucket)
         torch.testing.assert_close(gradient(model, 1.0), 2 * alone)
         return sums
 
-    assert each(rank, pair) == [[1, 1]] * 2, "gradients; the map of the parameters in use"
+    assert each(rank, pair) == [[1, 1]] * 2, "gradients; the parameters that any rank has reached"
 
 
-def test_a_model_may_return_any_output_that_ddp_accepts() -> None:
+def test_a_model_may_return_any_output() -> None:
     @dataclass
     class Output:
         logits: torch.Tensor
@@ -233,20 +257,7 @@ def test_error_names_the_remedy_if_the_loss_does_not_depend_on_the_model(pair) -
     model.begin_backward()
     loss.backward()
     with pytest.raises(RuntimeError, match="find_unused_parameters"):
-        model.check_reached()
-
-
-@pytest.mark.parametrize("mode", ["eval", "no_grad"])
-def test_evaluation_runs_through_the_model_itself(mode) -> None:
-    model = warmed_up()
-    hits: list[int] = []
-    model._ddp.register_forward_hook(lambda *_: hits.append(1))
-    if mode == "eval":
-        model.eval()(torch.ones(2, 3))
-    else:
-        with torch.no_grad():
-            model(torch.ones(2, 3))
-    assert not hits
+        model.end_backward(pair[0])
 
 
 @pytest.mark.parametrize("views", [True, False])
@@ -274,9 +285,8 @@ def test_a_learner_gets_the_gradients_of_the_others_and_computes_the_next_step(p
         torch.testing.assert_close(following, 3 * alone)
 
 
-@pytest.mark.parametrize("options", [{"static_graph": True}, {"find_unused_parameters": True}])
-def test_no_rank_is_a_learner_if_ddp_options_add_collectives(options) -> None:
-    assert ReplicatedModule(TwoTowers(), **options).learner is None
+def test_no_rank_is_a_learner_if_parameters_may_be_unused() -> None:
+    assert ReplicatedModule(TwoTowers(), find_unused_parameters=True).learner is None
 
 
 def test_no_rank_is_a_learner_if_layers_communicate() -> None:

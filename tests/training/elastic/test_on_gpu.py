@@ -14,9 +14,9 @@ from elastrain.data.order import Slice
 from elastrain.elastic.comm import backend, nccl
 from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.comm.header import Label
-from elastrain.elastic.comm.mates import Mates
 from elastrain.elastic.comm.peer import PeerLost
 from elastrain.elastic.comm.transport import wait_for
+from elastrain.elastic.comm.watchdog import Mates
 from elastrain.elastic.commit.vote import Vote, cast
 from elastrain.elastic.state.portions import Transfer
 from elastrain.elastic.state.receiver import StateReceiver
@@ -92,7 +92,7 @@ def test_gradients_of_a_model_on_a_device_are_summed(pair, each, device) -> None
         loss = model(torch.full((2, 64), float(c.rank + 1), device=device)).sum()
         model.begin_backward()
         loss.backward()
-        model.check_reached()
+        model.end_backward(c)
         assert cast(c, lambda: Vote(())).sums[0] == 2.0
         return net.weight.grad.cpu()
 

@@ -9,8 +9,8 @@ import torch.distributed as dist
 from torch import nn
 
 from elastrain.api.settings import RankSettings
-from elastrain.elastic.strategies.choice import strategy_for
-from elastrain.elastic.strategies.unsupported import refuse_sharded
+from elastrain.elastic.assemble import strategy_for
+from elastrain.elastic.strategies.strategy import refuse_sharded
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from elastrain.elastic.strategies.bitwise import Bitwise
 from elastrain.elastic.strategies.fully_sharded import FullySharded
 from elastrain.elastic.strategies.replicated import Replicated
 from elastrain.elastic.strategies.sharded import Sharded
-from elastrain.elastic.torch_probes import EVERY_JOB, ONE_COPY, REPLICATED, SHARDED, Need, Unusable, check, untested
+from elastrain.elastic.torch_probes import EVERY_JOB, ONE_COPY, SHARDED, Need, Unusable, check, untested
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +54,6 @@ def stale(self: Any, tensor: torch.Tensor) -> Any:
         ),
         (EVERY_JOB, torch_private.pytree, "keystr", None, "the transfer of the state needs .*_pytree"),
         (EVERY_JOB, torch_private, "foreach_norm", lambda tensors, ord, dtype: [torch.ones(())], "another meaning"),
-        (REPLICATED, torch_private, "empty_buckets", lambda ddp: [], "whole models needs .*_rebuild_buckets"),
         (SHARDED, _fsdp_state.FSDPState, "_root_post_backward_final_callback", None, "spec.parallelism.shards needs"),
         (ONE_COPY, _fsdp_param.FSDPParam, "mesh_info", read_only("mesh_info"), "shards: all needs .*FSDPParam"),
         (ONE_COPY, _fsdp_param.FSDPParam, "to_sharded_dtensor", stale, "shards: all needs .*or set shards to a number"),

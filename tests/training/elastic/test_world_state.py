@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from elastrain.api.settings import RankSettings
+from elastrain.elastic.assemble import world_for
 from elastrain.elastic.checkpoint import CheckpointKeeper
 from elastrain.elastic.commit import control
 from elastrain.elastic.commit.control import Summed
@@ -18,7 +19,6 @@ from elastrain.elastic.commit.decide import Known
 from elastrain.elastic.commit.step import Step
 from elastrain.elastic.group.world import World
 from elastrain.elastic.state import digest
-from elastrain.elastic.strategies.choice import world_for
 
 REPLICAS = cast("Any", SimpleNamespace(votes=False, tensor=1))
 

@@ -18,6 +18,7 @@ from elastrain.data.loader import ElasticLoader
 from elastrain.data.options import order_of
 from elastrain.elastic import reduction, torch_probes
 from elastrain.elastic.arguments import checked
+from elastrain.elastic.assemble import world_for
 from elastrain.elastic.batching import ScriptsBatch
 from elastrain.elastic.checkpoint import CheckpointKeeper, kept_memory, levels_of, node_memory
 from elastrain.elastic.comm.header import Kind
@@ -28,7 +29,6 @@ from elastrain.elastic.group.shell import Session
 from elastrain.elastic.loop import Drained, Loop
 from elastrain.elastic.state.capture import Stateful
 from elastrain.elastic.state.tracked import Tracker, Variables
-from elastrain.elastic.strategies.choice import world_for
 from elastrain.elastic.strategies.strategy import ElasticModule, Strategy
 from elastrain.elastic.untracked import Untracked
 from elastrain.elastic.values import JobValues

@@ -202,7 +202,6 @@ class Loop:
             self._world.state.kept.put_aside(first=step.first)
             with within_backward(step):
                 loss.backward(retain_graph=retain_graph)
-            model.bare = True  # DDP serves one backward; with several it is left after the warm-up
         else:
             assert self._undo is not None
             self._backward.run(step, part, loss, unscaled, self._undo.buffers, retain_graph=retain_graph)
@@ -300,7 +299,7 @@ class Loop:
             self._world.model.warms_up = True
             with self._body(step):
                 yield batch.data
-            self._world.model.warms_up = self._world.model.bare = False
+            self._world.model.warms_up = False
         undo.drop_gradients()
         self._world.model.detach()
         self._warmed_by = loader
@@ -324,17 +323,14 @@ class Loop:
         long as the generation is healthy. A step that does not count is discarded in :meth:`settle`, and repeated.
         """
         step = self.bodies.step = self._begin_step(loader)
-        for number, part in enumerate(step.parts):
+        for part in step.parts:
             communicator = self._world.communicator
             if communicator is None or communicator.over is not None:
                 return
-            # A learner runs no backward: its forward must not make DDP expect one, or the gradients of the next
-            # micro-batch would be summed over the ranks.
-            last = number == len(step.parts) - 1 and not step.share.learner
             try:
                 with self.draws.kept():
                     batch = loader.load()
-                    with self._strategy.body(part, communicator, last=last), self._learning.outputs(), self._body(step):
+                    with self._strategy.body(part, communicator), self._learning.outputs(), self._body(step):
                         yield batch.data
             except GeneratorExit:
                 if not self._over and self.step is step:

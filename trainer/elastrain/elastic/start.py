@@ -11,12 +11,12 @@ import structlog
 
 from elastrain.api import names
 from elastrain.elastic import torch_probes
+from elastrain.elastic.assemble import strategy_for
 from elastrain.elastic.batching import batch_of
 from elastrain.elastic.comm.backend import device_of_rank
 from elastrain.elastic.group.heartbeat import Heartbeat
 from elastrain.elastic.group.shell import Session
 from elastrain.elastic.job import Job
-from elastrain.elastic.strategies.choice import strategy_for
 
 log = structlog.get_logger(__name__)
 

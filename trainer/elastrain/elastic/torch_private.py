@@ -22,7 +22,6 @@ from torch.utils import _pytree as pytree
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
-    from torch.nn.parallel import DistributedDataParallel
 
 __all__ = ["BatchNorm", "Norm", "pytree"]
 
@@ -65,51 +64,6 @@ def forget_stages(scaler: Any) -> None:
         stages.clear()
 
 
-# -- DDP ---------------------------------------------------------------------------------------------------------------
-def work_of(future: torch.futures.Future[Any]) -> Any:
-    """torch's ``Work`` of a collective whose result is in ``future``."""
-    from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[attr-defined]
-
-    return _create_work_from_future(future)
-
-
-def remove_hooks(ddp: DistributedDataParallel) -> None:
-    """``ddp`` sums no gradient any more, though it lives until the next collection of garbage."""
-    ddp._remove_autograd_hooks()
-
-
-def empty_buckets(ddp: DistributedDataParallel) -> list[Any]:
-    """The buckets of ``ddp`` (``GradBucket``), filled with zeros."""
-    buckets: list[Any] = ddp.reducer._get_zeros_like_grad_buckets()
-    return buckets
-
-
-def rebuild_buckets(ddp: DistributedDataParallel) -> bool:
-    """Rebuild the buckets of ``ddp`` in the order in which gradients come, as it does once after its first backward.
-
-    Returns whether they were rebuilt. Raises ``RuntimeError`` naming parameters that had no gradient, by number.
-    """
-    return bool(ddp.reducer._rebuild_buckets())
-
-
-def fix_buckets(ddp: DistributedDataParallel) -> None:
-    """Keep ``ddp`` from rebuilding its buckets, which is a collective in a forward."""
-    ddp.reducer = _FixedReducer(ddp.reducer)
-
-
-class _FixedReducer:
-    """DDP's reducer without the rebuilding of its buckets."""
-
-    def __init__(self, reducer: Any) -> None:
-        self._reducer = reducer
-
-    def _rebuild_buckets(self) -> bool:
-        return False
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._reducer, name)
-
-
 # -- meshes and their groups -------------------------------------------------------------------------------------------
 def make_mesh(
     device_type: str, ranks: torch.Tensor, rank: int, groups: dict[str, dist.ProcessGroup], number: int
@@ -138,6 +92,13 @@ def forget_mesh(mesh: DeviceMesh) -> None:
 def root_of(mesh: DeviceMesh) -> DeviceMesh:
     """The mesh that ``mesh`` is a part of; itself if it is whole."""
     return mesh._get_root_mesh()
+
+
+def work_of(future: torch.futures.Future[Any]) -> Any:
+    """torch's ``Work`` of a collective whose result is in ``future``."""
+    from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[attr-defined]
+
+    return _create_work_from_future(future)
 
 
 def number_ranks_by(get_rank: Callable[..., int], scatters: Callable[..., int]) -> None:

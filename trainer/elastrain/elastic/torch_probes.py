@@ -11,7 +11,7 @@ import contextlib
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -118,43 +118,6 @@ EVERY_JOB = (
         _probe_model,
     ),
     Need("torch.utils._pytree", "the transfer of the state", _probe_trees),
-)
-
-
-def _probe_ddp() -> None:
-    from torch.nn.parallel import DistributedDataParallel
-
-    class Alone(dist.ProcessGroup):
-        def allreduce(self, tensors: list[torch.Tensor], _options: Any) -> Any:
-            future: torch.futures.Future[Any] = torch.futures.Future()
-            future.set_result(tensors)
-            return private.work_of(future)
-
-        broadcast = allreduce
-
-        def getBackendName(self) -> str:
-            return "elastrain"
-
-        def size(self) -> int:
-            return 1
-
-        def rank(self) -> int:
-            return 0
-
-    ddp = DistributedDataParallel(nn.Linear(1, 1), process_group=Alone(0, 1), init_sync=False)
-    ddp(torch.ones(1, 1)).sum().backward()
-    _expect(private.rebuild_buckets(ddp) and len(private.empty_buckets(ddp)) == 1)
-    private.fix_buckets(ddp)
-    ddp(torch.ones(1, 1)).sum().backward()
-    private.remove_hooks(ddp)
-
-
-REPLICATED = (
-    Need(
-        "ProcessGroup in Python, Reducer._rebuild_buckets, Reducer._get_zeros_like_grad_buckets",
-        "a job whose ranks hold whole models",
-        _probe_ddp,
-    ),
 )
 
 

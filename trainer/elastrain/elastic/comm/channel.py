@@ -19,8 +19,7 @@ from elastrain.elastic.comm import handshake
 from elastrain.elastic.comm.exchange import PROTOCOL
 from elastrain.elastic.comm.handshake import Hello, Identity, Unauthenticated
 from elastrain.elastic.comm.listener import Listener
-from elastrain.elastic.comm.patience import Patience
-from elastrain.elastic.comm.peer import PeerLost, PeerSocket, raises_peer_lost
+from elastrain.elastic.comm.peer import Patience, PeerLost, PeerSocket, raises_peer_lost
 
 CONNECT_SECONDS = 30.0
 """Bound of one connect. Both ends are in the generation, and were alive a moment before."""

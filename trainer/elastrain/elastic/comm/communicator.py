@@ -6,8 +6,8 @@ it can move there.
 
 Every generation of more than one rank has TCP connections between all pairs of ranks. They sum tensors in the host's
 memory (:mod:`elastrain.elastic.comm.tcp_allreduce`). Gradients on devices are summed over NCCL if each rank has a CUDA
-device of its own, and otherwise through the host's memory (:mod:`elastrain.elastic.comm.staged`). All ranks take this
-decision alike (:mod:`elastrain.elastic.comm.backend`).
+device of its own, and otherwise through the host's memory. All ranks take this decision
+alike (:mod:`elastrain.elastic.comm.backend`).
 """
 
 from __future__ import annotations
@@ -28,12 +28,11 @@ from elastrain.elastic.comm.channel import Channels, Purpose
 from elastrain.elastic.comm.exchange import Meeting
 from elastrain.elastic.comm.handshake import Identity
 from elastrain.elastic.comm.header import Kind, Label, RanksDiverged, left_early
-from elastrain.elastic.comm.mates import Mates, mates_of
 from elastrain.elastic.comm.mesh import Mesh
 from elastrain.elastic.comm.peer import PeerLost
-from elastrain.elastic.comm.staged import StagedAllreduce
-from elastrain.elastic.comm.tcp_allreduce import TcpAllreduce
+from elastrain.elastic.comm.tcp_allreduce import StagedAllreduce, TcpAllreduce
 from elastrain.elastic.comm.transport import CONNECT_SECONDS, Transport, completed, described, first_line, wait_for
+from elastrain.elastic.comm.watchdog import Mates, mates_of
 
 FAREWELL_SECONDS = 10.0
 """Bound of waiting, outside of the training thread, until all ranks have left a healthy generation."""

@@ -13,8 +13,7 @@ from elastrain.api.records import Generation
 from elastrain.elastic.comm import handshake
 from elastrain.elastic.comm.handshake import Identity
 from elastrain.elastic.comm.meeting import LENGTH_BYTES, MAX_REQUEST, framed
-from elastrain.elastic.comm.patience import Patience
-from elastrain.elastic.comm.peer import blames_peer, raises_peer_lost
+from elastrain.elastic.comm.peer import Patience, blames_peer, raises_peer_lost
 from elastrain.elastic.comm.transport import CalledOff
 
 PROTOCOL = 24

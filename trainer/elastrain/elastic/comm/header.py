@@ -39,8 +39,6 @@ class Kind(IntEnum):
     GRADIENTS = 2
     CONTROL = 3
     """The votes for a step (:mod:`elastrain.elastic.commit.vote`), and what the ranks agree on before its sums."""
-    DDP = 4
-    """DDP's own collectives."""
     NORM = 5
     """Statistics of a SyncBatchNorm."""
     BARRIER = 6
@@ -147,7 +145,6 @@ def _doing(header: Header, *, numbered: bool = False) -> str:
         Kind.ENTRY: "enters the generation",
         Kind.GRADIENTS: f"computes step {step}" + (f" ({size} of gradients)" if header.nbytes else ""),
         Kind.CONTROL: f"sums the control vector of step {step}",
-        Kind.DDP: f"computes step {step} (a collective of DDP's own, {size})",
         Kind.NORM: f"computes step {step} (statistics of a SyncBatchNorm, {size})",
         Kind.BARRIER: f"left its loop after step {header.step}",
         Kind.END: f"ends its script after step {header.step}",

@@ -1,4 +1,4 @@
-"""The one error of a lost peer, raised where an operation on a connection to it has failed.
+"""Connections to peers: the one error of a lost peer, and waits that end when they are called off.
 
 Whose failure an exception is follows from where it was raised, not from its kind: ``OSError``, ``RuntimeError`` and
 ``torch.OutOfMemoryError`` come from a full disk, a full card or a user's ``load_state_dict`` just as well. Only
@@ -10,8 +10,12 @@ from __future__ import annotations
 
 import errno
 import functools
+import os
+import selectors
 import socket
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, ParamSpec, Self, TypeVar
 
 from elastrain.elastic.comm.transport import first_line
@@ -70,3 +74,47 @@ class PeerSocket(socket.socket):
     recv: Any = raises_peer_lost(socket.socket.recv)
     recv_into: Any = raises_peer_lost(socket.socket.recv_into)
     recvmsg_into: Any = raises_peer_lost(socket.socket.recvmsg_into)
+
+
+POLL_SECONDS = 0.05
+"""Interval at which a wait checks whether it was called off."""
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """All methods take a socket that does not block, and raise ``ConnectionAbortedError`` when called off,
+    ``TimeoutError`` when the time is over, and any other ``OSError`` of the connection."""
+
+    ends: float
+    """Monotonic time."""
+    called_off: Callable[[], bool]
+
+    def connect(self, connection: socket.socket, target: tuple[object, ...]) -> None:
+        """``target``: the address, with a number for a host."""
+        if (error := connection.connect_ex(target)) == errno.EINPROGRESS:
+            self._await(connection, selectors.EVENT_WRITE)
+            error = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if error:
+            raise OSError(error, os.strerror(error))
+
+    def receive(self, connection: socket.socket, into: bytearray) -> bytearray:
+        """Fill ``into``, and return it. Raises ``ConnectionResetError`` if the connection ends before."""
+        view = memoryview(into)
+        while view:
+            self._await(connection, selectors.EVENT_READ)
+            if not (count := connection.recv_into(view)):
+                raise ConnectionResetError("the other end has closed the connection")
+            view = view[count:]
+        return into
+
+    def _await(self, connection: socket.socket, event: int) -> None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(connection, event)
+            while True:
+                left = self.ends - time.monotonic()
+                if selector.select(max(0.0, min(POLL_SECONDS, left))):
+                    return
+                if self.called_off():
+                    raise ConnectionAbortedError("this connection is no longer needed")
+                if left <= 0:
+                    raise TimeoutError("no answer has come in time")

@@ -1,4 +1,4 @@
-"""Sums of host tensors over the ranks of a generation, over the generation's own TCP connections.
+"""Sums of tensors in the host's memory over the ranks of a generation, over the generation's own TCP connections.
 
 gloo does the same, but it keeps a half-sent message, its tensor and three threads until a time-out of 30 minutes when a
 connection ends. Here the owner of the connections shuts them, and every sum under way ends within milliseconds.
@@ -27,7 +27,7 @@ import torch
 from elastrain.elastic.comm.header import Label
 from elastrain.elastic.comm.mesh import Mesh
 from elastrain.elastic.comm.peer import PeerLost
-from elastrain.elastic.comm.transport import completed
+from elastrain.elastic.comm.transport import completed, future_on
 
 PIECE_BYTES = 1 << 21
 """Bytes that are added and returned at a time; large enough to hide the cost of Python in between."""
@@ -191,3 +191,38 @@ def _padded(flat: torch.Tensor, size: int) -> torch.Tensor:
 def _add(into: torch.Tensor, other: torch.Tensor) -> None:
     for grain, more in zip(into.split(_GRAIN), other.split(_GRAIN), strict=True):
         grain.add_(more)
+
+
+class StagedAllreduce:
+    """A :class:`elastrain.elastic.comm.transport.Transport` that copies to the host, sums there, and copies back."""
+
+    def __init__(self, on_host: TcpAllreduce, failed: Callable[[Exception], None]) -> None:
+        """``failed(error)`` is called, in any thread, if the copy back to the device fails."""
+        self._on_host, self._failed = on_host, failed
+        self._stream: torch.cuda.Stream | None = None
+
+    def takes(self, tensor: torch.Tensor) -> bool:
+        return bool(tensor.is_cuda) and tensor.layout is torch.strided and tensor.is_contiguous()
+
+    def sum(self, buffer: torch.Tensor, label: Label) -> torch.futures.Future[torch.Tensor]:
+        stream = self._stream = self._stream or torch.cuda.Stream(buffer.device)
+        staged = torch.empty(buffer.shape, dtype=buffer.dtype, pin_memory=True)
+        staged.copy_(buffer, non_blocking=True)
+        copied = torch.cuda.Event(blocking=True)
+        copied.record(torch.cuda.current_stream(buffer.device))
+        done = future_on(buffer)
+
+        def bring_back(_: torch.futures.Future[torch.Tensor]) -> None:
+            # A future records the stream that is current when it gets its value: awaiting it orders the caller's stream
+            # after this copy.
+            try:
+                with torch.cuda.stream(stream):
+                    buffer.copy_(staged, non_blocking=True)
+                    done.set_result(buffer)
+            except Exception as e:  # torch would only log it, and the future would never complete
+                self._failed(e)
+                done.set_exception(e)  # type: ignore[no-untyped-call, unused-ignore]
+
+        (summed,) = self._on_host.sum_together(staged, label=label, before=copied.synchronize)
+        summed.add_done_callback(bring_back)
+        return done

@@ -46,7 +46,7 @@ class Transport(Protocol):
 def wait_for(device: torch.device) -> None:
     """Return when all work is done that is queued on this thread's current stream of ``device``.
 
-    DDP and the strategies have made that stream wait for every sum. The thread sleeps instead of spinning: data loaders
+    The strategies have made that stream wait for every sum. The thread sleeps instead of spinning: data loaders
     need the core.
     """
     if device.type == "cuda":

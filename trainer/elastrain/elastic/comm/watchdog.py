@@ -1,4 +1,4 @@
-"""Watches the connections of a generation whose gradients NCCL sums, because NCCL does not notice a lost peer.
+"""The end of a generation whose gradients NCCL sums: NCCL notices no lost peer, and ranks of a node end together.
 
 A NCCL kernel whose peer is gone waits forever: between cards of one machine it spins on memory, and over a network the
 error stays with NCCL's own thread. The generation's TCP connections to every peer close within milliseconds when a
@@ -6,23 +6,30 @@ process is killed. One thread per generation polls these connections, asks NCCL 
 abort does not free the rank, the thread ends the process.
 
 :func:`judge` decides, from one observation; the thread executes the decision.
+
+NCCL maps buffers of the ranks of a node into each other. A rank that aborts alone frees its own, and the kernel of a
+neighbour that reads them faults, which ends the neighbour's use of its device (NVIDIA/nccl#863). Here a rank first says
+that it gives the communicator up, so that its mates begin no kernel any more; then that its kernels have ended; and it
+frees nothing until all mates have said so too, or have ended (:class:`Mates`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
+import selectors
 import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
 import structlog
 
-from elastrain.elastic.comm.mates import has_begun
+from elastrain.api.records import Generation
 from elastrain.elastic.comm.transport import COLLECTIVE_SECONDS
 
 log = structlog.get_logger(__name__)
@@ -140,3 +147,68 @@ def end_process(why: str) -> None:
     """End this rank; its agent starts another one. Only SIGKILL ends a process that waits in the driver."""
     log.critical("the device does not respond; this rank ends itself and will be started again", cause=why)
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+AGREE_SECONDS = 1.0
+"""Bound of waiting for mates. One that is frozen says nothing; its process ends in any case."""
+_BEGUN, _ENDED = b"b", b"e"
+
+
+def mates_of(generation: Generation, rank: int) -> list[int]:
+    """The other ranks of this ``rank``'s worker. Pure."""
+    for member in generation.members:
+        if member.rank_offset <= rank < member.rank_offset + member.slots:
+            ranks = range(member.rank_offset, member.rank_offset + member.slots)
+            return [r for r in ranks if r != rank]
+    return []
+
+
+class Mates:
+    """One connection to each mate, which outlives the generation's others. Any thread; one of them calls agree()."""
+
+    def __init__(self, connections: Mapping[int, socket.socket]) -> None:
+        """``connections``: by rank; closed by :meth:`close`."""
+        self.connections = dict(connections)
+
+    def begin(self) -> None:
+        """This rank gives its communicator up: the mates' watchdogs make them do the same."""
+        self._say(_BEGUN)
+
+    def agree(self, seconds: float = AGREE_SECONDS) -> list[int]:
+        """This rank's kernels have ended. Return when those of all mates have; the ranks of which that is not known."""
+        self._say(_ENDED)
+        missing, end = dict(self.connections), time.monotonic() + seconds
+        with selectors.DefaultSelector() as selector:
+            for rank, connection in missing.items():
+                selector.register(connection, selectors.EVENT_READ, rank)
+            while missing and (left := end - time.monotonic()) > 0:
+                for key, _ in selector.select(left):
+                    rank = key.data
+                    try:
+                        said = missing[rank].recv(16)
+                    except OSError:
+                        said = b""
+                    if not said or _ENDED in said:  # it has closed, or died: nothing of it runs any more
+                        selector.unregister(missing.pop(rank))
+        return sorted(missing)
+
+    def close(self) -> None:
+        """Idempotent."""
+        for connection in self.connections.values():
+            connection.close()
+
+    def _say(self, what: bytes) -> None:
+        for connection in self.connections.values():
+            with contextlib.suppress(OSError):
+                connection.send(what)
+
+
+def has_begun(connection: socket.socket) -> bool | None:
+    """Whether the mate at the other end gives its communicator up; None: it has closed its end. For readable sockets.
+
+    The byte stays unread, for :meth:`Mates.agree`.
+    """
+    try:
+        return bool(connection.recv(1, socket.MSG_PEEK)) or None
+    except OSError:
+        return None

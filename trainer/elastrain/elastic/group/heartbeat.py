@@ -2,7 +2,7 @@
 
 ``compute`` is the time of the loop body without the wait for other ranks. Backward overlaps with the collectives, so
 this rank's part ends at the moment when its own gradients are done. The autograd engine runs queued callbacks in order:
-a callback that is queued when backward begins runs before the one by which DDP waits for its peers. Times are the
+a callback that is queued when backward begins runs before this rank waits for its peers. Times are the
 host's: work that a GPU has not finished counts as waiting.
 """
 

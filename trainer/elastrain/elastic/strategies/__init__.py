@@ -1,1 +1,1 @@
-"""How a model trains over the ranks of a generation: the seam (``strategy``), replicated (DDP), bitwise."""
+"""How a model trains over the ranks of a generation: the seam (``strategy``), replicated, bitwise, sharded."""

@@ -14,7 +14,6 @@ counts.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import product
 from typing import Any
@@ -24,14 +23,12 @@ from torch import nn
 
 from elastrain.api.settings import Transport
 from elastrain.data.order import Order, Slice, run_of
-from elastrain.elastic import torch_probes
 from elastrain.elastic.comm.backend import Offer
 from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
 from elastrain.elastic.comm.mesh import Mesh
 from elastrain.elastic.strategies.gradient_buffers import GradientBuffer, GradientBuffers
-from elastrain.elastic.strategies.strategy import ElasticModule
+from elastrain.elastic.strategies.strategy import ElasticModule, Strategy, refuse_sharded
 from elastrain.elastic.strategies.summation_tree import Node, TreeSum, nodes_of
-from elastrain.elastic.strategies.unsupported import refuse_sharded
 
 PIECE = 1 << 18
 """Numbers that are added and returned at a time; large enough to hide the cost of Python in between."""
@@ -48,20 +45,14 @@ def make_deterministic() -> None:
 
 
 class BitwiseModule(ElasticModule):
-    """The model without DDP: gradients stay on the rank until all of the step's micro-batches are done."""
+    """Gradients stay on the rank until all of the step's micro-batches are done."""
 
     def offer(self, demanded: Transport) -> Offer:
         return Offer(why="numerics='bitwise' adds gradients in the host's memory")
 
 
-class Bitwise:
-    """Gradients as the tree's sum. See :class:`elastrain.elastic.strategies.strategy.Strategy` for the methods."""
-
-    tensor = 1
-    votes = False
-    keeps_gradients = True
-    loss: float | None = None
-    needs: tuple[torch_probes.Need, ...] = torch_probes.EVERY_JOB
+class Bitwise(Strategy):
+    """Gradients as the tree's sum."""
 
     def __init__(self) -> None:
         self._models: list[ElasticModule] = []
@@ -81,7 +72,7 @@ class Bitwise:
     def wrap(self, module: nn.Module, ddp_options: dict[str, Any]) -> ElasticModule:
         refuse_sharded(module)
         if ddp_options:
-            raise ValueError(f"job.wrap({', '.join(ddp_options)}=…): numerics='bitwise' does not use DDP")
+            raise ValueError(f"job.wrap({', '.join(ddp_options)}=…): numerics='bitwise' has no options of DDP")
         if norms := [name for name, m in module.named_modules() if isinstance(m, nn.SyncBatchNorm)]:
             raise ValueError(f"job.wrap(): numerics='bitwise': {norms[0]} is a SyncBatchNorm; use GroupNorm")
         model = BitwiseModule(module)
@@ -112,14 +103,8 @@ class Bitwise:
                 "GroupNorm or LayerNorm"
             )
 
-    def evaluation(self) -> AbstractContextManager[object]:
-        return nullcontext()  # each rank has whole models
-
     def begin_step(self) -> None:
         self._release()
-
-    def body(self, part: Slice, communicator: Communicator, *, last: bool) -> AbstractContextManager[object]:
-        return nullcontext()
 
     def backward(
         self,

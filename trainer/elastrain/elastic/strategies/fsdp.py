@@ -2,7 +2,7 @@
 
 FSDP gets them by its public interface for custom communication. All-gathers and reduce-scatters connect the ranks of a
 group, and the sums of the groups are added by the all-reduce hook. With tensor parallelism a group is a grid: FSDP
-connects the ranks of a column, and DTensor (:mod:`elastrain.elastic.strategies.tensor_group`) those of a row.
+connects the ranks of a column, and DTensor (:mod:`elastrain.elastic.strategies.group_mesh`) those of a row.
 
 None of them raises because of a peer: an exception would leave FSDP in the middle of a forward. After a loss they
 fill with stand-ins, the rest of the loop body computes on those, and the step is discarded. A layer that is computed
@@ -84,7 +84,7 @@ class ShardedComm:
     def all_reduce(self, tensor: torch.Tensor) -> None:
         self._run(tensor, self._twins, lambda twins: twins.all_reduce(tensor))
 
-    # -- tensor parallelism (as of :class:`~elastrain.elastic.strategies.tensor_group.Serves`) -----------------------
+    # -- tensor parallelism (as of :class:`~elastrain.elastic.strategies.group_mesh.Serves`) -----------------------
     def gather_parts(self, out: torch.Tensor, mine: torch.Tensor) -> None:
         self._check_vote()
         self._run(out, self._tensor, lambda tensor: tensor.all_gather(out, mine), mine)

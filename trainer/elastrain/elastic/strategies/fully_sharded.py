@@ -29,7 +29,7 @@ class FullySharded(Sharded):
     """One group of all ranks."""
 
     keeps_gradients = False
-    needs: tuple[torch_probes.Need, ...] = (*Sharded.needs, *torch_probes.ONE_COPY)
+    needs = (*Sharded.needs, *torch_probes.ONE_COPY)
 
     def __init__(self, first: Callable[[torch.device], tuple[int, int]]) -> None:
         """``first(device)``: number of shards, and this rank's shard, with which the script builds its model."""

@@ -2,35 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch import nn
 
 from elastrain.elastic.comm.communicator import Communicator
+from elastrain.elastic.strategies.buckets import Bucket
 from elastrain.elastic.torch_private import pytree
-
-
-class Bucket(Protocol):
-    """What is used of torch's ``GradBucket`` and its like."""
-
-    def parameters(self) -> list[nn.Parameter]: ...
-
-    def gradients(self) -> list[torch.Tensor]: ...
-
-    def buffer(self) -> torch.Tensor: ...
-
-
-class LearnerModel(Protocol):
-    """What a learner uses of a :class:`~elastrain.elastic.strategies.replicated.ReplicatedModule`."""
-
-    def empty_buckets(self) -> Sequence[Bucket]: ...
-
-    def begin_sum(
-        self, communicator: Communicator, buffer: torch.Tensor, *, last: bool
-    ) -> torch.futures.Future[torch.Tensor]: ...
 
 
 class Outputs:
@@ -85,10 +65,10 @@ class Learner:
     The optimizer of a learner then applies the same update as on all other ranks.
     """
 
-    def __init__(self, model: LearnerModel) -> None:
-        self._model = model
-        self._gradients: list[tuple[nn.Parameter, torch.Tensor]] = []
-        """Where each parameter's gradient is summed."""
+    def __init__(self, buckets: Callable[[], Sequence[Bucket]]) -> None:
+        """``buckets()``: those of the model's gradients, filled with zeros, for a step of a learner."""
+        self._empty = buckets
+        self._buckets: Sequence[Bucket] = ()
         self._sums: list[torch.futures.Future[torch.Tensor]] = []
         self.active = False
         """Whether :meth:`begin` was called, and neither :meth:`finish` nor :meth:`cancel` since."""
@@ -101,23 +81,20 @@ class Learner:
 
         All ranks have agreed on it. ``receiving``: as of :attr:`receiving`.
         """
-        self.active, self.receiving, self._gradients, self._sums = True, receiving, [], []
-        buckets = self._model.empty_buckets()
-        for bucket in buckets:
-            self._gradients.extend(zip(bucket.parameters(), bucket.gradients(), strict=True))
-            self._sums.append(self._model.begin_sum(communicator, bucket.buffer(), last=bucket is buckets[-1]))
+        self.active, self.receiving, self._buckets = True, receiving, self._empty()
+        self._sums = [communicator.sum_bucket(bucket.flat) for bucket in self._buckets]
 
     def finish(self) -> None:
         """Wait for the sums: the gradients are those of the global batch, as after a backward.
 
         After a failure the communicator is broken and the gradients are void.
         """
-        self.active = False
         torch.futures.wait_all(self._sums)
-        for parameter, gradient in self._gradients:
-            parameter.grad = gradient
+        for bucket in self._buckets:
+            for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
+                parameter.grad = view
         self.cancel()
 
     def cancel(self) -> None:
         """Give the step up, after the communicator broke."""
-        self.active, self._gradients, self._sums = False, [], []
+        self.active, self._buckets, self._sums = False, (), []

@@ -1,53 +1,37 @@
-"""The default strategy: one replica per rank, gradients averaged by DDP.
+"""The default strategy: one replica of the models per rank, gradients summed over the ranks while backward runs.
 
-A job with several models, or with several backwards in a loop body, leaves DDP
-(:mod:`elastrain.elastic.strategies.after_backward`).
+The sums go over the communicator of the generation in force, and the buckets
+(:mod:`elastrain.elastic.strategies.buckets`) stay for the life of the process. Ranks whose gradients came in another
+order in the warm-up cut them alike on entry of a generation.
 
-DDP's bucketing and its overlap with backward are used as they are. A communication hook sums the buckets over the
-communicator of the generation. One DDP lasts for the life of the process:
-it is made before the rank has any peer, and the generations' communicators are exchanged beneath it. Wrapping anew at
-each switch would cost each time as much as a first step (buckets are allocated, then rebuilt in the order in which
-gradients come).
-
-Gradients are views of the buckets (``gradient_as_bucket_view``) unless the script sets the option: copying the sums out
-of the buckets would cost a pass over all gradients in each step, and their memory a second time.
-
-DDP is kept only if all ranks have cut their gradients into the same buckets, which they compare on entry of a
-generation. Every rank wraps anew if the buckets differ, if an option of DDP needs collectives of its own, or if the
-gradient of a layer is sparse (its bucket has no memory beforehand, and so cannot be listed).
+Where ranks may reach different parameters (several models or backwards in a loop body, ``find_unused_parameters``),
+they agree on those that any of them has reached. Parameters that no rank has reached keep what they have: None, or the
+gradient of a backward before.
 """
 
 from __future__ import annotations
 
-import inspect
-import re
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from elastrain.data.order import Order, Slice
-from elastrain.elastic import torch_private, torch_probes
-from elastrain.elastic.comm.communicator import Communicator
-from elastrain.elastic.comm.group import DdpGroup, sum_sparse
+from elastrain.elastic import torch_private
+from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
+from elastrain.elastic.comm.header import Kind
 from elastrain.elastic.comm.transport import completed
 from elastrain.elastic.state import digest
 from elastrain.elastic.strategies import batchnorm
-from elastrain.elastic.strategies.after_backward import AfterBackward
+from elastrain.elastic.strategies.buckets import Bucket, Buckets
 from elastrain.elastic.strategies.learner import Learner
-from elastrain.elastic.strategies.strategy import ElasticModule, Measure
-from elastrain.elastic.strategies.unsupported import refuse_sharded
+from elastrain.elastic.strategies.strategy import ElasticModule, Measure, Strategy, refuse_sharded
+from elastrain.elastic.torch_private import pytree
 
-_DDP_OPTIONS = inspect.signature(DistributedDataParallel.__init__).parameters
-_SYNC_BUFFERS = "forward_sync_buffers" if "forward_sync_buffers" in _DDP_OPTIONS else "broadcast_buffers"
-"""DDP's option has a new name in torch 2.13."""
-_OF_SPEED = ("bucket_cap_mb", "find_unused_parameters", "gradient_as_bucket_view", "static_graph")
-"""DDP options that change no result, and so may be given where DDP is not used."""
-_OWN_COLLECTIVES = ("find_unused_parameters", "static_graph")
-"""DDP options under which DDP communicates by itself, beside the hook."""
+_OPTIONS = ("bucket_cap_mb", "check_reduction", "find_unused_parameters", "gradient_as_bucket_view", "static_graph")
+"""Options of DDP that have a meaning here, or that change no result."""
 
 _UNUSED = (
     "job.backward(loss): the loss does not depend on all parameters of the wrapped model that train{}; if that is "
@@ -57,31 +41,23 @@ _BESIDE = (
     "job.backward(loss): the model that job.wrap() returned has not computed it: model = job.wrap(net), then model(x) "
     "in the loop body; net(x) is for evaluations"
 )
+_NOTHING = "the loss given to job.backward() depends on no parameter of the models given to job.wrap()"
 
 
-class Replicated:
-    """Gradients add up in place, and DDP sums them over the ranks, overlapping with the last backward.
-
-    See :class:`elastrain.elastic.strategies.strategy.Strategy` for the methods.
-    """
-
-    tensor = 1
-    votes = False
-    keeps_gradients = True
-    loss: float | None = None
-    needs: tuple[torch_probes.Need, ...] = (*torch_probes.EVERY_JOB, *torch_probes.REPLICATED)
+class Replicated(Strategy):
+    """Gradients add up in place, and buckets of them are summed over the ranks, overlapping with the last backward."""
 
     def __init__(self, small: Measure | None = None) -> None:
         """``small``: with ``spec.batch``: what the steps measure of the gradients' noise."""
         self._small = small
         self._models: list[ReplicatedModule] = []
-        self._after_backward: AfterBackward | None = None
-        """Sums the gradients in place of DDP."""
+        self._whole: ReplicatedModule | None = None
+        """All models as one."""
         self._synchronises_norms = False
+        self._backwards = 0
+        """Of the step, that have summed gradients."""
 
     def check(self, order: Order) -> None:
-        if self._after_backward is not None:
-            self._after_backward.follow()
         if order.micro_batches is not None:
             raise ValueError(
                 "job.dataloader(micro_batches=…): belongs to elastrain.join(numerics='bitwise'); "
@@ -102,12 +78,14 @@ class Replicated:
                 "use GroupNorm, or plain BatchNorm, or remove spec.batch"
             )
         self._models.append(ReplicatedModule(module, self._small, **ddp_options))
+        self._whole = self._models[-1]
         if len(self._models) > 1:
             self.several_backwards()
         return self._models[-1]
 
     def whole(self) -> ElasticModule:
-        return self._models[0] if self._after_backward is None else self._after_backward.model
+        assert self._whole is not None
+        return self._whole
 
     def several_backwards(self) -> ElasticModule:
         if self._small is not None:
@@ -116,24 +94,18 @@ class Replicated:
                 "the losses of one model"
             )
         for model in self._models:
-            model.leave_ddp()
-        self._after_backward = AfterBackward([model.module for model in self._models])
-        return self._after_backward.model
-
-    def check_warm_up(self, changed_buffers: list[str]) -> None:
-        """Buffers may change: each rank has its own."""
-
-    def evaluation(self) -> AbstractContextManager[object]:
-        return nullcontext()  # each rank has whole models
+            model.leave()
+        self._whole = ReplicatedModule(nn.ModuleList(model.module for model in self._models), several=True)
+        return self._whole
 
     def begin_step(self) -> None:
-        if self._after_backward is not None:
-            self._after_backward.begin_step()
+        assert self._whole is not None
+        self._backwards = 0
+        self._whole.begin_step()
 
-    def body(self, part: Slice, communicator: Communicator, *, last: bool) -> AbstractContextManager[object]:
-        if self._synchronises_norms:  # then a part has one micro-batch
-            return batchnorm.over(communicator, counts=bool(part.indices))
-        return nullcontext() if last or self._after_backward is not None else self._models[0].without_sums()
+    def body(self, part: Slice, communicator: Communicator) -> AbstractContextManager[object]:
+        # With these a part has one micro-batch.
+        return batchnorm.over(communicator, counts=bool(part.indices)) if self._synchronises_norms else nullcontext()
 
     def backward(
         self,
@@ -145,75 +117,88 @@ class Replicated:
         last: bool,
         retain_graph: bool = False,
     ) -> None:
-        if self._after_backward is not None:
-            self._after_backward.backward(loss, part, communicator, last=last, retain_graph=retain_graph)
-            return
-        (model,) = self._models
+        """After a last one another may follow, with a loss of its own."""
+        model = self._whole
+        assert model is not None
         weighted = loss * part.weight
         model.put_gradients_back()
-        model.begin_backward()
+        if last:
+            model.begin_backward(communicator, renew=self._backwards > 0)
+            self._backwards += 1
         weighted.backward(retain_graph=retain_graph)
         if last:
-            model.check_reached()
+            model.end_backward(communicator)
         else:
             model.measure()
             model.put_gradients_aside()
 
 
 class ReplicatedModule(ElasticModule):
-    """The model in DDP.
+    """A model of which each rank has a replica."""
 
-    Forward runs through DDP if gradients are enabled and the module is in training mode or in a loop body (a model may
-    train with frozen statistics), otherwise (evaluation) through the model itself.
-    """
-
-    def __init__(self, module: nn.Module, small: Measure | None = None, **ddp_options: Any) -> None:
+    def __init__(
+        self, module: nn.Module, small: Measure | None = None, *, several: bool = False, **ddp_options: Any
+    ) -> None:
+        """``several``: models or backwards in a loop body. Raises ``ValueError`` for options of DDP without a meaning
+        here, and for sparse gradients of ``several``."""
         super().__init__(module)
-        self._options = ddp_options
-        first = next(p for p in module.parameters() if p.requires_grad)
-        self._device, self._small = first.device, small
-        self.__dict__["_ddp"] = None  # not among modules(): the model's own names are those of the script
-        self._keeps = not (any(ddp_options.get(option) for option in _OWN_COLLECTIVES) or _has_sparse_gradients(module))
-        self._known: list[nn.Parameter] = []
-        self._wrapped: list[bool] = []
-        """Of each parameter of the model: whether it required a gradient when DDP was made."""
-        self._communicator: Communicator | None = None
+        if lost := [option for option in ddp_options if option not in _OPTIONS]:
+            raise ValueError(
+                f"job.wrap({', '.join(lost)}=…): belongs to DDP, which elastrain does not use: leave it out"
+            )
+        self._finds_unused = bool(ddp_options.get("find_unused_parameters"))
+        self._views = ddp_options.get("gradient_as_bucket_view", True)
+        self._cap = int((ddp_options.get("bucket_cap_mb") or 0) * (1 << 20)) or None
+        self._several, self._small = several, small
+        sparse = [m for m in module.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag) and m.sparse]
+        self._sparse = {m.weight: None for m in sparse if m.weight.requires_grad}
+        if several and self._sparse:
+            raise ValueError(
+                "job.wrap(): embeddings with sparse=True need a single model, and a single job.backward() in a loop "
+                "body; use sparse=False"
+            )
+        self.communicator: Communicator | None = None
+        self.buckets: Buckets | None = None
         self._layout = 0
-        self._sums = True
-        """Whether the next backward sums gradients over the ranks."""
         self._aside: list[tuple[nn.Parameter, torch.Tensor]] = []
         """Gradients of the micro-batches so far, between the bodies of a step."""
-        self._last_begun = False
-        """Whether the sums of all gradients of this step have begun."""
+        self._device: torch.device | None = None
+        """Where forward moves its arguments, as in DDP: the CUDA device of all parameters; None: it does not."""
         self._called = False
-        """Whether DDP has run a forward since the last sums."""
+        """Whether this wrapper has run a forward since the last sums."""
         communicates = any(isinstance(m, batchnorm.SyncBatchNorm) for m in module.modules())
-        self.learner = Learner(self) if self._keeps and not communicates else None
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the first parameter that trains."""
-        return self._device
+        alike = not (communicates or self._finds_unused or several or self._sparse)
+        self.learner = Learner(self.empty_buckets) if alike else None
 
     @property
     def layout(self) -> int:
-        return 0 if self._trains_others else self._layout
+        return 0 if self.buckets is None or self._trains_others else self._layout
 
     def attach(self, communicator: Communicator, *, keep: bool) -> None:
         self.detach()
-        self._communicator = communicator
+        self.communicator = communicator
         if not keep:
-            self._wrap_anew()
+            self._cut([])
 
     def detach(self) -> None:
-        self._communicator, self._aside = None, []
-        if self._ddp is not None and self._keeps and not self._layout:
-            self._rebuild()
+        self.communicator, self._aside = None, []
+        if self.buckets is not None and not self._layout and (arrived := [*self.buckets.arrived]):
+            self._check_used()
+            self._cut(arrived)
 
     def recover(self) -> None:
-        if self._ddp is not None:  # it waits for the rest of the gradients: all ranks wrap anew
-            torch_private.remove_hooks(self._ddp)
-        self.__dict__["_ddp"], self._layout, self._called = None, 0, False
+        if self.buckets is not None:
+            self.buckets.close()
+
+    def leave(self) -> None:
+        """From now on another module sums the gradients of this one's parameters."""
+        if self.buckets is not None:
+            self.buckets.remove()
+        self.buckets, self.learner, self.communicator = None, None, None
+
+    def begin_step(self) -> None:
+        """A step begins, or begins again."""
+        self._aside = []
 
     def drop_gradients(self) -> None:
         self._aside = []
@@ -237,30 +222,6 @@ class ReplicatedModule(ElasticModule):
             parameter.grad = gradient
         self._aside = []
 
-    @contextmanager
-    def without_sums(self) -> Iterator[None]:
-        """Within it backward adds to the local gradients and sums nothing over the ranks, as in DDP's ``no_sync``.
-
-        DDP's own is of no use: the body may begin to train other parameters, and so have the model wrapped anew.
-        """
-        self._sums = False
-        try:
-            yield
-        finally:
-            self._sums = True
-
-    def leave_ddp(self) -> None:
-        """From now on forward runs through the user's model alone. Raises ``ValueError`` for options that need DDP."""
-        if lost := [option for option in self._options if option not in _OF_SPEED]:
-            raise ValueError(
-                f"job.wrap({', '.join(lost)}=…): belongs to DDP, which serves a job with one model and one "
-                "job.backward() in each loop body"
-            )
-        if self._ddp is not None:
-            torch_private.remove_hooks(self._ddp)
-        self.__dict__["_ddp"], self._communicator = None, None
-        self.bare, self.learner = True, None
-
     @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator]
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's output. Raises ``RuntimeError`` if this wrapper, and not the model, is compiled."""
@@ -273,106 +234,152 @@ class ReplicatedModule(ElasticModule):
             )
         if self.learner is not None and self.learner.outputs.replaying:
             return self.learner.outputs.replay()
-        if self.bare:
-            output = self.module(*args, **kwargs)
-        else:
-            if self._ddp is None or self._trains_others:
-                self._wrap_anew()
-            self._ddp.require_backward_grad_sync = self._sums
-            output, self._called = self._ddp(*args, **kwargs), True
+        if self.buckets is None:
+            self._cut([])
+        if self._device is not None:
+            args, kwargs = pytree.tree_map_only(torch.Tensor, lambda x: x.to(self._device), (args, kwargs))
+        output, self._called = self.module(*args, **kwargs), True
         return self.learner.outputs.record(output) if self.learner is not None and self.warms_up else output
 
-    def begin_backward(self) -> None:
-        """A backward follows."""
-        self._last_begun = False
+    # -- sums --------------------------------------------------------------------------------------------------------
+    def begin_backward(self, communicator: Communicator | None = None, *, renew: bool = False) -> None:
+        """The next backward sums gradients over ``communicator``; None: over the one of :meth:`attach`.
 
-    def check_reached(self) -> None:
-        """The last backward of a step has ended. Raises ``RuntimeError`` if it has not reached all gradients."""
-        called, self._called = self._called, False
-        if not self._last_begun:
-            raise RuntimeError(_UNUSED.format("") if called else _BESIDE)
+        ``renew``: gradients of an earlier backward of the step stay.
+        """
+        self.communicator = communicator or self.communicator
+        if self.buckets is None or self._trains_others:
+            self._cut([])
+        assert self.buckets is not None
+        self.buckets.open(overlaps=not self._several, renew=renew)
 
-    # -- buckets -----------------------------------------------------------------------------------------------------
-    def empty_buckets(self) -> list[Any]:
-        """DDP's buckets (``GradBucket``), filled with zeros."""
-        return torch_private.empty_buckets(self._ddp)
+    def end_backward(self, communicator: Communicator) -> None:
+        """The gradients become those of all ranks: returns when no sum of the host is under way.
 
-    def begin_sum(
-        self, communicator: Communicator, buffer: torch.Tensor, *, last: bool
-    ) -> torch.futures.Future[torch.Tensor]:
-        """Begin the sum of a bucket. ``last``: of the step."""
-        self._last_begun = self._last_begun or last
-        if buffer.layout is not torch.strided:
-            return completed(sum_sparse(communicator, buffer))
-        return communicator.sum_bucket(buffer)
+        Raises ``RuntimeError`` if the backward has not reached the gradients that it must.
+        """
+        buckets, called = self.buckets, self._called
+        assert buckets is not None
+        self._called = False
+        if self._several:
+            self._sum_reached(communicator, buckets)
+        elif not called:
+            raise RuntimeError(_BESIDE)
+        elif self._finds_unused:
+            self._sum_all(communicator, buckets)
+        else:
+            self._check_used()
+        buckets.wait()
+        for p in self._sparse:
+            p.grad = sum_sparse(communicator, torch.zeros_like(p).to_sparse(1) if p.grad is None else p.grad)
+        if not self._views:
+            for p in self.module.parameters():
+                p.grad = None if p.grad is None else p.grad.clone()
+
+    def _sum_reached(self, communicator: Communicator, buckets: Buckets) -> None:
+        """Sum the buckets with gradients that any rank has computed, after the backward."""
+        buckets.fill()
+        reached = self._reached(communicator, buckets)
+        if not any(reached):
+            raise RuntimeError(_NOTHING)
+        buckets.sum_rest(lambda bucket: any(reached[i] for i in bucket.numbers))
+        self._take(buckets, reached)
+
+    def _sum_all(self, communicator: Communicator, buckets: Buckets) -> None:
+        """Sum the buckets that have waited for gradients which this rank has not computed."""
+        buckets.fill()
+        buckets.sum_rest()
+        self._take(buckets, self._reached(communicator, buckets))
+
+    def _reached(self, communicator: Communicator, buckets: Buckets) -> list[float]:
+        """By parameter: the number of ranks that have computed a gradient of it."""
+        mine = torch.tensor([float(i in buckets.arrived) for i in range(len(buckets.parameters))])
+        communicator.sum_together(mine, kind=Kind.CONTROL)[0].wait()
+        reached: list[float] = mine.tolist()
+        return reached
+
+    def _take(self, buckets: Buckets, reached: Sequence[float]) -> None:
+        for bucket in buckets.buckets:
+            for number, parameter, view in zip(bucket.numbers, bucket.parameters, bucket.views, strict=True):
+                if reached[number] and number not in buckets.arrived:
+                    parameter.grad = view
+
+    def empty_buckets(self) -> list[Bucket]:
+        """The buckets, filled with zeros, for a step of a learner."""
+        assert self.buckets is not None
+        self.buckets.close()
+        for bucket in self.buckets.buckets:
+            bucket.flat.zero_()
+        return self.buckets.buckets
+
+    def _begin(self, flat: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+        if self.communicator is None:
+            return completed(flat)
+        if self._small is not None and self._small.open:
+            self._small.add([flat])
+        return self.communicator.sum_bucket(flat)
 
     @property
     def _trains_others(self) -> bool:
-        """Whether other parameters require gradients than those that DDP sums; takes microseconds.
+        """Whether other parameters require gradients than those with a place in a bucket; takes microseconds.
 
-        A model without any is switched off for a moment, as in a GAN.
+        A model without any is switched off for a moment, as in a GAN; of several models some always are.
         """
-        flags = [p.requires_grad for p in self._known]
-        return flags != self._wrapped and True in flags
+        assert self.buckets is not None
+        flags, places = [p.requires_grad for p in self.buckets.parameters], self.buckets.flags
+        if self._several:
+            return any(trains and not has for trains, has in zip(flags, places, strict=True))
+        return flags != places and True in flags
 
-    def _wrap_anew(self) -> None:
-        """Have DDP sum the gradients of the parameters that require them now; all ranks do so in the same step."""
-        communicator = self._communicator
-        self.__dict__["_ddp"] = self._wrap(DdpGroup(None if self._keeps else communicator))
-        self._known = list(self.module.parameters())
-        self._wrapped = [p.requires_grad for p in self._known]
-        self._layout = 0
-        if communicator is not None and self._keeps:  # DDP's own rebuilding of its buckets is a collective in a forward
-            torch_private.fix_buckets(self._ddp)
-            self._layout = digest.of_value(("in the order of the parameters", self._wrapped))
-
-    def _wrap(self, group: DdpGroup) -> DistributedDataParallel:
-        if self._ddp is not None:  # it lives until the next collection of garbage, and would sum gradients again
-            torch_private.remove_hooks(self._ddp)
-        self._device = device = next(p for p in self.module.parameters() if p.requires_grad).device
+    def _cut(self, order: Sequence[int]) -> None:
+        """Cut the buckets for the parameters that train now; all ranks do so in the same step. ``order``: of those that
+        come first."""
+        if self.buckets is not None:
+            self.buckets.remove()
         devices = {p.device for p in self.module.parameters()}
-        ddp = DistributedDataParallel(
-            self.module,
-            device_ids=[device] if device.type == "cuda" and len(devices) == 1 else None,
-            process_group=group,
-            init_sync=False,  # the runtime makes the state equal on entry of a generation
-            **{_SYNC_BUFFERS: False},  # no collective in forward, where a failure would leave through user code
-            **{"gradient_as_bucket_view": True, **self._options},
-        )
-        ddp.register_comm_hook(None, _untyped(self._sum_bucket))
-        return ddp
+        self._device = devices.pop() if len(devices) == 1 and next(iter(devices)).type == "cuda" else None
+        parameters = [p for p in self.module.parameters() if p not in self._sparse]
+        self.buckets = Buckets(parameters, self._begin, order, self._cap)
+        cut = [bucket.numbers for bucket in self.buckets.buckets]
+        self._layout = digest.of_value(cut) if order or self.communicator is not None else 0
 
-    def _sum_bucket(self, _state: object, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-        if self._communicator is None:
-            return completed(bucket.buffer())
-        if self._small is not None and self._small.open:
-            self._small.add([bucket.buffer()])
-        return self.begin_sum(self._communicator, bucket.buffer(), last=bucket.is_last())
-
-    def _rebuild(self) -> None:
-        """Have DDP rebuild its buckets now, as it does once after its first backward, and note their layout."""
-        try:
-            rebuilt = torch_private.rebuild_buckets(self._ddp)
-        except RuntimeError as e:
-            if (unused := re.search(r"did not receive grad for rank \d+: ([\d ]+)", str(e))) is None:
-                raise
-            trained = [name for name, p in self.module.named_parameters() if p.requires_grad]
-            raise RuntimeError(_UNUSED.format(f" ({', '.join(trained[int(i)] for i in unused[1].split())})")) from None
-        if rebuilt:
-            numbers = {id(p): i for i, p in enumerate(self.module.parameters())}
-            buckets = [[numbers[id(p)] for p in b.parameters()] for b in self.empty_buckets()]
-            self._layout = digest.of_value(buckets)
+    def _check_used(self) -> None:
+        """Raises ``RuntimeError`` naming the parameters that the newest backward has not reached."""
+        buckets = self.buckets
+        assert buckets is not None
+        numbers = {id(p): i for i, p in enumerate(buckets.parameters)}
+        unused = [
+            name
+            for name, p in self.module.named_parameters()
+            if p.requires_grad and (p.grad is None if p in self._sparse else numbers[id(p)] not in buckets.arrived)
+        ]
+        if unused and not self._finds_unused and not self._several:
+            raise RuntimeError(_UNUSED.format(f" ({', '.join(unused)})"))
 
 
-def _has_sparse_gradients(module: nn.Module) -> bool:
-    """By the same test as DDP's."""
-    return any(isinstance(m, nn.Embedding | nn.EmbeddingBag) and m.sparse for m in module.modules())
+def sum_sparse(communicator: Communicator, gradient: torch.Tensor) -> torch.Tensor:
+    """The sum of a sparse COO ``gradient`` over all ranks, coalesced: every rank receives the rows of all.
 
-
-def _untyped(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """``hook`` without annotations: DDP refuses postponed ones, which are strings."""
-
-    def untyped(state, bucket):  # type: ignore[no-untyped-def]
-        return hook(state, bucket)
-
-    return untyped
+    Blocks. Returns ``gradient`` itself if the generation is broken.
+    """
+    mine = gradient.coalesce()
+    try:
+        counts = [count for (count,) in communicator.all_gather_ints([len(mine.values())], Kind.GRADIENTS)]
+    except GenerationBroken:
+        return gradient
+    most = max(counts)
+    if communicator.world_size == 1 or not most:
+        return mine
+    indices = mine.indices().new_zeros(communicator.world_size, mine.sparse_dim(), most)
+    values = mine.values().new_zeros(communicator.world_size, most, *mine.values().shape[1:])
+    indices[communicator.rank, :, : len(mine.values())] = mine.indices()
+    values[communicator.rank, : len(mine.values())] = mine.values()
+    torch.futures.wait_all([communicator.sum_bucket(indices), communicator.sum_bucket(values)])
+    if communicator.broken is not None:
+        return gradient
+    rows = list(enumerate(counts))
+    return torch.sparse_coo_tensor(
+        torch.cat([indices[rank, :, :count] for rank, count in rows], dim=1),
+        torch.cat([values[rank, :count] for rank, count in rows]),
+        mine.shape,
+    ).coalesce()

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,23 +32,21 @@ from elastrain.elastic.reduction import sum_of_products, sum_of_squares
 from elastrain.elastic.reshard.first import OFFER
 from elastrain.elastic.state.parts import dims
 from elastrain.elastic.strategies import reached
-from elastrain.elastic.strategies.strategy import ElasticModule
+from elastrain.elastic.strategies.strategy import ElasticModule, Strategy
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from elastrain.elastic.strategies.fsdp import Ranks
-    from elastrain.elastic.strategies.tensor_group import TensorGroup
+    from elastrain.elastic.strategies.group_mesh import TensorGroup
 
 _NOT_YET = "is not supported with spec.parallelism.shards yet (docs/sharded.md)"
 
 
-class Sharded:
-    """One model, sharded by FSDP2. See :class:`elastrain.elastic.strategies.strategy.Strategy` for the methods."""
+class Sharded(Strategy):
+    """One model, sharded by FSDP2."""
 
     votes = True
-    keeps_gradients = True
-    loss: float | None = None
     needs: tuple[torch_probes.Need, ...] = (*torch_probes.EVERY_JOB, *torch_probes.SHARDED)
 
     def __init__(self, shards: int, shard: int, tensor: int = 1) -> None:
@@ -62,8 +60,7 @@ class Sharded:
         """The ranks of this rank's group, for ``fully_shard``; always the same one. Raises ``RuntimeError``."""
         if self._mesh is None:
             torch_probes.check(self.needs)
-            from elastrain.elastic.strategies.group_mesh import group_mesh
-            from elastrain.elastic.strategies.tensor_group import TensorGroup
+            from elastrain.elastic.strategies.group_mesh import TensorGroup, group_mesh
 
             group = TensorGroup(self._shard % self.tensor, self.tensor) if self.tensor > 1 else None
             self._mesh, self._group = group_mesh(device.type, self._shards, self._shard, group), group
@@ -101,9 +98,6 @@ class Sharded:
     def several_backwards(self) -> ElasticModule:
         raise ValueError(f"several calls of job.backward() in a loop body: {_NOT_YET}")
 
-    def check_warm_up(self, changed_buffers: list[str]) -> None:
-        """Buffers may change: each rank has its own."""
-
     def evaluation(self) -> AbstractContextManager[object]:
         assert self._model is not None
         return self._model.evaluates()
@@ -111,9 +105,6 @@ class Sharded:
     def begin_step(self) -> None:
         assert self._model is not None
         self._model.begin_step()
-
-    def body(self, part: Slice, communicator: Communicator, *, last: bool) -> AbstractContextManager[object]:
-        return nullcontext()
 
     def backward(
         self,

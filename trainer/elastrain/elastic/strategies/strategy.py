@@ -1,12 +1,13 @@
 """The seam between the runtime and a training strategy: how a model's gradients and state are spread over the ranks.
 
-A strategy wraps a model in its own :class:`ElasticModule`; the loop and the changes of generation stay as they are.
+:class:`ElasticModule` is what a script trains; :class:`Strategy` makes it, and runs its backwards.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -17,7 +18,7 @@ from elastrain.data.order import Order, Slice
 from elastrain.elastic.comm.backend import Offer, look, propose
 from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.torch_private import foreach_mul_
-from elastrain.elastic.torch_probes import Need
+from elastrain.elastic.torch_probes import EVERY_JOB, Need
 
 if TYPE_CHECKING:
     from elastrain.elastic.strategies.learner import Learner
@@ -46,8 +47,6 @@ class ElasticModule(nn.Module):
     """Whether a loop body runs: then a forward with gradients is one of training, also in ``eval()`` mode."""
     warms_up = False
     """Whether the warm-up's loop body runs."""
-    bare = False
-    """Whether forward runs through the user's model alone: nothing is summed during backward."""
     aside: Mapping[nn.Parameter, torch.Tensor] = {}
     """Gradients that the backward under way adds to, and which the parameters do not have meanwhile."""
     products: tuple[float, float, float] | None = None
@@ -154,60 +153,67 @@ class ElasticModule(nn.Module):
                 p.grad = torch.zeros_like(p)
 
 
-class Strategy(Protocol):
+class Strategy(ABC):
     """How the gradients of a step's micro-batches on all ranks become those of the mean over the global batch.
 
-    For the training thread.
+    For the training thread. What most strategies share is the default.
     """
 
-    tensor: int
+    needs: tuple[Need, ...] = EVERY_JOB
+    """Private names of torch that the strategy uses."""
+    tensor = 1
     """Neighbouring ranks that compute each layer together, on the same samples (tensor parallelism); 1: none do."""
-    loss: float | None
+    loss: float | None = None
     """The mean loss over the global batch, if the strategy has summed it itself, in an order of its own; None: the vote
     sums it."""
-    keeps_gradients: bool
+    keeps_gradients = True
     """Whether gradients may outlive a step (:mod:`elastrain.elastic.state.kept`)."""
-    votes: bool
+    votes = False
     """Whether a rank can hold all its gradients of a step while a peer lacks some: then peers tell a rank that lost
     the result of its last sum whether the step counts. A forward then needs all ranks of a group, which therefore run
     equally many."""
 
-    needs: tuple[Need, ...]
-    """Private names of torch that the strategy uses."""
-
+    @abstractmethod
     def check(self, order: Order) -> None:
         """Raises ``ValueError`` naming the argument if the strategy cannot train on data in this order.
 
         Called for a new loader, and again when the loop begins: then the model is known.
         """
 
+    @abstractmethod
     def wrap(self, module: nn.Module, ddp_options: dict[str, Any]) -> ElasticModule:
         """The model in this strategy's wrapper, for the script. A job may have several models.
 
         Raises ``ValueError`` for a model or an option that the strategy cannot train.
         """
 
+    @abstractmethod
     def whole(self) -> ElasticModule:
         """All wrapped models as one, for the runtime. Another one after each :meth:`wrap`."""
 
+    @abstractmethod
     def several_backwards(self) -> ElasticModule:
         """From now on :meth:`backward` may be called again after the last micro-batch of a step.
 
         Returns the new :meth:`whole`. Raises ``ValueError`` if the strategy or an option excludes it.
         """
 
-    def check_warm_up(self, changed_buffers: list[str]) -> None:
+    def check_warm_up(self, changed_buffers: list[str]) -> None:  # noqa: B027 - each rank has buffers of its own
         """Raises ``RuntimeError`` if a model whose forward changes these buffers cannot be trained."""
 
     def evaluation(self) -> AbstractContextManager[object]:
         """The context of ``fn`` on a batch of ``job.evaluate()``."""
+        return nullcontext()
 
+    @abstractmethod
     def begin_step(self) -> None:
         """A step begins, or begins again after it was discarded."""
 
-    def body(self, part: Slice, communicator: Communicator, *, last: bool) -> AbstractContextManager[object]:
-        """The context of the loop body on micro-batch ``part``; ``last``: of this rank's part of the step."""
+    def body(self, part: Slice, communicator: Communicator) -> AbstractContextManager[object]:
+        """The context of the loop body on micro-batch ``part``."""
+        return nullcontext()
 
+    @abstractmethod
     def backward(
         self,
         loss: torch.Tensor,
@@ -226,3 +232,33 @@ class Strategy(Protocol):
         With the last one it returns when no sum of the host is under way; the gradients are void if the communicator
         broke meanwhile.
         """
+
+
+_REPLICATE = "pass the plain module, which every rank holds as a whole"
+_WRAPPERS = (
+    ("torch.distributed.fsdp.fully_sharded_data_parallel", "FSDP"),
+    ("torch.distributed.fsdp._fully_shard", "FSDP2 (fully_shard)"),
+    ("torch.nn.parallel.distributed", "DistributedDataParallel"),
+)
+
+
+def refuse_sharded(module: nn.Module) -> None:
+    """Raises ``ValueError`` naming the layer and the way out, for a model that is sharded or replicated already.
+
+    Its parts would be summed over ranks with other parts, and a lost rank's part would be lost. The check compares the
+    modules of classes: importing FSDP for it would delay every start.
+    """
+    for name, layer in module.named_modules():
+        for kind in type(layer).__mro__:
+            for origin, called in _WRAPPERS:
+                if kind.__module__.startswith(origin):
+                    raise ValueError(
+                        f"job.wrap(): {name or 'the model'} is wrapped by {called}; {_REPLICATE}, or set "
+                        "spec.parallelism.shards and shard it by fully_shard(…, mesh=job.mesh) (docs/sharded.md)"
+                    )
+    for name, parameter in module.named_parameters():
+        if type(parameter.data).__module__.startswith("torch.distributed.tensor"):
+            raise ValueError(
+                f"job.wrap(): parameter {name} is a DTensor, spread over ranks; {_REPLICATE}, or set "
+                "spec.parallelism.shards and shard it by fully_shard(…, mesh=job.mesh) (docs/sharded.md)"
+            )
