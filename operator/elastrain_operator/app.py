@@ -26,7 +26,7 @@ from elastrain_operator.job.loops import Loops
 from elastrain_operator.job.meter import JobSeries
 from elastrain_operator.job.recorder import Recorder
 from elastrain_operator.job.traces import Traces
-from elastrain_operator.kube.client import ApiError, Kube, Writable
+from elastrain_operator.kube.client import ApiError, Kube, Tenure
 from elastrain_operator.kube.repeats import answered
 from elastrain_operator.kueue.jobs import KueueJobs
 from elastrain_operator.kueue.watch import Watch
@@ -58,7 +58,7 @@ class App:
     def __init__(
         self,
         config: OperatorConfig,
-        tenure: Writable | None = None,
+        tenure: Tenure | None = None,
         fence: Callable[[EtcdClient], FencedEtcd] | None = None,
     ) -> None:
         """``tenure`` and ``fence`` keep a process that does not lead from writing; None: there is only one."""

@@ -6,10 +6,13 @@ import asyncio
 import os
 import signal
 import socket
+import threading
+import time
 import uuid
 from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import Future
 from contextlib import AsyncExitStack
-from typing import Any
+from typing import Any, TypeVar
 
 import kopf
 import structlog
@@ -20,12 +23,12 @@ from elastrain_operator.app import App
 from elastrain_operator.config import OperatorConfig
 from elastrain_operator.handlers import register
 from elastrain_operator.health import serving
+from elastrain_operator.kube.access import Tenure
 from elastrain_operator.kube.client import ApiError, Kube
 from elastrain_operator.kube.repeats import answered
-from elastrain_operator.leader.election import Elector, Leases, Tenure
+from elastrain_operator.leader.election import Elector, Leases
 from elastrain_operator.leader.fencing import FencedEtcd, fence_key
 from elastrain_operator.leader.lease import Terms
-from elastrain_operator.leader.loop_thread import Heartbeat, LoopThread
 
 STUCK_SECONDS = Terms().stuck
 END_SECONDS = 20.0
@@ -201,3 +204,50 @@ def _stop_at_signals(stop: asyncio.Event) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+
+
+T = TypeVar("T")
+
+JOIN_SECONDS = 5.0
+HEARTBEAT_SECONDS = 1.0
+
+
+class LoopThread:
+    """The second loop. All methods but :meth:`submit` are called in the main loop."""
+
+    def __init__(self, name: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        """Start ``coroutine`` there. May be called in any thread."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    async def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """The result of ``coroutine``, which runs there; it is cancelled with the caller."""
+        return await asyncio.wrap_future(self.submit(coroutine))
+
+    async def close(self) -> None:
+        """End the loop. What still runs there is dropped."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        await asyncio.to_thread(self._thread.join, JOIN_SECONDS)
+        if not self._thread.is_alive():
+            self._loop.close()
+
+
+class Heartbeat:
+    """Whether the main loop runs: it beats there, and any thread may ask."""
+
+    def __init__(self) -> None:
+        self._beaten = time.monotonic()
+
+    async def beat(self) -> None:
+        """Until cancelled."""
+        while True:
+            self._beaten = time.monotonic()
+            await asyncio.sleep(HEARTBEAT_SECONDS)
+
+    def silence(self) -> float:
+        """Seconds since the last beat."""
+        return time.monotonic() - self._beaten

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from elastrain.api import names
 from elastrain.api.names import headcount
 from elastrain_operator.allocation.grant import Grant, Stop
 from elastrain_operator.allocation.room import Idle
@@ -13,10 +14,7 @@ from elastrain_operator.allocation.worth import Worth
 
 def replicas(job: Job, workers: int) -> str:
     """So many workers as the job's users count them: ``4 workers``, or ``2 groups`` of 2 workers each."""
-    if job.group_size == 1:
-        return headcount(workers)
-    number = workers // job.group_size
-    return "1 group" if number == 1 else f"{number} groups"
+    return names.replicas(workers // job.group_size, job.group_size)
 
 
 def at_max(job: Job, size: int) -> str:

@@ -14,10 +14,9 @@ from elastrain.reflector import CallError, Reflector, Source
 from elastrain_operator import clock
 from elastrain_operator.allocation import resources
 from elastrain_operator.allocation.snapshot import Held, Node
-from elastrain_operator.cluster import nodes, refusal
+from elastrain_operator.cluster import nodes, permission
 from elastrain_operator.cluster.nodes import NodeFacts
-from elastrain_operator.cluster.permission import Right
-from elastrain_operator.cluster.refusal import Reviews
+from elastrain_operator.cluster.permission import Reviews, Right
 from elastrain_operator.waiting import until
 
 # The claims of the jobs contain the workers. (`!=` includes pods without the label.)
@@ -84,7 +83,9 @@ class Inventory:
             text = kept.problem.text if kept.problem else f"the {kept.what} of the cluster are not listed yet"
             missing = self._missing(kept)
             if missing:
-                return f"{text} (for {refusal.CONFIRM_SECONDS:g} s the API server has confirmed: no right to {missing})"
+                return (
+                    f"{text} (for {permission.CONFIRM_SECONDS:g} s the API server has confirmed: no right to {missing})"
+                )
             if not kept.listed:
                 return text
         return None
@@ -151,7 +152,7 @@ class Inventory:
                         await self._ask(right)
                 if self.denied != before:
                     self._on_change()
-                await asyncio.sleep(refusal.ASK_SECONDS)
+                await asyncio.sleep(permission.ASK_SECONDS)
             self._refusals.clear()
 
     async def _ask(self, right: Right) -> None:

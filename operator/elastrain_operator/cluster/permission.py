@@ -1,8 +1,13 @@
-"""Asks the API server whether this operator may do something: a SelfSubjectAccessReview, which each user may create."""
+"""Whether the API server refuses a list for good: its own reviews of the operator's rights, over a minute.
+
+A single 401 or 403 proves nothing: tokens and role bindings are replaced, and an API server that starts knows no roles
+yet. A SelfSubjectAccessReview, which each user may create, counts only if all answers within a minute agree.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from elastrain_operator.kube.client import ApiError
@@ -46,3 +51,30 @@ async def is_allowed(kube: Once, right: Right) -> bool:
     if error := status.get("evaluationError"):
         raise ApiError(what, 0, "EvaluationError", str(error))
     return False
+
+
+CONFIRM_SECONDS = 60.0
+"""Seconds over which reviews must agree that a right is missing."""
+ASK_SECONDS = 10.0
+"""Seconds between two reviews."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reviews:
+    """The reviews of one right so far."""
+
+    since: float | None = None
+    """When the first of consecutive reviews found the right missing (seconds of a monotonic clock); None: none did."""
+    last: float = 0.0
+    """When the newest one did."""
+
+    def after(self, allowed: bool | None, now: float) -> Reviews:
+        """After another review at ``now``; ``allowed`` None: it was not answered, which ends the agreement."""
+        if allowed is not False:
+            return Reviews()
+        return Reviews(now if self.since is None else self.since, now)
+
+    @property
+    def confirmed(self) -> bool:
+        """The right is missing."""
+        return self.since is not None and self.last - self.since >= CONFIRM_SECONDS

@@ -21,9 +21,8 @@ from elastrain_operator.job import objects
 from elastrain_operator.job.recorder import Recorder
 from elastrain_operator.job.state import LoopState, Plan
 from elastrain_operator.job.traces import Traces
+from elastrain_operator.kube.answers import NO_ANSWER, ApiError, Refused, is_without_answer, refused
 from elastrain_operator.kube.client import Kube
-from elastrain_operator.kube.errors import NO_ANSWER, ApiError
-from elastrain_operator.kube.refusals import Refused, is_without_answer, refused
 from elastrain_operator.kueue.render import charged_to
 from elastrain_operator.pod import manifest as manifests
 from elastrain_operator.pod.template import version

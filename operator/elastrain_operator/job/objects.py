@@ -17,9 +17,8 @@ from elastrain_operator import clock
 from elastrain_operator.config import GangConfig
 from elastrain_operator.facts import DisruptionBudget, Gang, JobRef, Mark, RefusalKind
 from elastrain_operator.job.state import LoopState
+from elastrain_operator.kube.answers import ApiError, Refused
 from elastrain_operator.kube.client import Kube
-from elastrain_operator.kube.errors import ApiError
-from elastrain_operator.kube.refusals import Refused
 from elastrain_operator.pod.defaults import evictable
 from elastrain_operator.pod.gang import SCHEDULERS
 from elastrain_operator.pod.manifest import owned

@@ -12,8 +12,8 @@ import structlog
 from elastrain.api import names
 from elastrain_operator import clock
 from elastrain_operator.facts import JobEvent, JobRef, Severity
+from elastrain_operator.kube.answers import ApiError, NotLeading
 from elastrain_operator.kube.client import Kube
-from elastrain_operator.kube.errors import ApiError, NotLeading
 from elastrain_operator.metrics.process import EVENTS
 from elastrain_operator.policy.report.series import EventQueue, Series
 from elastrain_operator.waiting import until

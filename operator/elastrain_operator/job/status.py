@@ -11,7 +11,6 @@ from elastrain_operator.facts import ConditionUpdate, Coordination, Outage, Slot
 from elastrain_operator.job.steps import Steps
 from elastrain_operator.policy.losses import data_loss, exclusion, starting
 from elastrain_operator.policy.report import accelerator_seconds, conditions, durability, health, training
-from elastrain_operator.policy.report import conditions as gang_report
 from elastrain_operator.policy.size import leavers, minimum, replicas, rollout, sizes
 
 
@@ -27,18 +26,11 @@ def status_of(taken: Steps, create: tuple[int, ...], slots: tuple[Slot, ...], wa
         generation, alive = training.in_force(old.generation, known)
         ready = alive // spec.group_size
     report = etcd.progress if etcd else None
-    given = _condition_facts(taken, generation, ready, wait)
-    claims, unhealthy = [*conditions.active(given), *_claims(taken)], old.unhealthy_workers
+    unhealthy = health.unhealthy(old.unhealthy_workers, known, taken.facts.now) if known else old.unhealthy_workers
+    updates = [*conditions.active(_condition_facts(taken, generation, ready, wait)), *_of_some_jobs(taken)]
     if known:
-        unhealthy = health.unhealthy(unhealthy, known, taken.facts.now)
-        claims.append(health.claim(unhealthy, generation))
-    answered = taken.facts.state.unanswered_since is None
-    grown = sizes.grown(
-        old.conditions, spec.suspend, seen.share, taken.size.desired, spec.desired_replicas, answered=answered
-    )
-    if grown and not taken.known.finishing:
-        claims.append(grown)
-    merged = conditions.merge(old.conditions, claims, seen.job.generation, taken.facts.now)
+        updates.append(health.claim(unhealthy, generation))
+    merged = conditions.merge(old.conditions, updates, seen.job.generation, taken.facts.now)
     warm = sizes.standing_by(known) if known and spec.warm_spares else None
     place = accelerator_seconds.place(generation, known, taken.known.finishing, warm or frozenset()) if known else None
     there = replicas.of(p for p in seen.pods if not p.ending)
@@ -117,17 +109,19 @@ def _condition_facts(
     )
 
 
-def _claims(taken: Steps) -> Iterable[ConditionUpdate]:
+def _of_some_jobs(taken: Steps) -> Iterable[ConditionUpdate]:
     """Conditions that only some jobs have."""
+    spec, seen, answered = taken.facts.spec, taken.facts.observed, taken.facts.state.unanswered_since is None
     old, total = taken.facts.status.conditions, len(taken.there.units)
     if taken.known.etcd is not None:
         was_reported = any(c.type == ConditionType.UP_TO_DATE for c in old)
         yield from rollout.claim(taken.leave.rollout, total, was_reported, taken.facts.spec.max_unavailable)
     yield from exclusion.claim(taken.lost.exclusions, old)
     grouped = any(c.type == ConditionType.GANG_SCHEDULED for c in old)
-    yield from gang_report.gang_scheduled(
-        taken.facts.state.gang, taken.facts.spec.min_replicas * taken.facts.spec.group_size, grouped
-    )
+    yield from conditions.gang_scheduled(taken.facts.state.gang, spec.min_replicas * spec.group_size, grouped)
+    grown = sizes.grown(old, spec.suspend, seen.share, taken.size.desired, spec.desired_replicas, answered=answered)
+    if grown and not taken.known.finishing:
+        yield grown
 
 
 def usage(taken: Steps) -> AcceleratorSeconds | None:

@@ -1,15 +1,18 @@
-"""Access to the API server: by the pod's service account, else by the kubeconfig."""
+"""Access to the API server: by the service account, else by the kubeconfig; and until when it may be written to."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import ssl
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import kopf
 import yaml
+
+from elastrain_operator.kube.answers import NotLeading
 
 log = logging.getLogger(__name__)
 
@@ -65,3 +68,29 @@ class Access:
         async with self._renewing:
             if self.headers is refused:
                 self.headers = (await asyncio.to_thread(self._log_in)).as_http_headers()
+
+
+class Tenure:
+    """The end of this process's right to write, on its own monotonic clock. Threads read it, the elector writes it."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._until = float("-inf")
+
+    def extend(self, until: float) -> None:
+        """Permit writes until ``until``."""
+        self._until = until
+
+    def end(self) -> None:
+        """Permit no further write."""
+        self._until = float("-inf")
+
+    def seconds_left(self, what: str) -> float:
+        """Seconds that a write sent now may take: more than 0. To be called immediately before sending.
+
+        Raises :class:`NotLeading`; ``what`` completes "cannot ..." in its message.
+        """
+        left = self._until - self._clock()
+        if left <= 0:
+            raise NotLeading(what)
+        return left

@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any, Protocol
+from typing import Any
 
 import aiohttp
 import kopf
@@ -16,12 +16,12 @@ import orjson
 from elastrain.api import names
 from elastrain.reflector import Pages, pages
 from elastrain_operator import clock
-from elastrain_operator.kube.access import Access
-from elastrain_operator.kube.errors import ApiError, NotLeading, decoded, refusal, unreachable
+from elastrain_operator.kube.access import Access, Tenure
+from elastrain_operator.kube.answers import ApiError, NotLeading, decoded, error_of, unreachable
 from elastrain_operator.kube.repeats import is_creation_worth_repeating, is_worth_repeating, repeated
 from elastrain_operator.metrics.process import count_request
 
-__all__ = ["ApiError", "Kube", "NotLeading", "Writable"]
+__all__ = ["ApiError", "Kube", "NotLeading", "Tenure"]
 
 PERMISSIONS: Mapping[tuple[str, str], frozenset[str]] = {
     (names.GROUP, names.PLURAL): frozenset({"get", "list", "watch", "patch", "delete"}),
@@ -68,16 +68,10 @@ _HEADERS = {
 }
 
 
-class Writable(Protocol):
-    """Whether this process may write now: :class:`elastrain_operator.leader.election.Tenure`."""
-
-    def seconds_left(self, what: str) -> float: ...
-
-
 class Kube:
     """Requests with bounded retries on 429, 5xx and timeouts. Each may raise :class:`ApiError`."""
 
-    def __init__(self, access: Access, tenure: Writable | None = None) -> None:
+    def __init__(self, access: Access, tenure: Tenure | None = None) -> None:
         """``tenure``: checked before each write, and bounds it; None: unlimited."""
         self._access = access
         self._tenure = tenure
@@ -89,7 +83,7 @@ class Kube:
         )
 
     @classmethod
-    async def connect(cls, tenure: Writable | None = None) -> Kube:
+    async def connect(cls, tenure: Tenure | None = None) -> Kube:
         """By the pod's service account, else by the kubeconfig. Raises ``kopf.LoginError`` if there is neither."""
         return cls(await Access.find(), tenure)
 
@@ -137,7 +131,7 @@ class Kube:
         return await self._get(f"{pods_path(namespace)}/{name}", f"read pod {namespace}/{name}")
 
     async def create_pod(self, namespace: str, manifest: Mapping[str, Any], *, strict: bool = True) -> dict[str, Any]:
-        """Create; if ``strict``, unknown fields are refused. :func:`elastrain_operator.kube.refusals.refused` tells
+        """Create; if ``strict``, unknown fields are refused. :func:`elastrain_operator.kube.answers.refused` tells
         refusals apart. Only what passes by itself is repeated here: overload and races, not a webhook that fails.
 
         Returns ``manifest`` with the new pod's metadata. The watch shows the other fields set by the API server."""
@@ -247,7 +241,7 @@ class Kube:
                 if response.status == 401:
                     await self._renew(used, what)
                 if response.status >= 400:
-                    raise refusal(what, response.status, await response.read())
+                    raise error_of(what, response.status, await response.read())
                 async for line in _lines(response.content):
                     yield decoded(what, response.status, line)
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
@@ -299,7 +293,7 @@ class Kube:
                 await self._renew(used, request.what)
                 status, text, retry_after = await self._send(request)
         if status >= 400:
-            raise refusal(request.what, status, text, retry_after)
+            raise error_of(request.what, status, text, retry_after)
         return decoded(request.what, status, text)
 
     async def _send(self, request: _Call) -> tuple[int, bytes, str]:

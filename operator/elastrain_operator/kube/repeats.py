@@ -18,8 +18,7 @@ from tenacity import (
 )
 
 from elastrain_operator.facts import RefusalKind
-from elastrain_operator.kube.errors import NO_ANSWER, ApiError, NotLeading
-from elastrain_operator.kube.refusals import refused
+from elastrain_operator.kube.answers import NO_ANSWER, ApiError, NotLeading, refused
 
 CALL_SECONDS = 25.0
 """Seconds for all attempts of a request."""

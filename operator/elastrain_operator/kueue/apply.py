@@ -12,8 +12,8 @@ import structlog
 from elastrain.api import names
 from elastrain_operator import clock
 from elastrain_operator.facts import WORKLOAD_NOTE, JobRef
+from elastrain_operator.kube.answers import ApiError
 from elastrain_operator.kube.client import MERGE, Kube, pods_path
-from elastrain_operator.kube.errors import ApiError
 from elastrain_operator.kueue import render
 from elastrain_operator.kueue.workload import (
     API_VERSION,

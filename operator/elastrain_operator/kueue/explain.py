@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from elastrain.api.names import headcount
+from elastrain.api.names import replicas
 from elastrain_operator.kueue.workload import ALWAYS, CLASS_LABEL, EXTRAS_NOTE, QUEUE_LABEL, Request, View, Workload
 
 
@@ -72,7 +72,7 @@ def _obstacle(has: Admission) -> Why | None:
             message=f"there is no WorkloadPriorityClass {request.priority_class} ({CLASS_LABEL})",
         )
     if base is None or base.going:
-        text = f"a Workload for {_amount(request, request.minimum)} (minReplicas) is being created"
+        text = f"a Workload for {replicas(request.minimum, request.pods)} (minReplicas) is being created"
         return Why(reason="Queued", message=f"{_queue(request, view)}: {text}")
     return None
 
@@ -88,8 +88,10 @@ def _on(has: Admission) -> Why:
         )
         return Why(reason="FlavorMissing", message=text)
     if has.size >= request.wanted:
-        return Why(reason="AtMax", message=f"{name} admits {_amount(request, has.size)}, all that the job asks for")
-    have = f"{name} admits {has.size} of {_amount(request, request.wanted)}"
+        return Why(
+            reason="AtMax", message=f"{name} admits {replicas(has.size, request.pods)}, all that the job asks for"
+        )
+    have = f"{name} admits {has.size} of {replicas(request.wanted, request.pods)}"
     if has.waiting:
         said = next((w.message for w in has.waiting if w.message), "")
         return Why(
@@ -131,12 +133,9 @@ def _not_on(has: Admission, base: Workload) -> Why:
         return Why(
             reason="AdmissionCheck", message=f"{name} has reserved quota, and waits for its admission checks{said}"
         )
-    return Why(reason="Queued", message=f"waits in {name} for {_amount(request, request.minimum)} (minReplicas){said}")
-
-
-def _amount(request: Request, replicas: int) -> str:
-    """``4 workers``, or ``2 groups`` where a replica has several workers."""
-    return headcount(replicas) if request.pods == 1 else f"{replicas} group{'s' * (replicas != 1)}"
+    return Why(
+        reason="Queued", message=f"waits in {name} for {replicas(request.minimum, request.pods)} (minReplicas){said}"
+    )
 
 
 def _queue(request: Request, view: View) -> str:

@@ -13,8 +13,8 @@ from elastrain.api.job import JobSpec, JobStatus
 from elastrain_operator import clock
 from elastrain_operator.allocation.snapshot import WorkerShape
 from elastrain_operator.facts import JobEvent, JobRef, Observed, Severity
+from elastrain_operator.kube.answers import ApiError
 from elastrain_operator.kube.client import Kube
-from elastrain_operator.kube.errors import ApiError
 from elastrain_operator.kueue import parse, render
 from elastrain_operator.kueue.admission import decide, governs
 from elastrain_operator.kueue.apply import Writer

@@ -96,17 +96,18 @@ class Watch:
         return next((value for value, is_default in classes.values() if is_default), 0)
 
     def _workload_changed(self, key: str, before: Any, after: Any) -> None:
-        uid = (after or before)[0]
-        kept = self._of_job.setdefault(uid, {})
-        kept.pop(key, None)
-        if after:
-            kept[key] = after[1]
-        elif not kept:
-            del self._of_job[uid]
-        if uid:
-            self._on_job(uid)
-        else:
-            self._on_queues()
+        """The label may have changed: then both jobs' Workloads have."""
+        for uid in {seen[0] for seen in (before, after) if seen}:
+            kept = self._of_job.setdefault(uid, {})
+            kept.pop(key, None)
+            if after and after[0] == uid:
+                kept[key] = after[1]
+            if not kept:
+                del self._of_job[uid]
+            if uid:
+                self._on_job(uid)
+            else:
+                self._on_queues()
 
 
 def _labelled(body: Mapping[str, Any]) -> tuple[str, Workload]:

@@ -6,27 +6,18 @@ import asyncio
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 
 from elastrain_operator.config import LeaseName
+from elastrain_operator.kube.access import Tenure
+from elastrain_operator.kube.answers import NO_ANSWER, ApiError, NotLeading
 from elastrain_operator.kube.client import Kube
-from elastrain_operator.kube.errors import NO_ANSWER, ApiError, NotLeading
 from elastrain_operator.leader import lease
-from elastrain_operator.leader.lease import Acquire, LeaseObservation, Record, Renew, StepDown, Terms, Wait
+from elastrain_operator.leader.lease import LeaseObservation, Record, Step, Terms
 
 log = structlog.get_logger(__name__)
-
-
-class LeaseCalls(Protocol):
-    """The part of :class:`Leases` that an elector uses."""
-
-    async def get(self, lease: LeaseName, seconds: float) -> dict[str, Any] | None: ...
-
-    async def create(self, lease: LeaseName, body: dict[str, Any], seconds: float) -> dict[str, Any]: ...
-
-    async def replace(self, lease: LeaseName, body: dict[str, Any], seconds: float) -> dict[str, Any]: ...
 
 
 class Leases:
@@ -59,38 +50,12 @@ def _lease_path(lease: LeaseName, whole: bool = True) -> str:
     return f"{path}/{lease.name}" if whole else path
 
 
-class Tenure:
-    """The end of this process's right to write, on its own monotonic clock. Threads read it, the elector writes it."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._until = float("-inf")
-
-    def extend(self, until: float) -> None:
-        """Permit writes until ``until``."""
-        self._until = until
-
-    def end(self) -> None:
-        """Permit no further write."""
-        self._until = float("-inf")
-
-    def seconds_left(self, what: str) -> float:
-        """Seconds that a write sent now may take: more than 0. To be called immediately before sending.
-
-        Raises :class:`NotLeading`; ``what`` completes "cannot ..." in its message.
-        """
-        left = self._until - self._clock()
-        if left <= 0:
-            raise NotLeading(what)
-        return left
-
-
 class Elector:
     """One replica's part in the election. Lives in one event loop; after it has led, it never leads again."""
 
     def __init__(
         self,
-        leases: LeaseCalls,
+        leases: Leases,
         lease: LeaseName,
         identity: str,
         tenure: Tenure,
@@ -121,25 +86,25 @@ class Elector:
     async def acquire(self) -> None:
         """Stand by until this replica leads, through any outage of the API server."""
         while self._observation.renewed is None:
-            match lease.decide(self._observation, self._clock(), self._terms):
-                case Wait(seconds):
-                    await asyncio.sleep(seconds)
-                    await self._tried(self._look)
-                case _:
-                    await self._tried(self._write)
+            action = lease.decide(self._observation, self._clock(), self._terms)
+            if action.step is Step.WAIT:
+                await asyncio.sleep(action.seconds)
+                await self._tried(self._look)
+            else:
+                await self._tried(self._write)
         log.info("leading", lease=str(self._lease), identity=self._observation.me)
 
     async def keep(self) -> str:
         """Renew until this replica no longer leads; returns the reason. The tenure has expired before, or ends now."""
         while True:
-            match lease.decide(self._observation, self._clock(), self._terms, self._silence()):
-                case StepDown(why):
-                    self._tenure.end()
-                    return why
-                case Wait(seconds):
-                    await asyncio.sleep(seconds)
-                case Renew() | Acquire():
-                    await self._tried(self._write)
+            action = lease.decide(self._observation, self._clock(), self._terms, self._silence())
+            if action.step is Step.STEP_DOWN:
+                self._tenure.end()
+                return action.why
+            if action.step is Step.WAIT:
+                await asyncio.sleep(action.seconds)
+            else:
+                await self._tried(self._write)
 
     async def prove(self) -> None:
         """Renew now: if this returns, this replica held the Lease at some time after the call.
@@ -148,7 +113,7 @@ class Elector:
         """
         await self._write()
         what = "prove that this operator leads"
-        if isinstance(lease.decide(self._observation, self._clock(), self._terms), StepDown):
+        if lease.decide(self._observation, self._clock(), self._terms).step is Step.STEP_DOWN:
             raise NotLeading(what)
         self._tenure.seconds_left(what)
 

@@ -23,7 +23,7 @@ import structlog
 from elastrain.api.keys import ROOT
 from elastrain.etcd import Batch, EtcdClient, EtcdError, Range, Sift, Transaction, Watch, WatchState
 from elastrain_operator.config import LeaseName
-from elastrain_operator.kube.client import NotLeading, Writable
+from elastrain_operator.kube.client import NotLeading, Tenure
 
 log = structlog.get_logger(__name__)
 
@@ -37,7 +37,7 @@ def fence_key(cluster: str, lease: LeaseName) -> str:
 class FencedEtcd:
     """The part of ``EtcdClient`` that the mirror uses. Blocking and thread-safe, like the client."""
 
-    def __init__(self, etcd: EtcdClient, key: str, identity: str, tenure: Writable, prove: Callable[[], None]) -> None:
+    def __init__(self, etcd: EtcdClient, key: str, identity: str, tenure: Tenure, prove: Callable[[], None]) -> None:
         """``prove`` returns if this operator held the Lease at some time after the call; else it raises
         :class:`NotLeading`, or ``ApiError`` without an answer."""
         self._etcd = etcd

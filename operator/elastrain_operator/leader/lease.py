@@ -9,6 +9,8 @@ stops ``hold`` seconds later. So clocks may differ by any offset, and their rate
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,31 +76,22 @@ class LeaseObservation:
     """When this replica's newest successful write of the Lease was sent; None: it does not lead."""
 
 
-@dataclass(frozen=True, slots=True)
-class Acquire:
-    """Write the Lease with this identity, if it is unchanged since it was seen."""
+class Step(StrEnum):
+    """What a replica does next."""
+
+    WRITE = "acquire or renew the Lease, if it is unchanged since it was seen"
+    WAIT = "wait; a stand-by then reads the Lease again"
+    STEP_DOWN = "lead no longer, whatever the Lease contains by now"
 
 
-@dataclass(frozen=True, slots=True)
-class Renew:
-    """Write it again, under the same condition."""
+class Action(NamedTuple):
+    """The next step of a replica."""
 
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """Wait for this number of seconds; a stand-by then reads the Lease again."""
-
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class StepDown:
-    """This replica no longer leads, whatever the Lease contains by now."""
-
-    why: str
-
-
-Action = Acquire | Renew | Wait | StepDown
+    step: Step
+    seconds: float = 0.0
+    """To wait."""
+    why: str = ""
+    """It steps down."""
 
 
 def saw(observation: LeaseObservation, record: Record | None, now: float) -> LeaseObservation:
@@ -140,7 +133,7 @@ def decide(observation: LeaseObservation, now: float, terms: Terms, silence: flo
     ``silence``: seconds since its main loop last ran.
     """
     if observation.renewed is not None and silence >= terms.stuck:
-        return StepDown(f"the main loop has been stuck for {silence:.0f} s")
+        return Action(Step.STEP_DOWN, why=f"the main loop has been stuck for {silence:.0f} s")
     return (
         _as_leader(observation, observation.renewed, now, terms)
         if observation.renewed is not None
@@ -150,20 +143,21 @@ def decide(observation: LeaseObservation, now: float, terms: Terms, silence: flo
 
 def _as_leader(observation: LeaseObservation, renewed: float, now: float, terms: Terms) -> Action:
     if now >= renewed + terms.hold:
-        return StepDown(f"the lease could not be renewed for {now - renewed:.1f} s")
+        return Action(Step.STEP_DOWN, why=f"the lease could not be renewed for {now - renewed:.1f} s")
     if observation.record is None:
-        return StepDown("the lease was deleted")
+        return Action(Step.STEP_DOWN, why="the lease was deleted")
     if observation.record.holder != observation.me:
         holder = observation.record.holder
-        return StepDown(f"the lease was taken over by {holder}" if holder else "the lease was released")
+        why = f"the lease was taken over by {holder}" if holder else "the lease was released"
+        return Action(Step.STEP_DOWN, why=why)
     due = renewed + terms.renew - now
-    return Wait(due) if due > 0 else Renew()
+    return Action(Step.WAIT, due) if due > 0 else Action(Step.WRITE)
 
 
 def _as_standby(observation: LeaseObservation, now: float, terms: Terms) -> Action:
     if observation.seen is None:
-        return Wait(0.0)
+        return Action(Step.WAIT, 0.0)
     if observation.record is not None and observation.record.holder == observation.me:
-        return Acquire()  # an earlier attempt succeeded, but its response was lost
+        return Action(Step.WRITE)  # an earlier attempt succeeded, but its response was lost
     left = observation.seen + observation.promised - now
-    return Acquire() if left <= 0 else Wait(min(left, terms.poll))
+    return Action(Step.WRITE) if left <= 0 else Action(Step.WAIT, min(left, terms.poll))

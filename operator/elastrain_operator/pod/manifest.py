@@ -70,25 +70,26 @@ def pod(
         trainer["env"].append({"name": tracing.ENV_ENDPOINT, "value": config.traces_endpoint})
     _mount_credentials(body, trainer, _secret_name(job, config.worker_etcd))
     nodecheck.let_meet(body, trainer, spec.preflight, SECRET_MOUNT)
-    metadata = template.get("metadata") or {}
-    made = {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {
-            **{k: v for k, v in metadata.items() if k == "finalizers"},
-            # A new worker holds nothing; without the annotation, cluster autoscaler would never remove its node.
-            "annotations": {
-                **({} if decides_evictions(template) else _EVICTABLE),
-                **(metadata.get("annotations") or {}),
-            },
-            "name": pod_name(job, ordinal),
-            "namespace": job.namespace,
-            "labels": {**(metadata.get("labels") or {}), **labels(job, ordinal, spec), **uses.label(body, job.uid)},
-            "ownerReferences": [owner(job)],
-        },
-        "spec": body,
-    }
+    own = {**labels(job, ordinal, spec), **uses.label(body, job.uid)}
+    made = {"apiVersion": "v1", "kind": "Pod", "metadata": _metadata(template, job, ordinal, own), "spec": body}
     return made if slot is None else grouped(made, job, spec, slot)
+
+
+def _metadata(template: dict[str, Any], job: JobRef, ordinal: int, own: dict[str, str]) -> dict[str, Any]:
+    """Of worker ``ordinal``, with its ``own`` labels and what the template adds."""
+    metadata = template.get("metadata") or {}
+    return {
+        **{k: v for k, v in metadata.items() if k == "finalizers"},
+        # A new worker holds nothing; without the annotation, cluster autoscaler would never remove its node.
+        "annotations": {
+            **({} if decides_evictions(template) else _EVICTABLE),
+            **(metadata.get("annotations") or {}),
+        },
+        "name": pod_name(job, ordinal),
+        "namespace": job.namespace,
+        "labels": {**(metadata.get("labels") or {}), **own},
+        "ownerReferences": [owner(job)],
+    }
 
 
 def grouped(manifest: dict[str, Any], job: JobRef, spec: JobSpec, slot: Slot) -> dict[str, Any]:

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from elastrain_operator.config import LeaseName
+from elastrain_operator.kube.access import Tenure
 from elastrain_operator.kube.client import NotLeading
-from elastrain_operator.leader.election import Elector, Tenure
+from elastrain_operator.leader.election import Elector
 from elastrain_operator.leader.lease import Terms
-from elastrain_operator.leader.loop_thread import Heartbeat, LoopThread
+from elastrain_operator.process import Heartbeat, LoopThread
 
 LEASE = LeaseName(namespace="ns", name="operator")
 

@@ -8,8 +8,9 @@ import copy
 import pytest
 
 from elastrain_operator.config import LeaseName
+from elastrain_operator.kube.access import Tenure
 from elastrain_operator.kube.client import ApiError, NotLeading
-from elastrain_operator.leader.election import Elector, Tenure
+from elastrain_operator.leader.election import Elector
 from elastrain_operator.leader.lease import Terms
 
 LEASE = LeaseName(namespace="here", name="operator")

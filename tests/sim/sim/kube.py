@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
-from elastrain_operator.kube.client import ApiError, Writable
+from elastrain_operator.kube.client import ApiError, Tenure
 from sim.apiserver import PLACE, ApiServer, Body, merged
 from sim.loop import Loop
 from sim.network import Network, Refused, Stream
@@ -25,7 +25,7 @@ class Kube:
         network: Network,
         process: Process,
         loop: Loop,
-        tenure: Writable | None,
+        tenure: Tenure | None,
         lag: Callable[[], float] | None = None,
     ) -> None:
         """``lag``: seconds by which a watch is late; None: as any message."""

@@ -21,8 +21,9 @@ from elastrain_operator.job.executor import Executor
 from elastrain_operator.job.loop import JobLoop
 from elastrain_operator.job.loops import Loops
 from elastrain_operator.job.recorder import Recorder
+from elastrain_operator.kube.access import Tenure
 from elastrain_operator.kube.client import ApiError, NotLeading, jobs_path
-from elastrain_operator.leader.election import Elector, Tenure
+from elastrain_operator.leader.election import Elector
 from elastrain_operator.leader.fencing import FencedEtcd, fence_key
 from elastrain_operator.leader.lease import Terms
 from elastrain_operator.records.mirror import Mirror

@@ -14,7 +14,7 @@ from elastrain_operator.config import OperatorConfig, WorkerEtcd
 from elastrain_operator.facts import Deletion, JobEvent, JobRef, RefusalKind
 from elastrain_operator.job.executor import Executor, status_patch
 from elastrain_operator.job.state import LoopState, Plan
-from elastrain_operator.kube.errors import NO_ANSWER, ApiError
+from elastrain_operator.kube.answers import NO_ANSWER, ApiError
 from elastrain_operator.pod.manifest import owner
 
 JOB = JobRef("ns", "job", "uid", 1)

@@ -10,7 +10,7 @@ import pytest
 from elastrain_operator.facts import DisruptionBudget, Ending, JobRef, Mark
 from elastrain_operator.job import objects
 from elastrain_operator.job.state import LoopState
-from elastrain_operator.kube.errors import ApiError
+from elastrain_operator.kube.answers import ApiError
 from elastrain_operator.pod.defaults import evictable
 from elastrain_operator.policy.size.protection import marks
 from workers import workers_at

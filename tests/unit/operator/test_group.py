@@ -15,8 +15,7 @@ from elastrain_operator.facts import Coordination, Gang, JobRef, Observed, Refus
 from elastrain_operator.job import objects
 from elastrain_operator.job.plan import plan
 from elastrain_operator.job.state import LoopState
-from elastrain_operator.kube.errors import ApiError
-from elastrain_operator.kube.refusals import Refused
+from elastrain_operator.kube.answers import ApiError, Refused
 from elastrain_operator.pod import gang, manifest
 from elastrain_operator.pod.gang import SCHEDULERS
 from elastrain_operator.policy.report import conditions as report

@@ -12,10 +12,9 @@ from elastrain.reflector import Problem
 from elastrain_operator import clock
 from elastrain_operator.allocation.match import lets_go, takes
 from elastrain_operator.allocation.snapshot import NodeRules, Toleration
-from elastrain_operator.cluster import nodes, refusal
+from elastrain_operator.cluster import nodes, permission
 from elastrain_operator.cluster.inventory import Inventory
-from elastrain_operator.cluster.permission import Right, is_allowed
-from elastrain_operator.cluster.refusal import Reviews
+from elastrain_operator.cluster.permission import Reviews, Right, is_allowed
 from elastrain_operator.kube.client import ApiError
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -83,8 +82,8 @@ def test_inventory_is_the_nodes_capacity_minus_other_pods():
 # ---- refused lists ---------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("code", [401, 403])
 def test_a_passing_refusal_leaves_the_cluster_known(code, monkeypatch):
-    monkeypatch.setattr(refusal, "CONFIRM_SECONDS", 0.0)
-    monkeypatch.setattr(refusal, "ASK_SECONDS", 0.01)
+    monkeypatch.setattr(permission, "CONFIRM_SECONDS", 0.0)
+    monkeypatch.setattr(permission, "ASK_SECONDS", 0.01)
 
     async def scenario():
         asked: list[Right] = []
@@ -114,8 +113,8 @@ def test_a_cluster_that_was_never_listed_stays_unknown_while_a_refusal_is_unconf
 
 
 def test_a_confirmed_refusal_makes_the_cluster_unknown_until_it_is_listed_again(monkeypatch):
-    monkeypatch.setattr(refusal, "CONFIRM_SECONDS", 0.02)
-    monkeypatch.setattr(refusal, "ASK_SECONDS", 0.01)
+    monkeypatch.setattr(permission, "CONFIRM_SECONDS", 0.02)
+    monkeypatch.setattr(permission, "ASK_SECONDS", 0.01)
 
     async def scenario():
         async def is_allowed(right: Right) -> bool:

@@ -14,6 +14,7 @@ from elastrain_operator.kueue import parse, render
 from elastrain_operator.kueue.admission import MISSING_PATIENCE, decide
 from elastrain_operator.kueue.apply import changed
 from elastrain_operator.kueue.jobs import KueueJobs
+from elastrain_operator.kueue.watch import Watch
 from elastrain_operator.kueue.workload import (
     Activate,
     Change,
@@ -302,14 +303,14 @@ def test_the_pause_of_the_rescale_is_what_evicted_extras_cost(monkeypatch: pytes
     paid: list[float] = []
     monkeypatch.setattr(metrics.KUEUE_PAUSE_SECONDS, "observe", paid.append)
     kept, ref = Kept(), JobRef("job", "team", "12345678", 1)
-    desk = KueueJobs(kept, None, lambda *_: None)
+    jobs = KueueJobs(kept, None, lambda *_: None)
     body = {"metadata": {"name": "job", "uid": "12345678", "labels": {"kueue.x-k8s.io/queue-name": "lq"}}, "spec": {}}
 
     def look(*workloads: Workload, **last: object) -> None:
         kept.seen = dataclasses.replace(kept.seen, workloads=workloads)
         told = {"reason": "Drain", "lostSteps": 0, "time": NOW.isoformat(), **last}
         status = JobStatus.model_validate({"lastRescale": told} if last else {})
-        desk.decide(body, ref, SPEC, status, Observed(ref, (), None))
+        jobs.decide(body, ref, SPEC, status, Observed(ref, (), None))
 
     look(BASE, running(1, ready=True, evicted="Preempted"), running(2, ready=True, evicted="Preempted"))
     look(BASE, **{"from": 2, "to": 4, "pauseSeconds": 9.0})
@@ -317,6 +318,17 @@ def test_the_pause_of_the_rescale_is_what_evicted_extras_cost(monkeypatch: pytes
     look(BASE, **{"from": 4, "to": 2, "pauseSeconds": 0.3})
     look(BASE, **{"from": 4, "to": 2, "pauseSeconds": 0.3})
     assert paid == [0.3], "one rescale for both extras"
+
+
+def test_a_workload_whose_label_names_another_job_is_that_jobs_and_no_longer_the_formers() -> None:
+    woken: list[str] = []
+    kept = Watch(None, (), woken.append, lambda: None)
+    for uid in ("one", "two"):
+        meta = {"name": "w", "namespace": "team", "uid": "w", "resourceVersion": "1"}
+        body = {"metadata": {**meta, "labels": {"elastrain.dev/job-uid": uid}}, "spec": {}, "status": {}}
+        kept._workloads[0]._take("watch", "MODIFIED", body)
+    assert [len(kept.workloads(JobRef("team", uid, uid), "base")) for uid in ("one", "two")] == [0, 1]
+    assert set(woken) == {"one", "two"}
 
 
 def test_extras_of_a_mirrored_job_are_named_after_the_job_of_this_cluster() -> None:

@@ -13,13 +13,11 @@ from hypothesis import strategies as st
 
 from budgets import examples
 from elastrain_operator.leader.lease import (
-    Acquire,
+    Action,
     LeaseObservation,
     Record,
-    Renew,
-    StepDown,
+    Step,
     Terms,
-    Wait,
     attempt_seconds,
     decide,
     leads_until,
@@ -41,41 +39,41 @@ def led(sent: float = 100.0) -> LeaseObservation:
 
 # ---- standing by -----------------------------------------------------------------------------------------------------
 def test_no_decision_before_the_first_read():
-    assert decide(FREE, 100.0, TERMS) == Wait(0.0)
+    assert decide(FREE, 100.0, TERMS) == Action(Step.WAIT, 0.0)
 
 
 def test_lease_is_acquired_if_there_is_none_or_it_was_released():
-    assert decide(saw(FREE, None, 100.0), 100.0, TERMS) == Acquire()
-    assert decide(saw(FREE, Record("7", "", 10.0), 100.0), 100.0, TERMS) == Acquire()
+    assert decide(saw(FREE, None, 100.0), 100.0, TERMS) == Action(Step.WRITE)
+    assert decide(saw(FREE, Record("7", "", 10.0), 100.0), 100.0, TERMS) == Action(Step.WRITE)
 
 
 def test_lease_is_acquired_if_its_holder_was_silent_for_its_duration():
     observation = saw(FREE, OTHER, 100.0)
-    assert decide(observation, 100.0, TERMS) == Wait(1.0)
+    assert decide(observation, 100.0, TERMS) == Action(Step.WAIT, 1.0)
     observation = saw(observation, OTHER, 109.5)
-    assert decide(observation, 109.5, TERMS) == Wait(0.5)
-    assert decide(observation, 110.0, TERMS) == Acquire()
+    assert decide(observation, 109.5, TERMS) == Action(Step.WAIT, 0.5)
+    assert decide(observation, 110.0, TERMS) == Action(Step.WRITE)
 
 
 def test_a_renewal_restarts_the_wait():
     observation = saw(saw(FREE, OTHER, 100.0), Record("6", "other", 10.0), 109.9)
-    assert decide(observation, 110.0, TERMS) == Wait(1.0)
+    assert decide(observation, 110.0, TERMS) == Action(Step.WAIT, 1.0)
 
 
 def test_the_holder_s_duration_counts():
     observation = saw(FREE, Record("5", "other", 60.0), 100.0)
-    assert decide(observation, 159.0, TERMS) == Wait(1.0)
-    assert decide(observation, 160.0, TERMS) == Acquire()
+    assert decide(observation, 159.0, TERMS) == Action(Step.WAIT, 1.0)
+    assert decide(observation, 160.0, TERMS) == Action(Step.WRITE)
 
 
 def test_the_holder_s_tenure_is_awaited_if_its_lease_is_deleted():
     observation = saw(saw(FREE, OTHER, 100.0), None, 105.0)
-    assert decide(observation, 114.0, TERMS) == Wait(1.0)
-    assert decide(observation, 115.0, TERMS) == Acquire()
+    assert decide(observation, 114.0, TERMS) == Action(Step.WAIT, 1.0)
+    assert decide(observation, 115.0, TERMS) == Action(Step.WRITE)
 
 
 def test_lease_is_recognized_if_the_response_to_its_acquisition_was_lost():
-    assert decide(saw(FREE, MINE, 100.0), 100.0, TERMS) == Acquire()
+    assert decide(saw(FREE, MINE, 100.0), 100.0, TERMS) == Action(Step.WRITE)
 
 
 # ---- leading ---------------------------------------------------------------------------------------------------------
@@ -84,8 +82,8 @@ def test_tenure_counts_from_before_the_renewal_was_sent():
 
 
 def test_leader_renews_when_it_is_due():
-    assert decide(led(), 101.5, TERMS) == Wait(0.5)
-    assert decide(led(), 102.0, TERMS) == Renew()
+    assert decide(led(), 101.5, TERMS) == Action(Step.WAIT, 0.5)
+    assert decide(led(), 102.0, TERMS) == Action(Step.WRITE)
 
 
 @pytest.mark.parametrize(
@@ -99,19 +97,19 @@ def test_leader_renews_when_it_is_due():
 )
 def test_leader_steps_down_if_it_is_late_or_the_lease_is_not_its_own(shown, now, why):
     decided = decide(saw(led(), shown, now), now, TERMS)
-    assert isinstance(decided, StepDown)
+    assert decided.step is Step.STEP_DOWN
     assert why in decided.why
 
 
-def silent_agents(answers: float) -> float:
+def silence_until_it_steps_down(answers: float) -> float:
     """Seconds for which the Lease was not renewed when a leader steps down, whose requests are answered in so many
     seconds; infinite: it leads on."""
     observation, now = led(100.0), 100.0
     while now < 200.0:
         match decide(observation, now, TERMS):
-            case StepDown():
+            case Step.STEP_DOWN, _, _:
                 return now - 100.0
-            case Wait(seconds):
+            case Step.WAIT, seconds, _:
                 now += seconds
             case _:
                 limit = attempt_seconds(observation, now, TERMS)
@@ -123,8 +121,8 @@ def silent_agents(answers: float) -> float:
 
 
 def test_a_leader_uses_its_tenure_for_two_attempts_while_the_api_server_does_not_answer():
-    assert silent_agents(3.9) == float("inf"), "a late answer is an answer"
-    assert silent_agents(1e9) == pytest.approx(TERMS.hold)
+    assert silence_until_it_steps_down(3.9) == float("inf"), "a late answer is an answer"
+    assert silence_until_it_steps_down(1e9) == pytest.approx(TERMS.hold)
     assert TERMS.hold <= 0.8 * TERMS.duration, "the rest is for clocks that run at different rates"
     assert TERMS.renew + TERMS.attempt + TERMS.attempt / 2 <= TERMS.hold
 
@@ -168,11 +166,11 @@ class Replica:
         if not self.alive:
             return
         match decide(self.observation, self.clock(), TERMS):
-            case StepDown():
+            case Step.STEP_DOWN, _, _:
                 self.world.ends.append((self.observation.me, self.world.now))
                 self.observation = self._born()
                 self.world.after(self.world.chance.uniform(0, 3), self.wake)
-            case Wait(seconds):
+            case Step.WAIT, seconds, _:
                 pause = seconds / self.rate + self.world.stall()
                 self.world.after(pause, self.wake if self.observation.renewed is not None else self.look)
             case _:

@@ -19,7 +19,7 @@ from elastrain_operator.facts import Coordination, JobRef, Observed, Refusal, Re
 from elastrain_operator.job.executor import Executor
 from elastrain_operator.job.plan import plan
 from elastrain_operator.job.state import LoopState, Plan
-from elastrain_operator.kube.errors import ApiError
+from elastrain_operator.kube.answers import ApiError
 from elastrain_operator.pod.template import version
 from workers import workers_at
 

@@ -9,7 +9,7 @@ import pytest
 from elastrain_operator.facts import JobEvent, JobRef, Severity
 from elastrain_operator.job import recorder as recorders
 from elastrain_operator.job.recorder import Recorder
-from elastrain_operator.kube.errors import ApiError
+from elastrain_operator.kube.answers import ApiError
 from elastrain_operator.metrics.process import EVENTS
 
 JOB = JobRef("ns", "job", "uid")

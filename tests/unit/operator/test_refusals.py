@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastrain_operator.facts import RefusalKind
-from elastrain_operator.kube import errors
-from elastrain_operator.kube.refusals import refused
+from elastrain_operator.kube import answers
+from elastrain_operator.kube.answers import refused
 from elastrain_operator.kube.repeats import is_creation_worth_repeating
 
 ANSWERS = json.loads((Path(__file__).parent / "golden/refusals.json").read_text())
@@ -77,7 +77,7 @@ def test_any_answer_has_a_kind_and_a_message(status):
 def test_wait_is_the_one_that_the_api_server_asks_for():
     limited = {"message": "slow down", "reason": "TooManyRequests", "details": {"retryAfterSeconds": 7}, "code": 429}
     assert (refused(limited).kind, refused(limited).retry) == (RefusalKind.BUSY, 7.0)
-    plain = errors.refusal("create a pod", 429, b"Too many requests, please try again later.", "1")
+    plain = answers.error_of("create a pod", 429, b"Too many requests, please try again later.", "1")
     assert refused(plain.status).retry == 1.0
 
 
@@ -85,7 +85,7 @@ def test_only_what_passes_by_itself_is_repeated_at_once():
     repeated = {
         name
         for name, body in ANSWERS.items()
-        if is_creation_worth_repeating(errors.refusal("x", body["code"], json.dumps(body).encode()))
+        if is_creation_worth_repeating(answers.error_of("x", body["code"], json.dumps(body).encode()))
     }
     assert repeated == {"conflict_put", "webhook_hang_timeout_param"}
 

@@ -11,7 +11,7 @@ import pytest
 import structlog
 
 import elastrain_operator
-from elastrain_operator.kube.errors import ApiError, decoded
+from elastrain_operator.kube.answers import ApiError, decoded
 from elastrain_operator.metrics.process import REGISTRY
 from elastrain_operator.supervise import Tasks
 

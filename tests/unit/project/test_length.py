@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
 FILE_LINES = 420
-FUNCTION_LINES = 60
+FUNCTION_LINES = {"trainer": 60, "operator": 50}
 
 
 def test_no_file_and_no_function_is_longer_than_a_reader_can_hold() -> None:
@@ -19,6 +19,6 @@ def test_no_file_and_no_function_is_longer_than_a_reader_can_hold() -> None:
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 lines = (node.end_lineno or 0) - node.lineno + 1
-                if lines > FUNCTION_LINES:
-                    longer.append(f"{name}:{node.lineno}: {node.name} has {lines} lines, at most {FUNCTION_LINES}")
+                if lines > (most := FUNCTION_LINES[name.parts[0]]):
+                    longer.append(f"{name}:{node.lineno}: {node.name} has {lines} lines, at most {most}")
     assert not longer, "\n".join(longer)

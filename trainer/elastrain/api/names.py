@@ -105,5 +105,12 @@ def headcount(count: int) -> str:
     return "1 worker" if count == 1 else f"{count} workers"
 
 
+def replicas(count: int, group_size: int) -> str:
+    """A number of replicas as text: ``4 workers``, or ``2 groups`` if a replica has ``group_size`` workers."""
+    if group_size == 1:
+        return headcount(count)
+    return "1 group" if count == 1 else f"{count} groups"
+
+
 DIVERGED = "RanksDiverged"
 """Reason of a termination and of the record ``closed``: ranks have done different things, so that the job must fail."""

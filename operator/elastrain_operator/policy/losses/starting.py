@@ -11,7 +11,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from elastrain.api.job import ConditionType, JobSpec, Withdrawal
-from elastrain.api.names import headcount
+from elastrain.api.names import replicas
 from elastrain.api.records import Member, Phase
 from elastrain_operator.facts import UNSCHEDULABLE, Cause, Coordination, Deletion, Loss, Pod, Trouble, Verdict
 
@@ -102,7 +102,7 @@ def pending_verdict(spec: JobSpec, workers: Sequence[Pod], units: Iterable[Pod],
     started = sum(p.started for p in units)
     if spec.suspend or not overdue or started >= minimum:
         return None
-    have = headcount(started) if spec.group_size == 1 else f"{started} group{'s' * (started != 1)}"
+    have = replicas(started, spec.group_size)
     text = (
         f"{have} started, minReplicas is {minimum}, and within pendingDeadlineSeconds ({limit}) {_not_started(overdue)}"
     )

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from elastrain.api.job import Condition, ConditionType, GenerationStatus, Withdrawal
-from elastrain.api.names import headcount
+from elastrain.api.names import headcount, replicas
 from elastrain.api.records import Progress
 from elastrain_operator.allocation.snapshot import Share
 from elastrain_operator.facts import ConditionUpdate, Gang, Outage, Pod, Refusal, Trouble, Verdict
@@ -195,25 +195,22 @@ def _running(p: ConditionFacts) -> ConditionUpdate:
 def _rescaling(p: ConditionFacts) -> ConditionUpdate:
     kind = ConditionType.RESCALING
     size = p.generation.size if p.generation else 0
+    there = f"{replicas(size, p.group_size)} in the generation"
     if p.finishing:
         return ConditionUpdate(kind, "False", "Finishing", "the training loop has ended")
     if p.pending_generation is not None and size:
         return ConditionUpdate(kind, "True", "Switching", f"members are entering generation {p.pending_generation}")
     if size and size != p.desired:
-        return ConditionUpdate(kind, "True", "SizeDiffers", f"{_count(size, p)} in the generation, {p.desired} desired")
+        return ConditionUpdate(kind, "True", "SizeDiffers", f"{there}, {p.desired} desired")
     if size and p.ready < size:
         text = f"{size - p.ready} of {size} {_replicas(p)} of the generation are gone"
         return ConditionUpdate(kind, "True", "WorkerLost", text)
-    return ConditionUpdate(kind, "False", "Settled" if size else "NoGeneration", f"{_count(size, p)} in the generation")
+    return ConditionUpdate(kind, "False", "Settled" if size else "NoGeneration", there)
 
 
 def _replicas(p: ConditionFacts) -> str:
     """What is counted as replicas."""
     return "workers" if p.group_size == 1 else "groups"
-
-
-def _count(number: int, p: ConditionFacts) -> str:
-    return headcount(number) if p.group_size == 1 else f"{number} group{'s' * (number != 1)}"
 
 
 def _checkpoint(progress: Progress | None, problem: str) -> ConditionUpdate:

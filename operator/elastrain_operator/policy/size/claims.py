@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -46,13 +46,7 @@ def claims(
     if creation is None:
         return Claims(None, leaving=leaving)
     etcd, rescaled = seen.coordination, status.last_rescale
-    placed = {m.worker for m in etcd.generation.members} if etcd and etcd.generation else frozenset()
-    # The allocator's last selection must not influence its next one.
-    share = replace(seen.share, release=frozenset()) if seen.share else None
-    stays = tuple(reversed(leavers.ranked(active, etcd, share)))
     size = (status.desired_replicas or 0) * spec.group_size
-    extra = _spares(spec, stays, size, placed)
-    stays = tuple(sorted(stays, key=lambda p: p.name in extra))  # training workers stay before spares
     job = Job(
         uid=seen.job.uid,
         namespace=seen.job.namespace,
@@ -63,7 +57,7 @@ def claims(
         kind=_kind(spec, status),
         elastic=spec.replicas is None,
         created=seen.created.timestamp() if seen.created else 0.0,
-        workers=tuple(_worker(p, p.name in placed, p.name in extra, spec.group_size) for p in stays),
+        workers=_workers(spec, seen, active, size),
         size=size,
         trains=has_state(active, status, etcd),
         resized=datetime.fromisoformat(rescaled.time) if rescaled and rescaled.time else None,
@@ -82,9 +76,20 @@ def claims(
         paced=creation.paced,
         unknown=_unknown(spec),
     )
-    pod_spec = spec.template.get("spec") or {}
-    named = str(pod_spec.get("priorityClassName") or "")
-    return Claims(job, named, leaving, _obstacle(active, creation.refusal))
+    named = (spec.template.get("spec") or {}).get("priorityClassName")
+    return Claims(job, str(named or ""), leaving, _obstacle(active, creation.refusal))
+
+
+def _workers(spec: JobSpec, seen: Observed, active: Sequence[Pod], size: int) -> tuple[Worker, ...]:
+    """The workers in the order in which they stay: training ones before spares."""
+    etcd = seen.coordination
+    placed = {m.worker for m in etcd.generation.members} if etcd and etcd.generation else frozenset()
+    # The allocator's last selection must not influence its next one.
+    share = replace(seen.share, release=frozenset()) if seen.share else None
+    stays = tuple(reversed(leavers.ranked(active, etcd, share)))
+    extra = _spares(spec, stays, size, placed)
+    ordered = sorted(stays, key=lambda p: p.name in extra)
+    return tuple(_worker(p, p.name in placed, p.name in extra, spec.group_size) for p in ordered)
 
 
 def _worker(pod: Pod, trains: bool, spare: bool, group_size: int) -> Worker:
