@@ -33,15 +33,11 @@ def status_of(taken: Steps, create: tuple[int, ...], slots: tuple[Slot, ...], wa
     merged = conditions.merge(old.conditions, updates, seen.job.generation, taken.facts.now)
     warm = sizes.standing_by(known) if known and spec.warm_spares else None
     place = accelerator_seconds.place(generation, known, taken.known.finishing, warm or frozenset()) if known else None
-    there = replicas.of(p for p in seen.pods if not p.ending)
-    # Those that come are counted at once, which saves a write of the status.
-    coming = 0 if taken.facts.state.refusal else replicas.count_new(there, slots, spec.group_size)
-    beyond = min(max(len(taken.there.units) + coming - taken.size.desired, 0), taken.size.beyond)
     following = max([old.next_ordinal, *(n + 1 for n in create), *(p.ordinal + 1 for p in seen.pods)])
     return JobStatus(
         phase=conditions.phase(merged, ready),
         conditions=merged,
-        replicas=len(there) + coming - beyond,
+        replicas=_existing(taken, slots),
         desired_replicas=taken.size.desired,
         ready_replicas=ready,
         spares=sizes.spares_status(spec, old.spares, taken.size.spares, warm),
@@ -66,6 +62,15 @@ def status_of(taken: Steps, create: tuple[int, ...], slots: tuple[Slot, ...], wa
         node_losses=list(taken.lost.exclusions.losses),
         observed_generation=seen.job.generation,
     )
+
+
+def _existing(taken: Steps, slots: tuple[Slot, ...]) -> int:
+    """Replicas whose pods exist, without spares and those that wait for nodes. Those that come now, in ``slots``,
+    are counted at once, which saves a write of the status."""
+    there = replicas.of(p for p in taken.facts.observed.pods if not p.ending)
+    coming = 0 if taken.facts.state.refusal else replicas.count_new(there, slots, taken.facts.spec.group_size)
+    beyond = min(max(len(taken.there.units) + coming - taken.size.desired, 0), taken.size.beyond)
+    return len(there) + coming - beyond
 
 
 def _selector(taken: Steps) -> str:
