@@ -24,7 +24,7 @@ def status_of(taken: Steps, create: tuple[int, ...], slots: tuple[Slot, ...], wa
     generation, ready = old.generation, old.ready_replicas
     if known:
         generation, alive = training.in_force(old.generation, known)
-        ready = alive // spec.group_size
+        ready = replicas.count_whole(seen.pods, alive, spec.group_size)
     report = etcd.progress if etcd else None
     unhealthy = health.unhealthy(old.unhealthy_workers, known, taken.facts.now) if known else old.unhealthy_workers
     updates = [*conditions.active(_condition_facts(taken, generation, ready, wait)), *_of_some_jobs(taken)]

@@ -66,6 +66,15 @@ def test_users_count_groups(world):
     assert (world.records.target.min, world.records.target.max, world.records.target.desired) == (2, 4, 4)
 
 
+def test_a_group_that_lacks_a_worker_is_not_ready(world):
+    """An HPA and ``kubectl get`` read it."""
+    for group in (0, 1):
+        world.end(world.of(group)[0].name, LOST)
+    world.operate()
+    assert len(world.training()) == 2
+    assert world.status.ready_replicas == 0
+
+
 def test_an_hpa_finds_as_many_pods_as_replicas(world):
     assert world.status.selector == "elastrain.dev/job-uid=uid,elastrain.dev/place=0"
 

@@ -237,10 +237,10 @@ def test_target_has_the_reason_of_its_size(make_spec, before, replicas, suspend,
 def test_generation_is_in_force_when_all_that_live_have_adopted_it():
     before = GenerationStatus(number=1, size=1, reason="Start")
     assert training.in_force(before, records("a", "b", number=2)) == (
-        GenerationStatus(number=2, size=2, reason="Grow"), 2,
+        GenerationStatus(number=2, size=2, reason="Grow"), ("a", "b"),
     )  # fmt: skip
-    assert training.in_force(before, records("a", "b", number=2, adopted=1)) == (before, 2)
-    assert training.in_force(None, records("a", number=1, adopted=0)) == (None, 0)
+    assert training.in_force(before, records("a", "b", number=2, adopted=1)) == (before, ("a", "b"))
+    assert training.in_force(None, records("a", number=1, adopted=0)) == (None, ())
 
 
 def test_last_rescale_keeps_the_time_at_which_it_was_first_seen():

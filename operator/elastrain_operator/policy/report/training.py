@@ -7,27 +7,31 @@ from datetime import datetime
 
 from elastrain.api.job import GenerationStatus, LastRescale, MeasuredSize, reported
 from elastrain.api.job.status import BatchStatus
-from elastrain.api.records import Progress
+from elastrain.api.records import Member, Progress
 from elastrain_operator.facts import Coordination, Pod
 
 
-def in_force(previous: GenerationStatus | None, seen: Coordination) -> tuple[GenerationStatus | None, int]:
-    """The generation that trains, and the number of its live workers.
+def in_force(previous: GenerationStatus | None, seen: Coordination) -> tuple[GenerationStatus | None, tuple[str, ...]]:
+    """The generation that trains, and its live workers (pod names, one for each member).
 
     A proposed generation is in force as soon as one of its members reports that it has adopted it (ranks adopt it
     together; the other reports follow). Until then the generation before (``previous``, from the status) is.
     """
     newest = seen.generation
     if newest is None:
-        return previous, 0
+        return previous, ()
     ids = {m.id for m in newest.members}
     alive = [m for m in seen.members if m.id in ids]
     if any(m.generation >= newest.number for m in alive) or not newest.members:
-        return GenerationStatus(number=newest.number, size=len(newest.members), reason=newest.reason), len(alive)
+        return GenerationStatus(number=newest.number, size=len(newest.members), reason=newest.reason), _workers(alive)
     if previous is None:
-        return None, 0
+        return None, ()
     placed = {m.id for m in seen.earlier(previous.number)}
-    return previous, sum(m.id in placed or m.generation == previous.number for m in seen.members)
+    return previous, _workers([m for m in seen.members if m.id in placed or m.generation == previous.number])
+
+
+def _workers(members: Iterable[Member]) -> tuple[str, ...]:
+    return tuple(m.worker for m in members)
 
 
 def last_rescale(previous: LastRescale | None, seen: Coordination, now: datetime) -> LastRescale | None:

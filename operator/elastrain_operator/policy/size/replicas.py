@@ -119,6 +119,13 @@ def charged(
     return tuple(found)
 
 
+def count_whole(pods: Iterable[Pod], alive: Collection[str], size: int) -> int:
+    """How many replicas are whole, of the ``alive`` workers (names). A group that lacks a worker does not train."""
+    if size == 1:
+        return len(alive)
+    return sum(len(group) == size for group in of(p for p in pods if p.name in alive))
+
+
 def count_new(there: Iterable[Replica], coming: Iterable[Slot], size: int) -> int:
     """How many of the groups to which new workers belong are not ``there`` yet."""
     if size == 1:
