@@ -46,11 +46,13 @@ class Flag:
         return cls(name, " ".join((setting.description or "").split()), env, default)
 
     @property
+    def variable(self) -> str:
+        return self.env or f"ELASTRAIN_{self.name.upper()}"
+
+    @property
     def parameter(self) -> inspect.Parameter:
         """For typer."""
-        option = typer.Option(
-            envvar=self.env or f"ELASTRAIN_{self.name.upper()}", help=self.help, show_default=True
-        )  # fmt: skip
+        option = typer.Option(envvar=self.variable, help=self.help, show_default=True)
         kind = str if self.default is inspect.Parameter.empty else type(self.default)
         form = inspect.Parameter.KEYWORD_ONLY
         return inspect.Parameter(self.name, form, default=self.default, annotation=Annotated[kind, option])
