@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from prometheus_client import Counter, Gauge, Histogram
 from prometheus_client.metrics import MetricWrapperBase
 
-from elastrain_operator.job.meter import JOBS
-from elastrain_operator.job.meter import METRICS
+from elastrain_operator.job.meter import JOBS, METRICS
 from elastrain_operator.metrics import process
 
 _OF_A_HISTOGRAM = ("_bucket", "_sum", "_count")
