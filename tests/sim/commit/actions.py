@@ -168,7 +168,7 @@ def enter(bounds: Bounds, world: World) -> World:
         late = (rank.voted,) if place in heard.late else ()
         world = world.with_rank(members[place], voted=0, history=(*rank.history, *late))
     begins = rules.entry(tuple(rules.row(bounds, world, m) for m in members), bounds.shards)
-    for place in begins.torn:  # starts anew: its state is lost
+    for place in begins.partial:  # starts anew: its state is lost
         world = world.with_rank(members[place], alive=False)
     for place, member in enumerate(members):
         sources = [members[s] for s in begins.sources if bounds.shard(members[s]) == bounds.shard(member)]

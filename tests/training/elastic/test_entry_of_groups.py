@@ -48,7 +48,7 @@ def test_ranks_start_anew_exactly_if_they_hold_parts_of_a_state_that_is_not_whol
     table, shards = world
     entry = Entry.of(table, shards)
     lost = newest_whole(table, shards) == (-1, 0)
-    assert entry.torn == [r for r, row in enumerate(table) if lost and row.step >= 0]
+    assert entry.partial == [r for r, row in enumerate(table) if lost and row.step >= 0]
     assert entry.cold == lost
 
 

@@ -92,22 +92,22 @@ def test_snapshots_take_the_place_of_a_state_that_is_not_whole(live, snapshots, 
 def test_joiners_receive_what_is_not_sharded_from_ranks_with_the_state() -> None:
     table = [replace(ROW, live=held) for held in (ShardRef(FRESH, 2, 0), ShardRef(7, 2, 1), ShardRef(7, 2, 0))]
     entry = Entry.of(table, "all")
-    assert (entry.sources, entry.receivers, entry.torn, entry.cold) == ([1, 2], [0], [], False)
+    assert (entry.sources, entry.receivers, entry.partial, entry.cold) == ([1, 2], [0], [], False)
     assert entry.restore is not None
     assert entry.restore.places() == [1, 2, 0]
 
 
 def test_all_ranks_start_anew_if_no_whole_state_is_left() -> None:
     entry = Entry.of([replace(ROW, live=ShardRef(7, 3, 0)), replace(ROW, live=ShardRef(FRESH, 1, 0))], "all")
-    assert entry.torn == [0, 1]
+    assert entry.partial == [0, 1]
 
 
 def test_shards_of_one_step_make_no_whole_if_two_generations_committed_it() -> None:
     """A rank that had lost its place returns; the others have repeated its last step without it."""
     returned, repeated = replace(ROW, live=ShardRef(7, 2, 0, by=4)), replace(ROW, live=ShardRef(7, 2, 1, by=5))
-    assert Entry.of([returned, repeated], "all").torn == [0, 1]
+    assert Entry.of([returned, repeated], "all").partial == [0, 1]
     joined = Entry.of([returned, repeated, replace(repeated, live=ShardRef(7, 2, 0, by=5))], "all")
-    assert (joined.torn, joined.sources, joined.receivers) == ([], [1, 2], [0])
+    assert (joined.partial, joined.sources, joined.receivers) == ([], [1, 2], [0])
 
 
 def test_a_snapshot_of_a_step_is_not_completed_by_one_of_another_generation() -> None:
@@ -115,6 +115,6 @@ def test_a_snapshot_of_a_step_is_not_completed_by_one_of_another_generation() ->
         held = ShardRef(6, 3, 0, of_first, predecessor=2), ShardRef(6, 3, 2, of_last, predecessor=1)
         return [replace(ROW, live=ShardRef(7, 3, one.shard, by=4), snapshots=(one, NOTHING)) for one in held]
 
-    assert Entry.of(rows(4, 5), "all").torn == [0, 1]
+    assert Entry.of(rows(4, 5), "all").partial == [0, 1]
     same = Entry.of(rows(4, 4), "all")
-    assert (same.torn, same.restore and same.restore.copy) == ([], (6, 4, 3))
+    assert (same.partial, same.restore and same.restore.copy) == ([], (6, 4, 3))

@@ -138,7 +138,7 @@ class Entry:
     """Ranks with the newest state that lack the last one of these."""
     shards: list[int]
     """By rank: the part of the model that it holds."""
-    torn: list[int]
+    partial: list[int]
     """Ranks that hold a part of a state of which no rank holds another part: nothing can continue from it."""
     changes: int = -1
     """Those that the state has seen, or will have in the first step if the receivers are learners in it."""
@@ -186,7 +186,7 @@ class Entry:
             ahead=ahead,
             behind=[r for r, calls in lacking.items() if calls == 1],
             shards=[row.live.shard for row in table],
-            torn=[] if held else [r for r, row in enumerate(table) if row.step >= 0],
+            partial=[] if held else [r for r, row in enumerate(table) if row.step >= 0],
             back=max(row.back for row in table),
             changes=max(table[sources[0]].changes, furthest[0] if shares else -1),
             other_data=differing(
@@ -208,8 +208,8 @@ class Entry:
             )
             for row, parts in zip(table, restore.held, strict=True)
         ]
-        torn = list(range(len(table))) if restore.lost else []
-        return replace(cls.of(rows), restore=restore, torn=torn, partners=partners([row.home for row in table]))
+        partial = list(range(len(table))) if restore.lost else []
+        return replace(cls.of(rows), restore=restore, partial=partial, partners=partners([row.home for row in table]))
 
     def transfer(self, rank: int) -> Transfer:
         """How the part of the state travels that ``rank`` holds or needs."""
@@ -218,8 +218,8 @@ class Entry:
 
     def outcome(self, rank: int, loop_end: int) -> Outcome:
         """What ``rank`` does, whose script is in the loop up to ``loop_end``. Pure."""
-        if self.torn:
-            return Outcome.START_ANEW if rank in self.torn else Outcome.GIVE_UP
+        if self.partial:
+            return Outcome.START_ANEW if rank in self.partial else Outcome.GIVE_UP
         if rank in self.misplaced:
             can_come = rank in self.receivers and loop_end <= self.loop_end
             return Outcome.WITHDRAW if can_come else Outcome.START_ANEW
@@ -232,8 +232,8 @@ class Entry:
     @property
     def why_not(self) -> str:
         """Why a rank does not enter: :attr:`Outcome.START_ANEW`, ``WITHDRAW`` or ``GIVE_UP``."""
-        if self.torn:
-            return f"no rank holds the other parts of the state of ranks {_listed(self.torn)}: it is lost"
+        if self.partial:
+            return f"no rank holds the other parts of the state of ranks {_listed(self.partial)}: it is lost"
         return (
             f"the script of rank {_listed(self.misplaced)} is in another loop than the job, or the others are between "
             "two loops"

@@ -117,11 +117,11 @@ class Position:
         """Whether the script cannot continue from a state of ``step`` committed steps: it is in a later loop."""
         return step <= self._passed
 
-    def check_end(self, torn: str) -> None:
+    def check_end(self, partial_state: str) -> None:
         """The script of a rank without state has ended. Raises ``RuntimeError`` if the others train in a later loop, or
-        if its state is ``torn``, as of :attr:`Handover.partial_state`."""
-        if torn:
-            raise RuntimeError(f"the script has ended with the state of no step: {torn}")
+        if its state is ``partial_state``, as of :attr:`Handover.partial_state`."""
+        if partial_state:
+            raise RuntimeError(f"the script has ended with the state of no step: {partial_state}")
         if self._joins and self._passed < self._job:
             raise RuntimeError(
                 f"the script has ended, and the job is in a loop up to step {self._job}: all workers must run the "
