@@ -18,10 +18,10 @@ HOLDER = EntryRow(
     structure=5,
     layout=1,
     overlaps=True,
-    in_turns=True,
+    in_rounds=True,
     script=Script(computes=True),
 )
-JOINER = EntryRow(ShardRef(FRESH, 1, 0), size=1, reached=0, told=7, layout=1, overlaps=True, in_turns=True)
+JOINER = EntryRow(ShardRef(FRESH, 1, 0), size=1, reached=0, told=7, layout=1, overlaps=True, in_rounds=True)
 
 
 def at(step: int, calls: int = 0) -> EntryRow:
@@ -89,11 +89,11 @@ def test_every_rank_computes_its_part_of_the_first_step_if_not(table, receivers)
 
 
 @pytest.mark.parametrize(
-    ("table", "in_turns"),
+    ("table", "in_rounds"),
     [
         ([HOLDER, HOLDER, JOINER], True),
-        ([HOLDER, replace(HOLDER, in_turns=False), JOINER], False),
-        ([HOLDER, HOLDER, replace(JOINER, in_turns=False)], False),
+        ([HOLDER, replace(HOLDER, in_rounds=False), JOINER], False),
+        ([HOLDER, HOLDER, replace(JOINER, in_rounds=False)], False),
         (
             [HOLDER, HOLDER, replace(JOINER, live=ShardRef(3, 1, 0))],
             False,
@@ -101,8 +101,8 @@ def test_every_rank_computes_its_part_of_the_first_step_if_not(table, receivers)
         ([replace(HOLDER, size=3), replace(HOLDER, size=3), JOINER], False),
     ],
 )
-def test_state_comes_in_several_turns_if_all_ranks_can_and_no_newer_state_is_lost(table, in_turns):
-    assert Entry.of(table).in_turns == in_turns
+def test_state_comes_in_several_rounds_if_all_ranks_can_and_no_newer_state_is_lost(table, in_rounds):
+    assert Entry.of(table).in_rounds == in_rounds
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def receives(c: Communicator, t: Trainee, sources: list[int], receivers: list[in
     complete = None
     for number in range(steps):
         c.all_gather_ints([0], Kind.BARRIER)
-        if receiver is not None and (closing := receiver.turn()) is not None:
+        if receiver is not None and (closing := receiver.receive_round()) is not None:
             capture.restore(t.tracked, closing)
             receiver, complete = None, number
         t.step(number)
@@ -86,7 +86,7 @@ def receives(c: Communicator, t: Trainee, sources: list[int], receivers: list[in
         if receiver is None:
             t.model[1].running_mean.fill_(number)
     while receiver is not None:
-        if (closing := receiver.turn()) is not None:
+        if (closing := receiver.receive_round()) is not None:
             capture.restore(t.tracked, closing)
             receiver = None
     return complete
@@ -226,7 +226,7 @@ def test_a_state_is_cut_by_parameters_if_torchs_optimizers_step_them(small_piece
     parts = portions.cut(t.tracked)
     assert parts is not None
     assert [len(p.tensors) for p in parts] == [1, 4, 4, 4], "the frozen weight alone, others with what AdamW keeps"
-    assert portions.may_take_several_turns(t.tracked)
+    assert portions.may_take_several_rounds(t.tracked)
 
 
 class Own(torch.optim.SGD):
@@ -235,7 +235,7 @@ class Own(torch.optim.SGD):
 
 @pytest.mark.parametrize("optimizer", [torch.optim.LBFGS, Own])
 def test_a_state_travels_whole_if_an_optimizer_may_look_at_several_parameters(optimizer) -> None:
-    assert not portions.may_take_several_turns(Trainee(0, optimizer).tracked)
+    assert not portions.may_take_several_rounds(Trainee(0, optimizer).tracked)
 
 
 def test_a_state_travels_whole_if_a_large_tensor_belongs_to_no_parameter(small_pieces) -> None:

@@ -1,4 +1,4 @@
-"""State on its way between ranks in one turn, with all ranks as threads of the test: real sockets."""
+"""State on its way between ranks in one round, with all ranks as threads of the test: real sockets."""
 
 import contextlib
 import threading

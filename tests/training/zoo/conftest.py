@@ -212,10 +212,10 @@ def survives(zoo_job: Callable[..., ZooJob]) -> Callable[..., None]:
         *arguments: str,
         seed: int,
         bitwise: bool = False,
-        in_turns: bool = False,
+        in_rounds: bool = False,
         path: Path | None = None,
     ) -> None:
-        """``in_turns``: states of this script can travel so, and the seed may choose it. ``path``: another form."""
+        """``in_rounds``: states of this script can travel so, and the seed may choose it. ``path``: another form."""
         chosen = random.Random(seed)
         variables = {"PORTIONS": "1"} if chosen.random() < 0.3 else {}
         undisturbed = zoo_job(script, *arguments, path=path)
@@ -229,7 +229,7 @@ def survives(zoo_job: Callable[..., ZooJob]) -> Callable[..., None]:
             disturber.run()
             one, other = undisturbed.finished(), disturbed.finished()
             assert undisturbed.last_step() == disturbed.last_step()
-            if variables and in_turns:
+            if variables and in_rounds:
                 assert disturbed.learned(), "no joiner has received its state in portions"
             apart = list(differences(one, other, atol=0.0 if bitwise else 1e-10))
             assert not apart, "it ends with another result:\n" + "\n".join(apart[:20])

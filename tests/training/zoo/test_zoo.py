@@ -26,13 +26,13 @@ def _bitwise(script: str) -> bool:
 
 @pytest.mark.parametrize("script", IN_CI)
 def test_script_ends_as_undisturbed_if_ranks_join_die_and_leave(survives, script) -> None:
-    survives(script, seed=1, bitwise=_bitwise(script), in_turns=script in IN_PORTIONS)
+    survives(script, seed=1, bitwise=_bitwise(script), in_rounds=script in IN_PORTIONS)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_script_ends_as_undisturbed_if_it_is_disturbed_at_random_moments(survives, script, seed) -> None:
-    survives(script, seed=seed, bitwise=_bitwise(script), in_turns=script in IN_PORTIONS)
+    survives(script, seed=seed, bitwise=_bitwise(script), in_rounds=script in IN_PORTIONS)
 
 
 @pytest.mark.nightly

@@ -54,7 +54,7 @@ class EntryRow:
     """As of :attr:`elastrain.elastic.state.trained.TrainedSet.digest`."""
     overlaps: bool = False
     """Whether the rank can train while it sends its state, or be a learner while it receives it."""
-    in_turns: bool = False
+    in_rounds: bool = False
     """Whether it can do so for several steps (turns), and the state is large enough."""
     script: Script = Script()
     order: int = 0
@@ -114,8 +114,8 @@ class Entry:
     """Ranks that receive it."""
     shares: dict[int, Share]
     """The shares of the ranks in the first step, if the receivers are learners in it; otherwise empty."""
-    in_turns: bool
-    """Whether the receivers are learners until they have received their state, in several turns."""
+    in_rounds: bool
+    """Whether the receivers are learners until they have received their state, in several rounds."""
     from_size: int
     """World size that the furthest rank comes from; 0 if no state was left."""
     reached: int
@@ -171,8 +171,8 @@ class Entry:
             receivers=receivers,
             shares=shares,
             # A rank that holds an older state keeps it until it has all of the newer one.
-            in_turns=bool(shares)
-            and all(row.in_turns and (r not in receivers or row.step < 0) for r, row in enumerate(table)),
+            in_rounds=bool(shares)
+            and all(row.in_rounds and (r not in receivers or row.step < 0) for r, row in enumerate(table)),
             from_size=table[sources[0]].size if held else 0,
             reached=max(row.reached if held else max(row.reached, row.told) for row in table),
             saved_step=max(row.saved_step for row in table),

@@ -341,14 +341,14 @@ class World:
         entry = self._copies.begin(entry, communicator, self._resume)
         transfer = entry.transfer(communicator.rank)
         if communicator.rank in entry.sources and transfer.receivers:
-            self._handover.send(communicator, transfer, in_turns=entry.in_turns)
+            self._handover.send(communicator, transfer, in_rounds=entry.in_rounds)
             if not entry.shares:
                 self._handover.before_update(communicator)
         elif communicator.rank in entry.receivers:
             self.state.changes.before_receive(entry.changes, keep=self.has_state)
             if entry.shares:
-                self._begin_learner_step(communicator, receiving=entry.in_turns)
-            self._handover.receive(communicator, transfer, in_turns=entry.in_turns, keep=self.has_state)
+                self._begin_learner_step(communicator, receiving=entry.in_rounds)
+            self._handover.receive(communicator, transfer, in_rounds=entry.in_rounds, keep=self.has_state)
         if communicator.broken is not None:
             raise GenerationBroken(communicator.generation, communicator.broken)
         self._held = not self._handover.receiving
@@ -359,7 +359,7 @@ class World:
         """This rank's contribution to the entry of ``generation``."""
         assert self.model is not None
         state, position, joined = self.state, self.position, has_joiners(self.generation, generation)
-        overlaps, permits = self.overlaps_transfer, self._handover.permits_turns
+        overlaps, permits = self.overlaps_transfer, self._handover.permits_rounds
         row = EntryRow(
             live=ShardRef(state.step if self.has_state else FRESH, *self._copies.placement, state.by),
             size=self.place.world_size,
@@ -370,7 +370,7 @@ class World:
             layout=self.model.layout,
             trained=state.trained.digest,
             overlaps=overlaps,
-            in_turns=joined and overlaps and permits(holds=self.has_state) and not state.kept.present,
+            in_rounds=joined and overlaps and permits(holds=self.has_state) and not state.kept.present,
             script=Script(position.loop_end, state.calls.count, position.between, self.boundary.act is Act.STEP),
             order=state.data.digest,
             changes=state.changes.seen,

@@ -1,6 +1,6 @@
 """This rank's state on its way to joiners, or its peers' state on its way here, beside the steps.
 
-In one turn, or in several (:mod:`elastrain.elastic.state.portions`). For the training thread.
+In one round, or in several (:mod:`elastrain.elastic.state.portions`). For the training thread.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class Handover:
         """Why this rank's memory holds the state of no step; empty if it holds that of one, or never held any."""
         self._tracked, self._capture, self._load = tracked, capture, load
         self._without_gradients = partial(capture, gradients=False)
-        """For several turns: a rank that receives its state has the gradients of the steps meanwhile itself."""
+        """For several rounds: a rank that receives its state has the gradients of the steps meanwhile itself."""
         self._sender: StateSender | None = None
         self._receiver: StateReceiver | None = None
-        """In several turns, as long as the state is not complete."""
+        """In several rounds, as long as the state is not complete."""
         self._taken = False
-        """Whether the turn of this step has been received before its loop body."""
+        """Whether the round of this step has been received before its loop body."""
         self._keeps_up = True
-        self._turns = 0
+        self._rounds = 0
         """That have arrived."""
 
     @property
@@ -48,26 +48,26 @@ class Handover:
         """Whether this rank's state is not complete yet."""
         return self._receiver is not None
 
-    def permits_turns(self, *, holds: bool) -> bool:
-        """Whether the state can travel in several turns, as far as this rank can tell.
+    def permits_rounds(self, *, holds: bool) -> bool:
+        """Whether the state can travel in several rounds, as far as this rank can tell.
 
         Of a rank that ``holds`` it: it is large enough. Of a receiver: it can keep portions up to date.
         """
-        if not portions.may_take_several_turns(self._tracked):
+        if not portions.may_take_several_rounds(self._tracked):
             return False
         if not holds:
             return self._keeps_up
         parts = portions.cut(self._tracked)
         return parts is not None and sum(p.nbytes for p in parts) >= portions.MIN_BYTES
 
-    def send(self, communicator: Communicator, to: Transfer, *, in_turns: bool) -> None:
+    def send(self, communicator: Communicator, to: Transfer, *, in_rounds: bool) -> None:
         """Begin to send this rank's part of the state, as one of the sources of ``to``. Raises ``GenerationBroken``."""
         with communicator.guard(sends=True):
-            parts = portions.cut(self._tracked) if in_turns else None
-            assert parts is not None or not in_turns, "permits_turns() was true"
-            self._sender = StateSender(self._capture(gradients=not in_turns), communicator, to, parts)
+            parts = portions.cut(self._tracked) if in_rounds else None
+            assert parts is not None or not in_rounds, "permits_rounds() was true"
+            self._sender = StateSender(self._capture(gradients=not in_rounds), communicator, to, parts)
 
-    def receive(self, communicator: Communicator, by: Transfer, *, in_turns: bool, keep: bool) -> None:
+    def receive(self, communicator: Communicator, by: Transfer, *, in_rounds: bool, keep: bool) -> None:
         """Receive the state, or begin to. ``keep``: this rank's own state must stay until the other is complete.
 
         Raises ``GenerationBroken``.
@@ -75,11 +75,11 @@ class Handover:
         mine = None if keep else self._without_gradients()
         self.partial_state = "" if keep else "the last workers that held it were lost while this one was receiving it"
         receiver = StateReceiver(mine, communicator, by)
-        if not in_turns:
+        if not in_rounds:
             self._load(receiver.complete())
             self.partial_state = ""
             return
-        self._turns, self._receiver = 0, receiver
+        self._rounds, self._receiver = 0, receiver
         self._load(receiver.opening)
         parts = portions.cut(self._tracked)
         if parts is None:
@@ -96,9 +96,9 @@ class Handover:
 
         What the loop body sets before its backward (a learning rate, say) would else be lost by the closing.
         """
-        self._taken = self._receiver is not None and self._receiver.asked
+        self._taken = self._receiver is not None and self._receiver.requested
         if self._taken:
-            self._receive_turn(communicator)
+            self._receive_round(communicator)
 
     def before_update(self, communicator: Communicator) -> float | None:
         """The gradients are there. Return when the optimizers may change this rank's state.
@@ -107,7 +107,7 @@ class Handover:
         the last byte of this step was sent, None if none was. A failure leaves the communicator broken.
         """
         if not self._taken:
-            self._receive_turn(communicator)
+            self._receive_round(communicator)
         if self._sender is None:
             return None
         ended_at = self._sender.pause()
@@ -118,7 +118,7 @@ class Handover:
     def finish(self, communicator: Communicator) -> None:
         """There is no further step: send, and receive, the rest."""
         while self._receiver is not None and communicator.broken is None:
-            self._receive_turn(communicator)
+            self._receive_round(communicator)
         if self._sender is not None:
             self._sender.finish(self._without_gradients)
             self._sender = None
@@ -130,12 +130,12 @@ class Handover:
                 side.end()
         self._sender = self._receiver = None
 
-    def _receive_turn(self, communicator: Communicator) -> None:
+    def _receive_round(self, communicator: Communicator) -> None:
         if self._receiver is None:
             return
-        self._turns += 1
+        self._rounds += 1
         try:
-            closing = self._receiver.turn()
+            closing = self._receiver.receive_round()
         except GenerationBroken:
             return  # the caller sees it from the communicator
         except NotKept:
@@ -145,4 +145,4 @@ class Handover:
         if closing is not None:
             self._load(closing)
             self._receiver, self.partial_state = None, ""
-            log.info("state is complete", generation=communicator.generation, steps=self._turns)
+            log.info("state is complete", generation=communicator.generation, steps=self._rounds)

@@ -3,11 +3,11 @@
 The large tensors of a state travel in *portions*, each of which one rank sends. All else, structure, numbers, strings
 and small tensors, is the *opening*, which the first source sends before them.
 
-In one turn
+In one round
     all portions travel in one step, which waits for them. A portion is a piece of a tensor: several ranks can send
     parts of the same one.
 
-In several turns
+In several rounds
     the portions of a large state travel over several steps while all ranks train. That works since torch's optimizers
     treat every parameter independently. A portion is a parameter with its optimizer state, as it is between two
     updates. A joiner keeps the parameters that it has received up to date, by the same update from the same gradients
@@ -29,7 +29,7 @@ from elastrain.elastic.state.capture import HIDDEN, Stateful, capture, is_dense,
 from elastrain.elastic.state.transfer import tensors_of
 
 MIN_BYTES = 256 * 2**20
-"""A state whose large tensors have fewer bytes travels in one turn: that takes a fraction of a second."""
+"""A state whose large tensors have fewer bytes travels in one round: that takes a fraction of a second."""
 SAMPLES = 64
 """Elements of each large tensor that are compared at the end."""
 SLACK_ULPS = 64
@@ -47,7 +47,7 @@ class Transfer:
     def sent_by(self, source: int, receiver: int, portions: int) -> list[int]:
         """The numbers of the portions that ``source`` sends to ``receiver``, of so many. Pure.
 
-        The sources take turns, and each receiver begins with another one.
+        The sources alternate, and each receiver begins with another one.
         """
         first = self.sources.index(source) - self.receivers.index(receiver)
         return list(range(first % len(self.sources), portions, len(self.sources)))
@@ -67,13 +67,13 @@ class Portion:
 
 
 def pieces(tree: Any) -> list[Portion]:
-    """The large tensors of ``tree`` for one turn: portions of at most ``PIECE_BYTES``, in the memory of the tensors."""
+    """The large tensors of ``tree`` for one round: portions of at most ``PIECE_BYTES``, in their memory."""
     large = (raw_bytes(t) for t in tensors_of(tree) if is_large(t))
     return [Portion((piece,)) for data in large for piece in data.split(transfer.PIECE_BYTES)]
 
 
 def cut(tracked: Mapping[str, Stateful]) -> list[Portion] | None:
-    """The large tensors of the tracked objects for several turns, in the same order on each rank.
+    """The large tensors of the tracked objects for several rounds, in the same order on each rank.
 
     None if a large tensor is neither a tensor of the model nor the optimizer state of one.
     """
@@ -101,7 +101,7 @@ def cut(tracked: Mapping[str, Stateful]) -> list[Portion] | None:
     return list(portions.values()) if all(t.data_ptr() in covered for t in tensors_of(states) if is_large(t)) else None
 
 
-def may_take_several_turns(tracked: Mapping[str, Stateful]) -> bool:
+def may_take_several_rounds(tracked: Mapping[str, Stateful]) -> bool:
     """Whether a joiner could keep these objects up to date while their state is on its way."""
     return all(steps_each_alone(o) for o in optimizers(tracked))
 

@@ -22,13 +22,14 @@ from elastrain.elastic.torch_private import pytree
 
 
 class NotKept(RuntimeError):
-    """Code other than the optimizers changes large tensors on this rank: the state has to come in one turn."""
+    """Code other than the optimizers changes large tensors on this rank: the state has to come in one round."""
 
 
 class StateReceiver:
-    """Receives this rank's state: :meth:`complete` in one turn, or :meth:`begin` and :meth:`turn` over several steps.
+    """Receives this rank's state: :meth:`complete` in one round, or over several steps by :meth:`begin` and then
+    :meth:`receive_round` in each.
 
-    With several turns large tensors are written while a loop body may read them.
+    With several rounds large tensors are written while a loop body may read them.
     """
 
     def __init__(self, mine: Any, communicator: Communicator, transfer: Transfer) -> None:
@@ -43,17 +44,17 @@ class StateReceiver:
             self._connections = {r: communicator.connect(r, channel.Purpose.STATE) for r in transfer.sources}
             self.opening: Any = receive_small(mine, communicator, first, self._connections[first])
         """The state with large tensors that have no content yet."""
-        self.asked = False
+        self.requested = False
         """Whether all portions have arrived, and the closing follows in the next step or the one after it."""
         self._updates: _Updates | None = None
         self._capture: Callable[[], Any] | None = None
         self._threads: list[threading.Thread] = []
 
     def complete(self) -> Any:
-        """The state, in one turn. Raises ``GenerationBroken``, also for a portion that arrived damaged."""
+        """The state, in one round. Raises ``GenerationBroken``, also for a portion that arrived damaged."""
         self._start(pieces(self.opening))
         try:
-            self.turn()
+            self.receive_round()
         finally:
             self.end()
         return self.opening
@@ -66,8 +67,8 @@ class StateReceiver:
         self._updates, self._capture = _Updates(tracked), capture
         self._start(portions)
 
-    def turn(self) -> Any | None:
-        """Wait for the portions of this turn, before the optimizer's step.
+    def receive_round(self) -> Any | None:
+        """Wait for the portions of this round, before the optimizer's step.
 
         Returns the closing, which completes the state once it is loaded, or None. Raises ``GenerationBroken``, and
         :class:`NotKept`.
@@ -76,7 +77,7 @@ class StateReceiver:
         for source in self._transfer.sources:
             if not self._left[source] and (source != first or self._capture is None):
                 continue
-            arrived = self._turns[source].get()
+            arrived = self._rounds[source].get()
             if arrived is None:
                 cause = self._communicator.broken or f"rank {source} has stopped sending its state"
                 raise GenerationBroken(self._communicator.generation, cause)
@@ -90,8 +91,8 @@ class StateReceiver:
             if not alike(samples(self._portions), theirs):
                 raise NotKept
             return state
-        if self._capture is not None and not any(self._left.values()) and not self.asked:
-            self.asked = True
+        if self._capture is not None and not any(self._left.values()) and not self.requested:
+            self.requested = True
             with self._communicator.guard():
                 self._connections[first].sendall(ASK)
         return None
@@ -108,7 +109,7 @@ class StateReceiver:
         settle([tensor for portion in portions for tensor in portion.tensors])
         coming = {s: [portions[n] for n in self._transfer.sent_by(s, rank, len(portions))] for s in sources}
         self._left = {source: len(of_source) for source, of_source in coming.items()}
-        self._turns: dict[int, queue.SimpleQueue[_Arrived | None]] = {s: queue.SimpleQueue() for s in sources}
+        self._rounds: dict[int, queue.SimpleQueue[_Arrived | None]] = {s: queue.SimpleQueue() for s in sources}
         self._threads = [
             threading.Thread(target=self._receive, args=(source, coming[source]), name="elastrain-receive-state")
             for source in sources
@@ -118,19 +119,19 @@ class StateReceiver:
 
     # -- a thread for each source ------------------------------------------------------------------------------------
     def _receive(self, source: int, left: list[Portion]) -> None:
-        connection, turns, stage = self._connections[source], self._turns[source], Stage(transfer.PIECE_BYTES)
+        connection, rounds, stage = self._connections[source], self._rounds[source], Stage(transfer.PIECE_BYTES)
         closes = self._capture is not None and source == self._transfer.sources[0]
         homes = [tensor for portion in left for tensor in portion.tensors]
         try:  # an error of any kind has ended the generation, or this rank, when the guard is left
             with contextlib.suppress(BaseException), self._communicator.guard(), apart(homes):
                 while left or closes:
-                    arrived = self._receive_turn(source, connection, left, stage)
+                    arrived = self._round_from(source, connection, left, stage)
                     closes = closes and arrived.closing is None
-                    turns.put(arrived)
+                    rounds.put(arrived)
         finally:
-            turns.put(None)
+            rounds.put(None)
 
-    def _receive_turn(self, source: int, connection: socket.socket, left: list[Portion], stage: Stage) -> _Arrived:
+    def _round_from(self, source: int, connection: socket.socket, left: list[Portion], stage: Stage) -> _Arrived:
         portions, closing = [], None
         while (tag := bytes(channel.receive(connection, bytearray(1)))) != END:
             if tag == CLOSING:
@@ -150,7 +151,7 @@ class StateReceiver:
 
 @dataclass(frozen=True, slots=True)
 class _Arrived:
-    """The data of one source in one turn."""
+    """The data of one source in one round."""
 
     portions: list[Portion]
     closing: tuple[Any, Any] | None

@@ -1,7 +1,7 @@
-"""Sends this rank's part of the state: in one turn, or in several as far as the steps allow.
+"""Sends this rank's part of the state: in one round, or in several as far as the steps allow.
 
-On a connection each turn is some portions or the closing, followed by ``END``. A sender is done after its last portion;
-the first one then waits for ``ASK`` and sends the closing, if there are several turns.
+On a connection each round is some portions or the closing, followed by ``END``. A sender is done after its last
+portion; the first one then waits for ``ASK`` and sends the closing, if there are several rounds.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class StateSender:
         """Every source of ``transfer`` makes one, of an equal ``tree``; each receiver makes a
         :class:`elastrain.elastic.state.receiver.StateReceiver`.
 
-        ``portions``: for several turns, as of :func:`elastrain.elastic.state.portions.cut`; None: all is sent in one
-        turn, which begins now. Large tensors must not change until :meth:`pause` has returned. All else is sent as it
+        ``portions``: for several rounds, as of :func:`elastrain.elastic.state.portions.cut`; None: all is sent in one
+        round, which begins now. Large tensors must not change until :meth:`pause` has returned. All else is sent as it
         is now. The training thread calls the methods. The end of the communicator bounds all of them.
         """
         self._communicator, self._receivers = communicator, transfer.receivers
-        self._one_turn, self._first = portions is None, communicator.rank == transfer.sources[0]
+        self._one_round, self._first = portions is None, communicator.rank == transfer.sources[0]
         opening = SmallState(tree) if self._first else None
         self._portions = pieces(tree) if portions is None else portions
         self._lanes = [
@@ -49,12 +49,12 @@ class StateSender:
                 communicator,
                 opening,
                 [self._portions[n] for n in transfer.sent_by(communicator.rank, receiver, len(self._portions))],
-                closes=self._first and not self._one_turn,
+                closes=self._first and not self._one_round,
             )
             for receiver in transfer.receivers
         ]
         self._ended_at: float | None = None
-        if self._one_turn:
+        if self._one_round:
             self._begin_last()
         self._thread = threading.Thread(target=self._run, name="elastrain-send-state")
         self._thread.start()
@@ -66,22 +66,22 @@ class StateSender:
 
     def resume(self, tree: Callable[[], Any], step_seconds: float | None) -> None:
         """A step begins, which is expected to take ``step_seconds``; None: not known. ``tree()``: the present state."""
-        if self._one_turn:
+        if self._one_round:
             return
         self._settle()
         until = math.inf if step_seconds is None else time.monotonic() + STEP_SHARE * step_seconds
-        asked = [lane for lane in self._lanes if lane.is_asked_to_close()]
-        closing = self._closing(tree) if asked else None
+        closes_now = [lane for lane in self._lanes if lane.must_close()]
+        closing = self._closing(tree) if closes_now else None
         for lane in self._lanes:
-            lane.begin(_Turn(until, closing if lane in asked else None))
+            lane.begin(_Round(until, closing if lane in closes_now else None))
 
     def pause(self) -> float:
-        """Return when no thread reads the large tensors, so that the optimizer may change them: if there is one turn,
+        """Return when no thread reads the large tensors, so that the optimizer may change them: if there is one round,
         when it has ended or cannot end.
 
         Returns the monotonic time of that moment.
         """
-        if self._one_turn:
+        if self._one_round:
             self._thread.join()
         for lane in self._lanes:
             lane.mute()
@@ -89,7 +89,7 @@ class StateSender:
 
     def finish(self, tree: Callable[[], Any]) -> None:
         """Send the rest: there is no further step."""
-        if not self._one_turn:
+        if not self._one_round:
             self._begin_last(self._closing(tree) if self._first else None)
         self._thread.join()
 
@@ -102,7 +102,7 @@ class StateSender:
     def _begin_last(self, closing: Closing | None = None) -> None:
         self._settle()
         for lane in self._lanes:
-            lane.begin(_Turn(math.inf, closing, last=True))
+            lane.begin(_Round(math.inf, closing, last=True))
 
     def _settle(self) -> None:
         settle([tensor for portion in self._portions for tensor in portion.tensors])
@@ -127,13 +127,13 @@ class StateSender:
         self._ended_at = time.monotonic()
 
 
-class _Turn:
+class _Round:
     """The time of one step for sending, on one lane."""
 
     def __init__(self, until: float, closing: Closing | None, *, last: bool = False) -> None:
         self.until, self.closing, self.last = until, closing, last
         self.begun = threading.Event()
-        """The first portion of the turn is being read, or never will be."""
+        """The first portion of the round is being read, or never will be."""
         self.muted = False
         self.sending = threading.Lock()
         """Held while a portion is read."""
@@ -147,15 +147,15 @@ class _Lane:
     ) -> None:
         self._communicator, self._opening = communicator, opening
         self._left, self._closes = portions, closes
-        self._turns: queue.SimpleQueue[_Turn | None] = queue.SimpleQueue()
-        self._turn: _Turn | None = None
+        self._rounds: queue.SimpleQueue[_Round | None] = queue.SimpleQueue()
+        self._round: _Round | None = None
         self._connection: socket.socket | None = None
         self._ended = False
         self._stage = Stage(transfer.PIECE_BYTES)
         self._sent, self._took = 0, 0.0
 
     # -- the training thread -----------------------------------------------------------------------------------------
-    def is_asked_to_close(self) -> bool:
+    def must_close(self) -> bool:
         if self._connection is None or self._left or not self._closes:
             return False
         try:
@@ -163,23 +163,23 @@ class _Lane:
         except OSError:  # not yet, or the receiver is gone, which the step's sums will show
             return False
 
-    def begin(self, turn: _Turn | None) -> None:
-        self._turn = turn
-        self._turns.put(turn)
-        if turn is not None and self._ended:
-            turn.begun.set()
+    def begin(self, current: _Round | None) -> None:
+        self._round = current
+        self._rounds.put(current)
+        if current is not None and self._ended:
+            current.begun.set()
 
     def mute(self) -> None:
-        """Return when no portion is being read, and none will be in this turn.
+        """Return when no portion is being read, and none will be in this round.
 
-        One portion has been read, if there was one: otherwise short steps would never let a lane have its turn.
+        One portion has been read, if there was one: otherwise short steps would never let a lane have its round.
         """
-        if (turn := self._turn) is None:
+        if (current := self._round) is None:
             return
         if self._connection is not None:
-            turn.begun.wait()
-        turn.muted = True
-        with turn.sending:
+            current.begun.wait()
+        current.muted = True
+        with current.sending:
             pass
 
     # -- its thread --------------------------------------------------------------------------------------------------
@@ -190,35 +190,35 @@ class _Lane:
                 if self._opening is not None:
                     self._opening.send(connection)
                     self._opening = None
-                while (self._left or self._closes) and (turn := self._turns.get()) is not None:
+                while (self._left or self._closes) and (current := self._rounds.get()) is not None:
                     self._connection = connection
-                    self._take(turn, connection)
+                    self._take(current, connection)
         finally:
             self._ended = True
-            if (last := self._turn) is not None:  # once: the training thread may be about to end it
+            if (last := self._round) is not None:  # once: the training thread may be about to end it
                 last.begun.set()
 
-    def _take(self, turn: _Turn, connection: socket.socket) -> None:
+    def _take(self, current: _Round, connection: socket.socket) -> None:
         begun = len(self._left)
         while self._left:
-            with turn.sending:
-                turn.begun.set()
-                if turn.muted or (len(self._left) < begun and not self._fits(turn)):
+            with current.sending:
+                current.begun.set()
+                if current.muted or (len(self._left) < begun and not self._fits(current)):
                     break
                 self._send(self._left.pop(0), connection)
-        turn.begun.set()
-        if turn.closing is not None:
-            if turn.last:
+        current.begun.set()
+        if current.closing is not None:
+            if current.last:
                 connection.sendall(END)
                 channel.receive(connection, bytearray(1))
             connection.sendall(CLOSING)
-            for part in turn.closing:
+            for part in current.closing:
                 part.send(connection)
             self._closes = False
         connection.sendall(END)
 
-    def _fits(self, turn: _Turn) -> bool:
-        return time.monotonic() + self._left[0].nbytes * self._took / self._sent <= turn.until
+    def _fits(self, current: _Round) -> bool:
+        return time.monotonic() + self._left[0].nbytes * self._took / self._sent <= current.until
 
     def _send(self, portion: Portion, connection: socket.socket) -> None:
         began = time.monotonic()
