@@ -6,6 +6,8 @@ MKDOCS := NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs
 # Of the tests: more than there need be cores, as half of a run is waiting.
 PROCESSES ?= 3
 PYTEST = etcd=$$(scripts/get-etcd); ELASTRAIN_ETCD=$$etcd $(PY) -m pytest -n $(PROCESSES)
+# Of one guest.
+GUEST ?= dashboard
 # Of the simulation.
 SEEDS ?= 2000
 FIRST ?= 0
@@ -22,7 +24,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .SHELLFLAGS := -euo pipefail -c
 
 .DEFAULT_GOAL := help
-.PHONY: help demo storm test nightly nightly-e2e simulate lint e2e cluster lock sbom release bench bench-steady bench-rendezvous bench-scheduling bench-sizes bench-operator bench-numerics bench-convergence bench-sharded bench-checkpoint gpu seeded mutants clean-cluster docs docs-serve reference
+.PHONY: help demo storm test guest nightly nightly-e2e simulate lint e2e cluster lock sbom release bench bench-steady bench-rendezvous bench-scheduling bench-sizes bench-operator bench-numerics bench-convergence bench-sharded bench-checkpoint gpu seeded mutants clean-cluster docs docs-serve reference
 
 help: ## what there is to make (this list)
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,6 +38,10 @@ storm: ## a language model trained through 50 random joins, leaves and kills; dr
 
 test: ## linters, types, and the tests that need no cluster: unit, protocol, training; prints what each tier costs
 	@scripts/test -n $(PROCESSES) --durations=10
+
+guest: ## the tests of one guest, a package beside the core (GUEST=dashboard)
+	@scripts/dev-env
+	@$(PYTEST) tests/guests/$(GUEST)
 
 nightly: ## what CI leaves out: nightly tests, 20 times the property tests, all examples, long outages, another Kubernetes
 	@scripts/dev-env

@@ -25,7 +25,7 @@ LANES: dict[str, tuple[str, ...]] = {
         "tests/protocol/api/test_stolen_token_pods.py",
         "tests/protocol/api/test_worker_label.py",
         "tests/protocol/client/",
-        "tests/protocol/dashboard/test_dashboard_on_apiserver.py",
+        "tests/guests/dashboard/protocol/test_dashboard_on_apiserver.py",
         "tests/protocol/operator/test_capacity_on_apiserver.py",
         "tests/protocol/operator/test_credentials_on_apiserver.py",
         "tests/protocol/operator/test_disruption_on_apiserver.py",
@@ -59,7 +59,8 @@ LANES: dict[str, tuple[str, ...]] = {
     "sharded checkpoints": ("tests/training/sharded/test_checkpoints.py",),
     # Processes that import torch themselves.
     "processes": (
-        "tests/protocol/nodecheck/",
+        "tests/guests/pairs/protocol/",
+        "tests/guests/launchers/training/",
         "tests/training/agent/",
         "tests/training/integrations/",
         "tests/training/local/",

@@ -15,7 +15,7 @@ FOLDER = "ELASTRAIN_PROGRAMS"
 MOST_SECONDS = 1800
 USERS = (
     "tests/protocol/api/", "tests/protocol/client/", "tests/protocol/kueue/", "tests/protocol/operator/",
-    "tests/protocol/dashboard/",
+    "tests/guests/dashboard/protocol/",
 )  # fmt: skip
 MISSING = "elastrain needs a program: "
 """Begins the reason of a test that is skipped for want of a program."""

@@ -37,6 +37,8 @@ class RuleBroken(AssertionError):
 def tier(nodeid: str) -> str:
     """The tier of a test, by its path from the repository's root; empty if it is in none."""
     parts = Path(nodeid.partition("::")[0]).parts
+    if parts[:2] == ("tests", "guests"):  # tests/guests/GUEST/TIER
+        parts = ("tests", *parts[3:])
     return parts[1] if len(parts) > 2 and parts[0] == "tests" and parts[1] in TIERS else ""
 
 

@@ -33,6 +33,11 @@ def test_a_guest_is_shipped_typed_and_has_an_extra(guest: str) -> None:
 
 
 @pytest.mark.parametrize("guest", GUESTS)
+def test_a_guest_has_tests_of_its_own(guest: str) -> None:
+    assert list((ROOT / "tests/guests" / guest.removeprefix("elastrain_")).glob("*/test_*.py"))
+
+
+@pytest.mark.parametrize("guest", GUESTS)
 def test_neither_the_core_nor_another_guest_may_import_a_guest_which_has_a_contract_of_its_own(guest: str) -> None:
     assert guest in PYPROJECT["tool"]["importlinter"]["root_packages"]
     (core,) = [c for c in CONTRACTS if c["name"] == "neither the core nor the operator imports a guest"]

@@ -17,6 +17,7 @@ from tiers import Cost, RuleBroken, broken_rule, row, tier
     [
         ("tests/unit/api/test_a.py::test_it[x/y]", "unit"),
         ("tests/training/test_a.py::test_it", "training"),
+        ("tests/guests/pairs/unit/test_a.py::test_it", "unit"),
         ("e2e/test_training.py::test_it", ""),
     ],
 )

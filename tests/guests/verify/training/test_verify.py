@@ -16,7 +16,7 @@ from bugs import applied, read_all
 from elastrain_verify.command import execute
 from warm import Forks
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 SECONDS = 600.0
 HEAD = """
 import torch

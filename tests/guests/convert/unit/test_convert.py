@@ -8,7 +8,7 @@ import pytest
 
 from elastrain_convert.app import convert_script
 
-ZOO = Path(__file__).parents[3] / "examples" / "zoo"
+ZOO = Path(__file__).parents[4] / "examples" / "zoo"
 
 
 @pytest.fixture

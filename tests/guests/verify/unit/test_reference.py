@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-REFERENCE = Path(__file__).parents[3] / "trainer" / "elastrain_verify" / "rank" / "reference.py"
+REFERENCE = Path(__file__).parents[4] / "trainer" / "elastrain_verify" / "rank" / "reference.py"
 LINES = 250
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from elastrain_convert.conversion import Conversion, Options, convert
 
-ZOO = Path(__file__).parents[3] / "examples" / "zoo"
+ZOO = Path(__file__).parents[4] / "examples" / "zoo"
 SCRIPTS = sorted(path.parent.name for path in ZOO.glob("*/ddp.py"))
 BY_HAND = {
     "dcgan": ("each rank draws for its part of the batch",),

@@ -11,7 +11,7 @@ from elastrain_verify import kinds
 from elastrain_verify.compare import Parting
 from elastrain_verify.runs import FEWEST_STEPS, Kind, Place, Run, plan
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 
 
 def test_undisturbed_runs_come_first_and_grow() -> None:
