@@ -1,7 +1,7 @@
 """A rank's machine (``elastic.group.core``): scenarios as transcripts, and what holds of all events.
 
 A file of ``transcripts/`` has one event a line, of the rank of member ``a``. ``>`` shows an effect, ``=`` the state
-that it leads to; ``#`` says what is to be seen. To add a scenario, write its events, run the test and read what it
+that it leads to; ``?`` reads a value. To add a scenario, write its events, run the test and read what it
 prints: the transcript is what the machine has done.
 """
 
@@ -41,11 +41,18 @@ class Transcript:
         self.generations: dict[int, Generation] = {}
 
     def line(self, line: str) -> list[str]:
-        """The lines that an event leads to."""
+        """The lines that an event leads to, or what is read from the machine."""
+        if line.startswith("?"):
+            return [f"  : {self._read(*line.split()[1:])}"]
         before = self.core.state
         effects = [self._shown(effect) for effect in self.core.handle(self._event(line), self.now)]
         states = [] if self.core.state is before else [f"  = {self.core.state.name}"]
         return [*(f"  > {effect}" for effect in effects), *states]
+
+    def _read(self, name: str, number: str = "") -> object:
+        if name == "needs":
+            return self.core.needs(self.generations[int(number)])
+        return sorted(self.core.connected()) if name == "connected" else getattr(self.core, name)
 
     def _event(self, line: str) -> e.Event:
         words, _, rest = line.partition(": ")
@@ -56,7 +63,7 @@ class Transcript:
         numbers = {key: int(value) for key, value in options.items()}
         flags = {a.replace("-", "_"): True for a in plain if not a.isdigit()}
         if name == "proposed":
-            self.generations[number] = generation(number, *rest.split())
+            self.generations.setdefault(number, generation(number, *rest.split()))
         if name == "after":
             self.now += float(plain[0])
             return e.Tick()
@@ -127,6 +134,11 @@ def test_the_machine_acts_as_the_transcript_shows(path):
             shown += transcript.line(line)
     print("\n".join(shown))
     assert "\n".join(shown) + "\n" == path.read_text()
+
+
+def test_a_rank_s_number_is_that_of_its_member_and_its_own_there():
+    assert Core(welcome("b"), 2).rank_in(generation(1, "a", "b")) == 3
+    assert Core(welcome("c"), 2).rank_in(generation(1, "a", "b")) is None
 
 
 def test_each_state_is_reached_and_left_by_the_moves_of_the_table():

@@ -321,7 +321,7 @@ class Core:
 
     def _take_agreed(self) -> Generation | None:
         number, self.agreed = self.agreed, None
-        return None if number is None or not self.has_member else self.proposals.known.get(number)
+        return None if number is None else self.proposals.known.get(number)
 
     # -- connections ---------------------------------------------------------------------------------------------------
     @property
