@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from elastrain.elastic.encoding.leaves import raw_bytes
 from elastrain.elastic.replicas.compare import Outcome, Row, differ, judge
 from elastrain.elastic.replicas.entries import LEFT_OUT, Entries, combined, of_device_tensor
 from elastrain.elastic.replicas.schedule import Schedule
-from elastrain.elastic.state.capture import raw_bytes
 
 # -- the decision ------------------------------------------------------------------------------------------------------
 STATES = st.sampled_from([{"w": 1, "m": 1}, {"w": 2, "m": 1}, {"w": 1, "m": 2}, {"w": 3}, {}])

@@ -19,7 +19,7 @@ from conditions import eventually
 from elastrain.api.settings import CheckpointSpec, DivergenceSpec, RankSettings, WithoutMajority
 from elastrain.elastic.comm.header import RanksDiverged
 from elastrain.elastic.job import Job
-from elastrain.elastic.replicas.check import ReplicaDiffers
+from elastrain.elastic.replica_check import ReplicaDiffers
 from rank_threads import Thread, World
 from threaded_world import RankThread, thread_world
 

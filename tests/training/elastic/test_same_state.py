@@ -11,6 +11,7 @@ from torch import nn
 
 from elastrain.api.settings import CheckpointSpec
 from elastrain.elastic.checkpoint import CheckpointKeeper, levels_of
+from elastrain.elastic.encoding.leaves import is_dense
 from elastrain.elastic.state import capture, transfer
 from elastrain.elastic.state.capture import NotTheSame, fingerprints
 from elastrain.elastic.state.portions import Transfer
@@ -134,7 +135,7 @@ def assert_same(there: Tracked, here: Tracked) -> None:
         [x for x in torch.utils._pytree.tree_leaves(capture.capture(t)) if torch.is_tensor(x)] for t in (there, here)
     ]
     for sent, arrived in zip(*tensors, strict=True):
-        if capture.is_dense(sent):
+        if is_dense(sent):
             assert sent.stride() == arrived.stride()
         assert sent.device.type == arrived.device.type
 

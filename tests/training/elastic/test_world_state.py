@@ -100,7 +100,7 @@ def test_a_step_is_lost_by_a_receiver_and_not_by_a_sender_if_the_transfer_breaks
 
 
 def test_ranks_with_one_copy_give_an_agreed_switch_up_if_a_rank_was_lost_before_the_shards_moved():
-    from elastrain.elastic.reshard.one_copy import OneCopy
+    from elastrain.elastic.one_copy import OneCopy
 
     world, session, new = alone(), Mock(communicator=None), Mock(diverged=None, failure=None, unsent=None, generation=3)
     session.welcome.settings.max_redone_steps = 0

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from functools import partial
 from typing import Literal
+
+import structlog
+import torch
 
 from elastrain.elastic.batching import ScriptsBatch
 from elastrain.elastic.checkpoint import CheckpointKeeper
@@ -13,13 +17,18 @@ from elastrain.elastic.group.rank_state import RankState
 from elastrain.elastic.group.report import Reporter
 from elastrain.elastic.group.shell import Session
 from elastrain.elastic.group.world import World
-from elastrain.elastic.reshard.first import first_placement
 from elastrain.elastic.state.capture import Stateful
 from elastrain.elastic.strategies.bitwise import Bitwise, make_deterministic
 from elastrain.elastic.strategies.fully_sharded import FullySharded
 from elastrain.elastic.strategies.replicated import Replicated
-from elastrain.elastic.strategies.sharded import Sharded
+from elastrain.elastic.strategies.sharded import OFFER, Sharded
 from elastrain.elastic.strategies.strategy import Measure, Strategy
+
+log = structlog.get_logger(__name__)
+
+_LOOK_SECONDS = 0.05
+"""Interval at which a rank looks for a generation."""
+_REMIND_SECONDS = 10.0
 
 
 def strategy_for(numerics: Literal["exact", "bitwise"], session: Session, small: Measure | None = None) -> Strategy:
@@ -63,7 +72,30 @@ def world_for(
     position = Position(session, keeper.newest_step)
     copies = WholeCopies(session)
     if isinstance(strategy, FullySharded):
-        from elastrain.elastic.reshard.one_copy import OneCopy  # imports FSDP, which would delay every other job
+        from elastrain.elastic.one_copy import OneCopy  # imports FSDP, which would delay every other job
 
         copies = OneCopy(session, strategy, keeper, state, position)
     return World(session, strategy, keeper, state=state, position=position, copies=copies)
+
+
+def first_placement(session: Session, device: torch.device) -> tuple[int, int]:
+    """Number of shards, and the shard of this rank.
+
+    A joiner builds any shard of the present size, and receives its own one later. If no rank trains, this one is ready
+    before its model is built, and builds its shard of the first generation's: no rank ever has to hold the whole model.
+    Waits as long as the agent lives; a log line repeats it. Raises as of :meth:`Session.pause`.
+    """
+    began = reminded = time.monotonic()
+    joins = session.locate().training
+    if not joins:
+        session.use(OFFER, device)
+        session.ready(step=0)
+    while True:
+        if joins and (size := session.expected_world_size()):
+            return size, 0
+        if (place := session.newest_place()) is not None:
+            return place
+        session.pause(_LOOK_SECONDS)
+        if (now := time.monotonic()) - reminded >= _REMIND_SECONDS:
+            reminded = now
+            log.info("waiting for the first generation, to build a shard of the model", seconds=round(now - began))

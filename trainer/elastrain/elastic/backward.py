@@ -23,7 +23,7 @@ from elastrain.elastic.group.heartbeat import Heartbeat
 from elastrain.elastic.group.shell import ExitRequested, Session
 from elastrain.elastic.group.world import World
 from elastrain.elastic.learning import Learning
-from elastrain.elastic.replicas.check import ReplicaCheck
+from elastrain.elastic.replica_check import ReplicaCheck
 from elastrain.elastic.state.buffers import Buffers
 from elastrain.elastic.strategies.strategy import Strategy
 

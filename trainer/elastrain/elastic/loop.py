@@ -34,7 +34,7 @@ from elastrain.elastic.group.position import LoopOver
 from elastrain.elastic.group.shell import ExitRequested, Session
 from elastrain.elastic.group.world import World
 from elastrain.elastic.learning import Learning
-from elastrain.elastic.replicas.check import ReplicaCheck
+from elastrain.elastic.replica_check import ReplicaCheck
 from elastrain.elastic.several import SeveralBackwards
 from elastrain.elastic.state import transfer
 from elastrain.elastic.state.buffers import Buffers

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import xxhash
 
-from elastrain.elastic.state.capture import is_dense
+from elastrain.elastic.encoding.leaves import is_dense
 from elastrain.elastic.state.parts import Part, bounds
 from elastrain.elastic.torch_private import pytree
 

@@ -19,8 +19,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from elastrain.elastic.state.capture import is_dense, raw_bytes
-
 _NUMPY_DTYPE = re.compile(r"[<>|=][?biufcSUmM][0-9]*(\[[0-9]*[a-zA-Z]+\])?")
 _DTYPES = {str(d): d for d in vars(torch).values() if isinstance(d, torch.dtype)}
 _LAYOUTS = {str(x): x for x in vars(torch).values() if isinstance(x, torch.layout)}
@@ -155,3 +153,21 @@ LEAVES: Mapping[type, Leaf] = {
     pathlib.PurePath: Leaf(b"A", _path_parts, _path, subclasses=pathlib.PurePath),
 }
 LEAVES_BY_TAG = {leaf.tag: leaf for leaf in LEAVES.values()}
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether its elements fill one run of memory, in any order of the dimensions."""
+    run = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1:
+            if stride != run:
+                return False
+            run *= size
+    return True
+
+
+def raw_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor's memory as a flat uint8 view, in the order of its strides (a copy if it has gaps)."""
+    if not is_dense(tensor):
+        tensor = tensor.contiguous()
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)

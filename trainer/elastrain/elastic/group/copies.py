@@ -16,7 +16,7 @@ Resume = Callable[[Entry, Communicator], Entry]
 class WholeCopies:
     """Each rank, or each group of ranks, holds a whole copy, so that a peer has what another one lacks.
 
-    :class:`elastrain.elastic.reshard.one_copy.OneCopy` is the other way. :class:`World` calls the methods on all ranks
+    :class:`elastrain.elastic.one_copy.OneCopy` is the other way. :class:`World` calls the methods on all ranks
     of a generation, at the same step boundaries.
     """
 

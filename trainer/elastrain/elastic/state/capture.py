@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from elastrain.elastic.encoding.leaves import is_dense
 from elastrain.elastic.state import buffers, digest, parts
 from elastrain.elastic.torch_private import pytree
 
@@ -116,24 +117,6 @@ def slot(leaf: Any) -> Any:
         return leaf
     stride = leaf.stride() if is_dense(leaf) else torch.empty(leaf.shape, device="meta").stride()
     return Slot(leaf.dtype, tuple(leaf.shape), stride, leaf.device.type)
-
-
-def is_dense(tensor: torch.Tensor) -> bool:
-    """Whether its elements fill one run of memory, in any order of the dimensions."""
-    run = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size != 1:
-            if stride != run:
-                return False
-            run *= size
-    return True
-
-
-def raw_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor's memory as a flat uint8 view, in the order of :func:`slot`'s stride (a copy if it has gaps)."""
-    if not is_dense(tensor):
-        tensor = tensor.contiguous()
-    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
 # -- load one object -------------------------------------------------------------------------------------------------

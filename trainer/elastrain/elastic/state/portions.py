@@ -24,8 +24,9 @@ from typing import Any
 
 import torch
 
+from elastrain.elastic.encoding.leaves import is_dense, raw_bytes
 from elastrain.elastic.state import transfer
-from elastrain.elastic.state.capture import HIDDEN, Stateful, capture, is_dense, raw_bytes
+from elastrain.elastic.state.capture import HIDDEN, Stateful, capture
 from elastrain.elastic.state.transfer import tensors_of
 
 MIN_BYTES = 256 * 2**20

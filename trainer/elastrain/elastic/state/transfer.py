@@ -22,8 +22,9 @@ import torch
 from elastrain.elastic.comm import channel
 from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.encoding import Malformed, NotEncodable, decode, encode
+from elastrain.elastic.encoding.leaves import is_dense, raw_bytes
 from elastrain.elastic.state import digest
-from elastrain.elastic.state.capture import Slot, is_dense, raw_bytes, slot
+from elastrain.elastic.state.capture import Slot, slot
 from elastrain.elastic.torch_private import pytree
 
 PIECE_BYTES = 8 * 2**20

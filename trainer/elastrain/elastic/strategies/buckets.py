@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import nn
 
+from elastrain.elastic.encoding.leaves import is_dense
+
 FIRST_BYTES, BUCKET_BYTES = 1 << 20, 25 << 20
 """Of the first bucket, whose sum begins early, and of the others; the defaults of DDP."""
 
@@ -151,6 +153,6 @@ def _runs(parameters: Sequence[nn.Parameter], order: Sequence[int], cap: int) ->
 
 def _shaped(part: torch.Tensor, like: nn.Parameter) -> torch.Tensor:
     """``part`` in the shape of ``like``, and in its order in memory if that has no gaps."""
-    if 1 + sum((size - 1) * stride for size, stride in zip(like.shape, like.stride(), strict=True)) == like.numel():
+    if is_dense(like):
         return part.as_strided(like.size(), like.stride(), part.storage_offset())
     return part.view(like.shape)

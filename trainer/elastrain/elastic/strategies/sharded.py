@@ -29,7 +29,6 @@ from elastrain.elastic.comm.backend import Offer
 from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.comm.header import Kind, RanksDiverged
 from elastrain.elastic.reduction import sum_of_products, sum_of_squares
-from elastrain.elastic.reshard.first import OFFER
 from elastrain.elastic.state.parts import dims
 from elastrain.elastic.strategies import reached
 from elastrain.elastic.strategies.strategy import ElasticModule, Strategy
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
     from elastrain.elastic.strategies.fsdp import Ranks
     from elastrain.elastic.strategies.group_mesh import TensorGroup
 
+OFFER = Offer(why="sharded models communicate through the host's memory")
 _NOT_YET = "is not supported with spec.parallelism.shards yet (docs/sharded.md)"
 
 
