@@ -13,6 +13,7 @@ from elastrain.api.job import ElasticTrainingJob
 from elastrain.api.records import Generation, GenerationMember, Progress, Rescale
 from elastrain.cli.local.status import LocalStatus, WorkerStatus, resource, workers
 from elastrain.cli.local.view import View
+from elastrain.cli.shell.printing import document
 from elastrain.cli.shell.view import details
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -77,6 +78,14 @@ def test_the_picture_shows_running_and_failed_workers_but_not_those_that_left():
     assert "digits-0" in text
     assert "digits-1" not in text
     assert "KeyError: [1]" in text, "what a script said is not markup"
+
+
+def test_what_this_machine_does_not_know_is_absent_from_the_status():
+    printed = document(resource(JOB, STATUS, NOW))["status"]
+    assert printed["lastRescale"] == {
+        "from": 2, "to": 1, "reason": "Drain", "pauseSeconds": 0.05, "lostSteps": 0, "phases": {},
+    }  # fmt: skip
+    assert None not in [*printed.values(), *printed["progress"].values()]
 
 
 def test_a_failed_job_says_why():

@@ -142,7 +142,8 @@ def resource(job: ElasticTrainingJob, status: LocalStatus, now: datetime) -> Ela
         restarts=RestartCounts(user=status.failures),
         observed_generation=int(job.metadata.get("generation", 0)),
     )
-    return job.model_copy(update={"status": found})
+    written = found.model_dump(mode="json", by_alias=True, exclude_none=True)  # what is unknown is absent
+    return job.model_copy(update={"status": JobStatus.model_validate(written)})
 
 
 def workers(status: LocalStatus) -> list[Worker]:
