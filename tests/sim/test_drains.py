@@ -27,6 +27,6 @@ def test_state_survives_a_drain_of_all_nodes_at_once(seeds):
 
 
 def test_state_is_lost_without_the_budget():
-    with mock.patch.object(budgets, "budget", lambda *_: DisruptionBudget()), pytest.raises(Violation):
+    with mock.patch.object(budgets, "disruption_budget", lambda *_: DisruptionBudget()), pytest.raises(Violation):
         for seed in SEEDS:
             drained(seed)
