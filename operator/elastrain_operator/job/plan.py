@@ -26,12 +26,9 @@ from elastrain_operator.job.status import held_until, if_changed, status_of
 from elastrain_operator.job.steps import Facts, Known, Lost, Steps, There
 from elastrain_operator.pod.template import version
 from elastrain_operator.policy import ending
-from elastrain_operator.policy import ending as verdicts
 from elastrain_operator.policy.losses import counting, data_loss, starting
 from elastrain_operator.policy.report import accelerator_seconds, conditions, events
-from elastrain_operator.policy.size import claims as claims_policy
-from elastrain_operator.policy.size import leavers, minimum, protection, replicas
-from elastrain_operator.policy.size import sizes as targets
+from elastrain_operator.policy.size import claims, leavers, minimum, protection, replicas, sizes
 
 DRAIN_EXTRA = 30.0
 """Seconds beyond a pod's own grace period that a worker may take to leave."""
@@ -63,7 +60,7 @@ def plan(
     leave = steps.leave(facts, known, there, size)  # 6: who leaves, in one order
     come = steps.come(facts, known, lost, there, size, leave)  # 7: who comes, and when
     taken = Steps(facts, known, lost, there, size, leave, come)  # 8: status, target, events, deadlines
-    if terminal := verdicts.terminal_condition(status):
+    if terminal := ending.terminal_condition(status):
         return _after_end(taken, terminal)
     if facts.is_undecided:
         return Plan(claims=_for_allocator(taken, status))  # the allocator answers before any action or status
@@ -74,11 +71,11 @@ def _verdict(facts: Facts, known: Known, lost: Lost, there: There) -> Verdict | 
     """How the job has ended; None: it has not. The first that applies counts."""
     spec, seen, now = facts.spec, facts.observed, facts.now
     return (
-        verdicts.divergence(seen.pods)
+        ending.divergence(seen.pods)
         or ending.success(spec.success_policy, seen.pods, seen.coordination)
-        or verdicts.failure(spec.backoff_limit, lost.count.restarts, lost.losses)
+        or ending.failure(spec.backoff_limit, lost.count.restarts, lost.losses)
         or counting.streak_verdict(spec, lost.streak)
-        or verdicts.overdue(spec, known.start, now)
+        or ending.overdue(spec, known.start, now)
         or (None if known.finishing else starting.pending_verdict(spec, there.workers, there.units, now))
     )
 
@@ -112,7 +109,7 @@ def deleted(
         ended=_ended(observed, state),
         events=(),
         delete=ending.deletions_of_deleted_job(pods, finalizers),
-        claims=None if observed.share is None else Claims(None, leaving=claims_policy.held(observed)),
+        claims=None if observed.share is None else Claims(None, leaving=claims.held(observed)),
         departed=tuple(state.disappeared),
     )
 
@@ -162,7 +159,7 @@ def _go_on(taken: Steps) -> Plan:
     target = None
     if known.etcd:
         before = known.etcd.target
-        target = targets.target(facts.spec, size.desired, before, leave.leaving, stop=False, above=known.floor)
+        target = sizes.target(facts.spec, size.desired, before, leave.leaving, stop=False, above=known.floor)
     status = status_of(taken, come.create, come.slots, come.wait)
     made = _finish_plan(
         taken, status, target, create=come.create, delete=delete, due=_deadlines(taken), lost=taken.lost.count.fresh
@@ -242,7 +239,7 @@ def _settle(taken: Steps, status: JobStatus, verdict: ConditionType, lost: Itera
     target = None
     if verdict is ConditionType.FAILED and known.etcd is not None:
         everyone = {p.name for p in pods if not p.over}
-        target = targets.target(spec, 0, known.etcd.target, everyone, stop=True, above=known.floor)
+        target = sizes.target(spec, 0, known.etcd.target, everyone, stop=True, above=known.floor)
     expiry = ending.expiry(spec.ttl_seconds_after_finished, completion)
     waiting = any(not p.over and not p.terminating for p in pods)
     due = [expiry, ending.finish_deadline(completion) if waiting else None]
@@ -257,7 +254,7 @@ def _deadlines(taken: Steps) -> list[datetime | None]:
     pods, troubles = facts.observed.pods, taken.there.troubles
     return [
         taken.come.wait,
-        verdicts.deadline(facts.spec, known.start),
+        ending.deadline(facts.spec, known.start),
         leave.rollout.until,
         taken.lost.exclusions.until,
         starting.next_pending_deadline(workers, facts.spec.pending_deadline_seconds),
@@ -317,7 +314,7 @@ def _finish_plan(
 def _budget(taken: Steps, status: JobStatus) -> DisruptionBudget | None:
     """The disruption budget to write; ``status`` as just planned."""
     before = taken.facts.state.budget
-    if verdicts.terminal_condition(status) is not None:
+    if ending.terminal_condition(status) is not None:
         return DisruptionBudget() if before and before.ordinals else None
     if before is None and taken.facts.status.generation is None:
         before = DisruptionBudget()  # the job has not trained yet
@@ -326,7 +323,7 @@ def _budget(taken: Steps, status: JobStatus) -> DisruptionBudget | None:
 
 def _wants_gang(taken: Steps, status: JobStatus) -> bool:
     """Whether the scheduler is to know the job's gang: it wants workers, or has some; ``status`` as just planned."""
-    wants = not taken.facts.spec.suspend and verdicts.terminal_condition(status) is None
+    wants = not taken.facts.spec.suspend and ending.terminal_condition(status) is None
     return wants or any(not p.over for p in taken.facts.observed.pods)
 
 
@@ -334,10 +331,10 @@ def _for_allocator(taken: Steps, status: JobStatus) -> Claims | None:
     """The job's claims for the allocator; ``status`` as just planned."""
     if taken.facts.observed.share is None:
         return None
-    wants = not taken.facts.spec.suspend and not taken.known.finishing and verdicts.terminal_condition(status) is None
+    wants = not taken.facts.spec.suspend and not taken.known.finishing and ending.terminal_condition(status) is None
     workers = [p for p in taken.there.workers if p not in taken.leave.victims]
-    creation = claims_policy.Creation(taken.come.is_admitted, taken.size.refusal, taken.come.paced is not None)
-    return claims_policy.claims(taken.facts.spec, status, taken.facts.observed, workers, creation if wants else None)
+    creation = claims.Creation(taken.come.is_admitted, taken.size.refusal, taken.come.paced is not None)
+    return claims.claims(taken.facts.spec, status, taken.facts.observed, workers, creation if wants else None)
 
 
 def _unique(deletions: Iterable[Deletion]) -> tuple[Deletion, ...]:

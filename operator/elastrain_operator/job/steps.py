@@ -24,13 +24,10 @@ from elastrain_operator.facts import (
     Trouble,
 )
 from elastrain_operator.job.state import LoopState
-from elastrain_operator.policy import ending as verdicts
+from elastrain_operator.policy import ending
 from elastrain_operator.policy.losses import counting, data_loss, exclusion, pacing, starting
-from elastrain_operator.policy.losses import counting as losses
 from elastrain_operator.policy.report import training
-from elastrain_operator.policy.size import claims, leavers, minimum, replicas, rollout, sizes
-from elastrain_operator.policy.size import protection as budgets
-from elastrain_operator.policy.size import replicas as workers_policy
+from elastrain_operator.policy.size import claims, leavers, minimum, protection, replicas, rollout, sizes
 from elastrain_operator.policy.size.minimum import Holding
 from elastrain_operator.policy.size.rollout import Rollout
 
@@ -98,7 +95,7 @@ def known(facts: Facts) -> Known:
         since=since,
         all_leaving=all_leaving,
         draining=all_leaving & {p.name for p in facts.observed.pods},
-        finishing=verdicts.finishing(facts.observed.pods, etcd),
+        finishing=ending.finishing(facts.observed.pods, etcd),
         step=etcd.progress.step if etcd and etcd.progress else status.step,
         start=None if facts.spec.suspend else start,
     )
@@ -127,11 +124,11 @@ def lost(facts: Facts, known: Known) -> Lost:
     """The lost workers, and what their losses add up to."""
     spec, status, state, now, pods = facts.spec, facts.status, facts.state, facts.now, facts.observed.pods
     idle = known.finishing or spec.suspend  # agents may have ended their membership
-    silenced = {p.name for p in pods if losses.is_silent(p, known.members)}
+    silenced = {p.name for p in pods if counting.is_silent(p, known.members)}
     running = [p for p in pods if not (p.ending or p.terminating or p.name in known.draining or p.name in silenced)]
     quiet = starting.update_silent(state.silent_agents, running, None if idle else known.members, now)
     overdue = starting.overdue_agents(quiet, now)
-    found = losses.losses(pods, known.members, known.all_leaving, state.alive, state.disappeared.values())
+    found = counting.losses(pods, known.members, known.all_leaving, state.alive, state.disappeared.values())
     every = (*found, *(starting.silent_loss(p) for p in pods if p.uid in overdue))
     count = counting.count(status.restarts, status.counted_failures, every, pods)
     return Lost(
@@ -165,12 +162,12 @@ class There:
 def there(facts: Facts, known: Known, lost: Lost) -> There:
     """The workers, one by one and as replicas."""
     pods = facts.observed.pods
-    workers = workers_policy.active(pods, known.draining, lost.silent)
+    workers = replicas.active(pods, known.draining, lost.silent)
     return There(
         workers=workers,
         units=replicas.stand_ins(workers, facts.spec.group_size, facts.version),
         troubles=starting.troubles(workers, known.members, lost.exclusions.nodes),
-        budget=budgets.disruption_budget(facts.spec, pods, known.members),
+        budget=protection.disruption_budget(facts.spec, pods, known.members),
     )
 
 
@@ -341,7 +338,7 @@ def come(  # noqa: PLR0917 - all earlier steps
     wait = pacing.latest((paced, pacing.after_refusal(state.refusal, observed.job.generation)), facts.now)
     none = wait is not None or known.etcd is None or known.finishing
     slots, charges = ((), ()) if none else _missing(facts, there, size, leave)
-    create = workers_policy.ordinals(len(slots), state.open_ordinals, observed.pods, facts.status.next_ordinal)
+    create = replicas.ordinals(len(slots), state.open_ordinals, observed.pods, facts.status.next_ordinal)
     is_admitted = state.admitted == facts.version
     asks = bool(share and share.probe) and not known.finishing and not (is_admitted and size.refusal is None)
     return Come(
@@ -361,7 +358,7 @@ def _missing(facts: Facts, there: There, size: Size, leave: Leave) -> tuple[tupl
     more = max(size.desired + size.beyond - len(there.units), 0) or leave.rollout.create
     staying = [p for p in there.workers if p not in leave.victims and p not in leave.withdrawn]
     holes = replicas.slots(staying, observed.pods, group_size, 0)
-    slots = (*holes, *replicas.slots((), observed.pods, group_size, min(more, workers_policy.BATCH)))
+    slots = (*holes, *replicas.slots((), observed.pods, group_size, min(more, replicas.BATCH)))
     if facts.state.refusal:
         slots = slots[:1]  # one pod shows whether the API server still refuses
     if observed.charges is None:

@@ -22,7 +22,7 @@ from elastrain_operator.kueue.watch import Watch
 from elastrain_operator.kueue.workload import Decision, Holder, Memory, Ready, Request, View
 from elastrain_operator.metrics import process as metrics
 from elastrain_operator.pod.shape import shape
-from elastrain_operator.policy import ending as verdicts
+from elastrain_operator.policy import ending
 from elastrain_operator.policy.size import leavers
 
 RETRY = 5.0
@@ -71,7 +71,7 @@ class KueueJobs:
         self, body: Mapping[str, Any], job: JobRef, spec: JobSpec, status: JobStatus, observed: Observed
     ) -> KueuePass | None:
         """Kueue's part of this pass; None: Kueue has nothing to do with it."""
-        ended = verdicts.terminal_condition(status)
+        ended = ending.terminal_condition(status)
         request = parse.request(body, spec, status.desired_replicas or 0, ended.value if ended else "")
         if not governs(request, self._watch.workloads(job, request.base)):
             self._memory.pop(job.uid, None)
@@ -109,7 +109,7 @@ class KueueJobs:
     async def send(self, body: Mapping[str, Any], job: JobRef, spec: JobSpec, status: JobStatus) -> None:
         """Keep the base Workload of a job that MultiKueue sends to another cluster. Its status, pods and extras are the
         other cluster's; quota of this one goes back as soon as Kueue asks for it."""
-        ended = verdicts.terminal_condition(status)
+        ended = ending.terminal_condition(status)
         request = parse.request(body, spec, 0, ended.value if ended else "")
         request = replace(request, wanted=request.minimum)
         view = self._watch.view(job, request, _pod_class(spec))

@@ -14,7 +14,6 @@ from elastrain.api.names import DIVERGED, headcount
 from elastrain.api.records import Outcome, Phase
 from elastrain_operator.facts import Cause, ConditionUpdate, Coordination, Deletion, Loss, Pod, Verdict
 from elastrain_operator.policy.losses import counting
-from elastrain_operator.policy.losses import counting as budget
 from elastrain_operator.policy.losses.causes import judge
 
 
@@ -78,7 +77,7 @@ def divergence(pods: Iterable[Pod]) -> Verdict | None:
 def failure(limit: int, restarts: RestartCounts, losses: Iterable[Loss]) -> Verdict | None:
     """The job has failed if its script failed more often than ``backoffLimit``. The message quotes the last failure,
     of several concurrent ones the first."""
-    if not budget.is_exhausted(restarts, limit):
+    if not counting.is_exhausted(restarts, limit):
         return None
     text = f"the training script failed {restarts.user} times, backoffLimit is {limit}"
     last = counting.quote([x for x in losses if x.cause is Cause.USER], counting.QUOTE_CHARS - len(text))

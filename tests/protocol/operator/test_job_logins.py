@@ -18,7 +18,7 @@ from elastrain.etcd import EtcdClient, EtcdConfig, EtcdDenied, EtcdError, EtcdUn
 from elastrain_operator.config import OperatorConfig, WorkerEtcd
 from elastrain_operator.facts import JobRef, Outage
 from elastrain_operator.kube.client import ApiError
-from elastrain_operator.records import logins as vaults
+from elastrain_operator.records import logins as logins_module
 from elastrain_operator.records.logins import JobLogins
 
 JOB = JobRef("ns", "job", "uid-1234567", 1)
@@ -69,7 +69,7 @@ class World:
 
 @pytest.fixture
 def world(monkeypatch):
-    monkeypatch.setattr(vaults, "ECHO_SECONDS", 0.0)
+    monkeypatch.setattr(logins_module, "ECHO_SECONDS", 0.0)
     return World()
 
 
@@ -141,7 +141,7 @@ def test_nothing_is_written_without_a_change(new_logins, world):
 
 
 def test_a_secret_is_written_again_while_workers_wait_long_to_start(new_logins, world, monkeypatch):
-    monkeypatch.setattr(vaults, "INTERVAL", 0.0)
+    monkeypatch.setattr(logins_module, "INTERVAL", 0.0)
     logins = new_logins()
     keep(logins, creating=True)
     world.writes.clear()
