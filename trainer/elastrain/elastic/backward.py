@@ -186,7 +186,7 @@ class Backward:
         if self._strategy.votes:
             assert world.model is not None
             world.model.take_votes(step.result.summed.of_model)
-            world.position.ballot.count(step.result.summed, generation, step.number + 1)
+            world.position.ledger.count(step.result.summed, generation, step.number + 1)
         if step.backwards <= 1:
             world.state.replicas.schedule.stepped(receiving=step.result.learning)
 
@@ -198,7 +198,7 @@ class Backward:
         world, position = self._world, self._world.position
         self._heartbeat.runtime()
         assert world.communicator is not None
-        position.ballot.voted = voted
+        position.ledger.voted = voted
         try:
             world.give_up(world.communicator, world.communicator.broken or "the vote for the step has failed")
             while True:
@@ -217,7 +217,7 @@ class Backward:
         except ExitRequested:
             return None  # the end of the loop body meets the same reason
         finally:
-            position.ballot.voted = 0
+            position.ledger.voted = 0
 
     # -- what surrounds them -------------------------------------------------------------------------------------------
     @contextmanager

@@ -51,7 +51,7 @@ class Position:
         """Of the data of that loop."""
         self.between = False
         """Whether the script is in a call between two steps."""
-        self.ballot = Ledger()
+        self.ledger = Ledger()
         """This rank's votes for steps."""
         self._session, self._saved_step = session, saved_step
         self._looks = True
@@ -150,7 +150,7 @@ class Position:
         while True:
             mine = row()
             table = _table(communicator, mine)
-            if (verdict := self.ballot.hear(communicator, table)[0]).open:
+            if (verdict := self.ledger.hear(communicator, table)[0]).open:
                 log.info(
                     "scripts of ranks end a step whose sum they have missed", ranks=verdict.open, late=verdict.late
                 )
@@ -180,7 +180,7 @@ class Position:
 
         The others wait for this rank, which enters the generation after its loop body. Raises ``GenerationBroken``.
         """
-        return self.ballot.hear(communicator, _table(communicator, row))[1]
+        return self.ledger.hear(communicator, _table(communicator, row))[1]
 
     def start_anew(self, communicator: Communicator, why: str) -> NoReturn:
         """Leave a generation, and wait for the end: the agent starts this worker's ranks anew."""

@@ -374,8 +374,8 @@ class World:
             script=Script(position.loop_end, state.calls.count, position.between, self.boundary.act is Act.STEP),
             order=state.data.digest,
             changes=state.changes.seen,
-            voted=position.ballot.voted,
-            counted=position.ballot.counted(state.step),
+            voted=position.ledger.voted,
+            counted=position.ledger.counted(state.step),
             back=state.replicas.back,
         )
         return self._copies.contribution(row, generation)
