@@ -36,8 +36,8 @@ class Killed(BaseException):
     """The rank's process has ended here."""
 
 
-Script = Callable[[Job, "RankThread"], dict[str, Any]]
-"""Trains; returns what the process would write at its end."""
+Script = Callable[[Job, "RankThread"], Any]
+"""Trains; returns what the process would write at its end. Torch's random numbers are the process's: it draws none."""
 
 
 class RankThread:
@@ -45,8 +45,10 @@ class RankThread:
 
     def __init__(self, script: Script, socket_path: str, worker: str, audit: Path, log: BinaryIO) -> None:
         self.worker, self.pid = worker, next(_NUMBERS)
-        self.final: dict[str, Any] | None = None
+        self.final: Any = None
         """What the script has returned."""
+        self.error: BaseException | None = None
+        """How it has ended, if not so."""
         self.points: dict[str, int] = {}
         """Where the rank is, for the test: committed steps by the name of a point."""
         self.on_point: Callable[[RankThread, str, int], None] = lambda *_: None
@@ -108,8 +110,10 @@ class RankThread:
         except Killed:
             self._returncode = KILLED
         except SystemExit as e:
+            self.error = e
             self._returncode = KILLED if self.job is None or self.job._audit is None else int(e.code or 0)
-        except BaseException:
+        except BaseException as e:
+            self.error = e
             killed = self.job is not None and self.job._audit is None
             self._log.write(traceback.format_exc().encode())
             self._log.flush()
@@ -176,6 +180,11 @@ class ThreadWorld(played_ranks.World):
         self.threads.on_point = self._on_point
 
     # -- ranks -------------------------------------------------------------------------------------------------------
+    def train(self, *ranks: str) -> None:
+        """Start them, and a generation of them."""
+        self.begin(*ranks)
+        self.propose(*ranks)
+
     def begin(self, *ranks: str) -> None:
         """Start ranks; return when they are ready."""
         for name in ranks:
@@ -198,6 +207,12 @@ class ThreadWorld(played_ranks.World):
         thread = self.ranks[rank].process
         assert isinstance(thread, RankThread)
         return thread
+
+    def result(self, rank: str) -> Any:
+        return self.thread(rank).final
+
+    def error(self, rank: str) -> BaseException | None:
+        return self.thread(rank).error
 
     def alive(self, *ranks: str) -> list[str]:
         return [r for r in ranks or self.ranks if self.ranks[r].process.poll() is None]
@@ -229,6 +244,16 @@ class ThreadWorld(played_ranks.World):
         self.leaving |= set(self.members) - set(ranks)
         self.members = ranks
         return super().propose(*ranks, reason=reason)
+
+    def serve(self, *ranks: str) -> None:
+        """Propose a generation of all ``ranks`` whenever one has broken, until they have ended."""
+
+        def all_ended() -> bool:
+            if any(self.ranks[r].has("broken", generation=self.number) for r in ranks):
+                self.propose(*ranks, reason="Broken")
+            return not self.alive(*ranks)
+
+        self.wait(f"{ranks} end", all_ended)
 
     def connected(self, *ranks: str) -> None:
         """Return when all of them could switch to the newest proposal."""

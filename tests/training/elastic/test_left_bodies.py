@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import pytest
@@ -18,10 +17,10 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from conditions import eventually
-from elastrain.api.settings import CheckpointSpec
+from elastrain.api.settings import CheckpointSpec, RankSettings
 from elastrain.elastic.commit.updates import Applied, Update, applied, left_by_break
 from elastrain.elastic.job import Job
-from rank_threads import World
+from threaded_world import ThreadWorld
 
 STEPS, AT = 6, 3
 """Of the job; the step in whose body, by committed steps before it, the script does something."""
@@ -101,17 +100,16 @@ def train(job: Job, place: str = "", how: str = "", ranks: tuple[int, ...] = (0,
 
 
 @pytest.fixture
-def job(tmp_path) -> Iterator[Callable[..., World]]:
+def job(tmp_path) -> Iterator[Callable[..., ThreadWorld]]:
     """``job(size, place, how, ranks)``: the ended job."""
-    worlds: list[World] = []
+    worlds: list[ThreadWorld] = []
 
-    def run(size: int, *arguments: Any, checkpoint: CheckpointSpec | None = None, **options: Any) -> World:
-        world = World(tmp_path / f"{len(worlds)}", partial(partial_script, arguments=arguments, options=options))
+    def run(size: int, *arguments: Any, checkpoint: CheckpointSpec | None = None, **options: Any) -> ThreadWorld:
+        settings = RankSettings(checkpoint=checkpoint)
+        world = ThreadWorld(tmp_path / f"{len(worlds)}", lambda job, _: train(job, *arguments, **options), settings)
         worlds.append(world)
         ranks = [f"r{number}" for number in range(size)]
-        world.start(*ranks, checkpoint=checkpoint)
-        world.ready(*ranks)
-        world.propose(*ranks)
+        world.train(*ranks)
         seen = Counter[int]()
 
         def over() -> bool:
@@ -127,12 +125,7 @@ def job(tmp_path) -> Iterator[Callable[..., World]]:
 
     yield run
     for world in worlds:
-        for rank in world.ranks.values():
-            rank.stop()
-
-
-def partial_script(job: Job, arguments: tuple, options: dict) -> dict:
-    return train(job, *arguments, **options)
+        world.close()
 
 
 @pytest.fixture(scope="module")
@@ -140,23 +133,18 @@ def expected(tmp_path_factory) -> dict[int, dict]:
     """By number of ranks, the result of a run in which nothing is left."""
     results = {}
     for size in (1, 2):
-        world = World(tmp_path_factory.mktemp("undisturbed"), train)
+        world = ThreadWorld(tmp_path_factory.mktemp("undisturbed"), lambda job, _: train(job))
         ranks = [f"r{number}" for number in range(size)]
         world.train(*ranks)
         world.serve(*ranks)
         results[size] = world.result("r0")
-        for rank in world.ranks.values():
-            rank.stop()
+        world.close()
     return results
 
 
-def error_of(world: World, rank: str) -> BaseException | None:
-    return world.ranks[rank].process.error  # type: ignore[attr-defined, no-any-return]
-
-
-def assert_as_if_nothing_was_left(world: World, expected: dict) -> None:
+def assert_as_if_nothing_was_left(world: ThreadWorld, expected: dict) -> None:
     for name in world.ranks:
-        assert error_of(world, name) is None, world.ranks[name].log.read_text()
+        assert world.error(name) is None, world.ranks[name].log.read_text()
         result = world.result(name)
         assert (result["step"], result["lr"]) == (STEPS, expected["lr"]), name
         assert result["commits"] == expected["commits"] == [*range(1, STEPS + 1)], f"{name}: callbacks"
@@ -195,7 +183,7 @@ def test_the_error_is_the_scripts_own_and_the_step_is_not_saved_if_an_exception_
     folder = tmp_path / "checkpoints"
     spec = CheckpointSpec(path=str(folder), every_steps=1)
     world = job(1, place, "exception", (0,), again=False, checkpoint=spec)
-    error = error_of(world, "r0")
+    error = world.error("r0")
     assert isinstance(error, ValueError)
     assert str(error) == OWN
     assert "closed file" not in world.ranks["r0"].log.read_text()
@@ -207,7 +195,7 @@ def test_the_error_is_the_scripts_own_and_the_step_is_not_saved_if_an_exception_
 @pytest.mark.parametrize(("place", "says"), [("optimizer", "body of step 4 was left"), ("on_commit", "job.on_commit")])
 def test_a_job_without_another_holder_names_the_reason_if_an_exception_cuts_an_update_off(place, says, job) -> None:
     world = job(1, place, "exception", (0,))
-    error = error_of(world, "r0")
+    error = world.error("r0")
     assert isinstance(error, RuntimeError)
     assert "no worker holds the training state any more" in str(error)
     assert says in str(error)
@@ -217,25 +205,25 @@ def test_a_job_without_another_holder_names_the_reason_if_an_exception_cuts_an_u
 def test_the_job_goes_back_to_its_checkpoint_if_an_exception_cuts_an_update_off_on_all_ranks(job, tmp_path) -> None:
     spec = CheckpointSpec(path=str(tmp_path / "checkpoints"), every_steps=1)
     world = job(2, "optimizer", "exception", (0, 1), checkpoint=spec)
-    assert [error_of(world, r) for r in ("r0", "r1")] == [None, None]
+    assert [world.error(r) for r in ("r0", "r1")] == [None, None]
     commits = world.result("r0")["commits"]
     assert commits[:AT] == [1, 2, 3] and commits[-1] == STEPS
 
 
 def test_a_script_that_ends_with_a_cut_off_update_does_not_finish_the_job(tmp_path) -> None:
-    def swallows(job: Job) -> None:
+    def swallows(job: Job, _: object) -> None:
         try:
             train(job, "optimizer", "exception", again=False)
         except ValueError:
             return
 
-    world = World(tmp_path / "world", swallows)
+    world = ThreadWorld(tmp_path / "world", swallows)
     world.train("r0")
     eventually(lambda: world.ranks["r0"].process.poll() is not None, 20, "it ends")
-    error = error_of(world, "r0")
+    error = world.error("r0")
     assert isinstance(error, RuntimeError) and "the script has ended" in str(error)
     assert not world.ranks["r0"].of_type("finished")
-    world.ranks["r0"].stop()
+    world.close()
 
 
 # -- pure --------------------------------------------------------------------------------------------------------------
@@ -338,7 +326,7 @@ def test_the_way_out_of_a_loop_is_known_through_the_iterators_around_it(leave, a
 def test_a_step_counts_if_it_was_applied_and_a_variable_holds_the_iterator_that_was_left(at, steps, tmp_path) -> None:
     committed: list[int] = []
 
-    def holds(job: Job) -> Any:
+    def holds(job: Job, _: object) -> Any:
         net = nn.Linear(2, 1)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
         model = job.wrap(net, optimizer=optimizer)
@@ -353,9 +341,9 @@ def test_a_step_counts_if_it_was_applied_and_a_variable_holds_the_iterator_that_
                 break
         return held
 
-    world = World(tmp_path / "world", holds)
+    world = ThreadWorld(tmp_path / "world", holds)
     world.train("r0")
     world.serve("r0")
     assert committed == [*range(1, steps + 1)]
     assert [m.step for m in world.ranks["r0"].of_type("finished")] == [steps]
-    world.ranks["r0"].stop()
+    world.close()

@@ -20,8 +20,7 @@ from elastrain.api.settings import CheckpointSpec, DivergenceSpec, RankSettings,
 from elastrain.elastic.comm.header import RanksDiverged
 from elastrain.elastic.job import Job
 from elastrain.elastic.replica_check import ReplicaDiffers
-from rank_threads import Thread, World
-from threaded_world import RankThread, thread_world
+from threaded_world import RankThread, ThreadWorld, thread_world
 
 STEPS, AT = 8, 3
 """Of the job; committed steps when a bit flips."""
@@ -84,10 +83,10 @@ def script(job: Job, flips: Flips, statistics: nn.Module | None = None) -> dict[
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Iterator[Callable[..., World]]:
+def run(tmp_path: Path) -> Iterator[Callable[..., ThreadWorld]]:
     """``run(flips, ranks, divergence)``: the ended job; a generation follows each that breaks. ``fail``: ranks end with
     an error. ``fails``: the rank that does, and the others go on."""
-    worlds: list[World] = []
+    worlds: list[ThreadWorld] = []
 
     def job(
         flips: Flips | None = None,
@@ -98,13 +97,12 @@ def run(tmp_path: Path) -> Iterator[Callable[..., World]]:
         statistics: Callable[[], nn.Module | None] = lambda: None,
         fail: bool = False,
         fails: str = "",
-    ) -> World:
+    ) -> ThreadWorld:
         folder = tmp_path / f"{len(worlds)}"
-        world = World(folder, lambda job: script(job, flips or Flips(), statistics()))
+        settings = RankSettings(divergence=divergence, checkpoint=checkpoint)
+        world = ThreadWorld(folder, lambda job, _: script(job, flips or Flips(), statistics()), settings)
         worlds.append(world)
-        world.start(*ranks, divergence=divergence, checkpoint=checkpoint)
-        world.ready(*ranks)
-        world.propose(*ranks)
+        world.train(*ranks)
         if fail or fails:
             world.wait = lambda what, condition: eventually(condition, what=what)
         if fails:
@@ -116,29 +114,19 @@ def run(tmp_path: Path) -> Iterator[Callable[..., World]]:
 
     yield job
     for world in worlds:
-        for rank in world.ranks.values():
-            rank.stop()
+        world.close()
 
 
-def causes(world: World) -> list[str]:
+def causes(world: ThreadWorld) -> list[str]:
     return [message.error for rank in world.ranks.values() for message in rank.of_type("broken")]
-
-
-def error(world: World, rank: str) -> BaseException | None:
-    process = world.ranks[rank].process
-    assert isinstance(process, Thread)
-    return process.error
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory) -> list[torch.Tensor]:
-    world = World(tmp_path_factory.mktemp("undisturbed"), lambda job: script(job, Flips()))
-    world.start(*RANKS)
-    world.ready(*RANKS)
-    world.propose(*RANKS)
+    world = ThreadWorld(tmp_path_factory.mktemp("undisturbed"), lambda job, _: script(job, Flips()))
+    world.train(*RANKS)
     world.serve(*RANKS)
-    for rank in world.ranks.values():
-        rank.stop()
+    world.close()
     return world.result("r0")["state"]
 
 
@@ -168,8 +156,8 @@ def test_a_rank_takes_the_state_of_the_majority_and_the_model_is_that_of_an_undi
 
 def test_a_rank_fails_if_it_differs_again(run):
     world = run(Flips(r1=(moment, [2, 4])), fails="r1")
-    assert isinstance(error(world, "r1"), ReplicaDiffers)
-    assert "not for the first time" in str(error(world, "r1"))
+    assert isinstance(world.error("r1"), ReplicaDiffers)
+    assert "not for the first time" in str(world.error("r1"))
     assert {world.result(rank)["step"] for rank in ("r0", "r2")} == {STEPS}
 
 
@@ -178,8 +166,8 @@ def test_the_job_fails_and_names_the_entry_if_two_ranks_differ_without_a_checkpo
     divergence = DivergenceSpec(every_steps=1, without_majority=policy)
     world = run(Flips(r1=(parameter, [AT])), RANKS[:2], divergence, fail=True)
     for rank in RANKS[:2]:
-        assert isinstance(error(world, rank), RanksDiverged)
-        assert "rank 1 from rank 0 in model.0.weight; they were equal after step 2" in str(error(world, rank))
+        assert isinstance(world.error(rank), RanksDiverged)
+        assert "rank 1 from rank 0 in model.0.weight; they were equal after step 2" in str(world.error(rank))
         assert world.ranks[rank].has("diverged")
 
 

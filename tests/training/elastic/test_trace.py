@@ -16,7 +16,7 @@ from elastrain.elastic.state import capture
 from elastrain.elastic.state.capture import fingerprints
 from elastrain.elastic.state.rollback import Touched, Trace
 from elastrain.elastic.state.trained import TrainedSet
-from rank_threads import World
+from threaded_world import ThreadWorld
 
 STEPS = 8
 
@@ -150,11 +150,11 @@ def elastic(job: Job, kind: str, meet: Callable[[Job], None] = lambda _: None) -
 
 
 @pytest.fixture
-def ended(tmp_path) -> Iterator[Callable[..., World]]:
-    worlds: list[World] = []
+def ended(tmp_path) -> Iterator[Callable[..., ThreadWorld]]:
+    worlds: list[ThreadWorld] = []
 
-    def run(size: int, script: Callable[[Job], Any]) -> World:
-        world = World(Path(tmp_path) / f"{len(worlds)}", script)
+    def run(size: int, script: Callable[[Job], Any]) -> ThreadWorld:
+        world = ThreadWorld(Path(tmp_path) / f"{len(worlds)}", lambda job, _: script(job))
         worlds.append(world)
         ranks = [f"r{number}" for number in range(size)]
         world.train(*ranks)
@@ -163,8 +163,7 @@ def ended(tmp_path) -> Iterator[Callable[..., World]]:
 
     yield run
     for world in worlds:
-        for rank in world.ranks.values():
-            rank.stop()
+        world.close()
 
 
 @pytest.mark.parametrize("kind", KINDS)
