@@ -54,10 +54,15 @@ LANES: dict[str, tuple[str, ...]] = {
         "tests/training/elastic/test_rescale_in_process.py",
         "tests/training/elastic/test_rescale_traces.py",
         "tests/training/elastic/test_state_in_portions.py",
-        "tests/training/faults/",
     ),
+    # They wait for leases to expire, beside lanes that compute.
+    "faults": ("tests/training/faults/",),
+    # A control plane of its own with Kueue, whose webhooks look at all pods.
+    "kueue": ("tests/protocol/kueue/",),
+    "simulation": ("tests/sim/test_simulation.py",),  # all cores
     "sharded checkpoints": ("tests/training/sharded/test_checkpoints.py",),
-    # Processes that import torch themselves.
+    "groups": ("tests/training/sharded/test_groups.py",),
+    # Local jobs and launchers, some of which import torch themselves.
     "processes": (
         "tests/guests/pairs/protocol/",
         "tests/guests/launchers/training/",
@@ -66,11 +71,7 @@ LANES: dict[str, tuple[str, ...]] = {
         "tests/training/local/",
         "tests/training/rendezvous/",
     ),
-    "simulation": ("tests/sim/test_simulation.py",),  # all cores
     "zoo": ("tests/training/zoo/",),
-    "groups": ("tests/training/sharded/test_groups.py",),
-    # A control plane of its own with Kueue, whose webhooks look at all pods.
-    "kueue": ("tests/protocol/kueue/",),
     "one copy": ("tests/training/sharded/test_one_copy.py",),
 }
 """The longest first; all other files come after them."""

@@ -37,4 +37,4 @@ def test_files_of_the_operator_come_last_in_their_lane() -> None:
 
 def test_xdist_asks_for_the_lane_of_each_test() -> None:
     assert "self._split_scope(nodeid)" in inspect.getsource(LoadScopeScheduling.schedule), "xdist has renamed it"
-    assert Lanes._split_scope(object.__new__(Lanes), "tests/training/faults/test_new.py::test_it[a::b]") == "training"
+    assert Lanes._split_scope(object.__new__(Lanes), "tests/training/faults/test_new.py::test_it[a::b]") == "faults"
