@@ -24,18 +24,6 @@ def environment(tmp_path) -> dict[str, str]:
 
 
 @pytest.fixture
-def elastrain_process(environment):
-    """Run the command line as a process: for jobs, which need signals and children."""
-
-    def elastrain(*arguments: object) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [*ELASTRAIN, *map(str, arguments)], env=environment, capture_output=True, text=True, timeout=90
-        )
-
-    return elastrain
-
-
-@pytest.fixture
 def running(environment, manifest) -> Iterator[subprocess.Popen[str]]:
     """``elastrain run`` of a job that never ends, once it trains."""
     path = manifest(replicas=1)
@@ -93,22 +81,22 @@ def test_a_missing_etcd_is_named(elastrain, manifest):
     assert "'/no/etcd' is not an executable file" in shown.stderr
 
 
-def test_a_command_that_does_not_exist_fails_at_once_and_is_named(elastrain_process, manifest):
-    shown = elastrain_process("run", manifest(command=["no-such-command"]), "--plain")
-    assert shown.returncode == 1
+def test_a_command_that_does_not_exist_fails_at_once_and_is_named(elastrain, light_agents, manifest):
+    shown = elastrain("run", manifest(command=["no-such-command"]), "--plain")
+    assert shown.exit_code == 1
     assert "Usage: command: 'no-such-command' is not an executable file on PATH" in shown.stdout
 
 
-def test_a_failing_script_ends_with_1_and_its_last_lines(elastrain_process, manifest):
-    shown = elastrain_process("run", manifest(replicas=1, backoffLimit=0, env={"FAKE_RANK_FAIL": "raise"}), "--plain")
-    assert shown.returncode == 1
+def test_a_failing_script_ends_with_1_and_its_last_lines(elastrain, light_agents, manifest):
+    shown = elastrain("run", manifest(replicas=1, backoffLimit=0, env={"FAKE_RANK_FAIL": "raise"}), "--plain")
+    assert shown.exit_code == 1
     assert "job fake failed" in shown.stdout
     assert shown.stdout.rstrip().endswith("ValueError: the batch is empty")
 
 
-def test_a_job_that_finishes_ends_with_0(elastrain_process, manifest):
-    shown = elastrain_process("run", manifest(), "--plain", "--set", "replicas=2", "--env", "FAKE_RANK_STEPS=20")
-    assert shown.returncode == 0, shown.stdout + shown.stderr
+def test_a_job_that_finishes_ends_with_0(elastrain, light_agents, manifest):
+    shown = elastrain("run", manifest(), "--plain", "--set", "replicas=2", "--env", "FAKE_RANK_STEPS=20")
+    assert shown.exit_code == 0, shown.stdout + shown.stderr
     assert "job fake finished at step 20" in shown.stdout
 
 

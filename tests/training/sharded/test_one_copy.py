@@ -69,6 +69,7 @@ def test_a_few_steps_are_repeated_if_a_worker_is_lost_with_all_its_ranks(one_cop
     assert 0 <= job.redone() <= job.max_redone_steps
 
 
+@pytest.mark.nightly
 def test_training_begins_again_if_a_rank_and_its_partner_are_lost_at_once(one_copy) -> None:
     job = one_copy
     job.want(3)
@@ -82,6 +83,7 @@ def test_training_begins_again_if_a_rank_and_its_partner_are_lost_at_once(one_co
     assert job.redone() >= 6
 
 
+@pytest.mark.nightly
 def test_a_rank_commits_late_with_the_gradients_that_it_kept_if_it_missed_the_result_of_its_vote(one_copy) -> None:
     job = one_copy
     job.want(2)
