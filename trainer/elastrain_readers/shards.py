@@ -16,9 +16,9 @@ from typing import Any, Self
 
 import numpy as np
 
-from elastrain.data.bounded import MOST
-from elastrain.data.permutation import permutation
-from elastrain.data.samplers import OwnShuffle
+from elastrain.data.sampling.bounded import MOST
+from elastrain.data.sampling.permutation import permutation
+from elastrain.data.sampling.samplers import OwnShuffle
 from elastrain_readers.shard_files import MdsShard, TarShard
 
 File = str | Path

@@ -20,10 +20,10 @@ from torch.utils.data import (
 )
 
 from elastrain.data import LengthBuckets, Shuffled
-from elastrain.data.bounded import MOST, PASSES, most_of
 from elastrain.data.options import order_of
 from elastrain.data.order import Order
 from elastrain.data.rng import Kept
+from elastrain.data.sampling.bounded import MOST, PASSES, most_of
 from elastrain_readers import Shards
 
 DATASET = range(40)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastrain.data.order import Order
-from elastrain.data.permutation import LONGEST, Permutation, uniform
+from elastrain.data.sampling.permutation import LONGEST, Permutation, uniform
 
 BILLION = 10**9
 FIRST_TEN = [3, 9, 5, 4, 8, 0, 7, 6, 2, 1]

@@ -3,7 +3,16 @@
 Scripts may import from here: samplers, and the contract and adapters for data in a sequence.
 """
 
-from elastrain.data.samplers import BatchSampler, Drawn, InOrder, LengthBuckets, OwnShuffle, Sampler, Shuffled, Weighted
+from elastrain.data.sampling.samplers import (
+    BatchSampler,
+    Drawn,
+    InOrder,
+    LengthBuckets,
+    OwnShuffle,
+    Sampler,
+    Shuffled,
+    Weighted,
+)
 from elastrain.data.stream import ElasticIterable, Replayed
 
 __all__ = [

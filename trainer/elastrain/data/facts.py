@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from elastrain.data.order import ENDLESS, Order
-from elastrain.data.permutation import VERSION
-from elastrain.data.torch_samplers import ReplayedBatchSampler, ReplayedSampler
+from elastrain.data.sampling.permutation import VERSION
+from elastrain.data.sampling.torch_samplers import ReplayedBatchSampler, ReplayedSampler
 
 _LOOK = 64
 """Samples at each end of an epoch that tell one sampler from another."""

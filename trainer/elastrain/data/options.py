@@ -6,11 +6,11 @@ from typing import Any
 
 from torch.utils.data import BatchSampler as TorchBatchSampler
 
-from elastrain.data.bounded import most_of
 from elastrain.data.order import Order
-from elastrain.data.samplers import OwnShuffle
+from elastrain.data.sampling.bounded import most_of
+from elastrain.data.sampling.samplers import OwnShuffle
+from elastrain.data.sampling.torch_samplers import batches_by_number, by_position
 from elastrain.data.stream import ElasticIterable, length_of
-from elastrain.data.torch_samplers import batches_by_number, by_position
 
 
 def order_of(

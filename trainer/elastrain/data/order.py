@@ -14,8 +14,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from elastrain.data.permutation import permutation
-from elastrain.data.samplers import BatchSampler, Sampler, as_indices
+from elastrain.data.sampling.permutation import permutation
+from elastrain.data.sampling.samplers import BatchSampler, Sampler, as_indices
 
 ENDLESS = 2**62
 """Steps per epoch of an endless stream: it never leaves epoch 0."""

@@ -15,11 +15,11 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, SequentialSampler, default_collate
 
-from elastrain.data.bounded import length_or_none, most_of, read
 from elastrain.data.fetch import Fetcher, Task, WorkerStart, as_it_is
 from elastrain.data.loader import ElasticLoader
 from elastrain.data.order import Order, Slice
 from elastrain.data.rng import Kept, Randomness
+from elastrain.data.sampling.bounded import length_or_none, most_of, read
 from elastrain.data.share import Place
 from elastrain.elastic import reduction
 from elastrain.elastic.comm.header import Kind

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from elastrain.data.permutation import permutation, uniform
+from elastrain.data.sampling.permutation import permutation, uniform
 
 
 class Sampler(Protocol):

@@ -1,6 +1,6 @@
 """The samplers of torch, and any other iterable of indices, as functions of the position.
 
-Torch's own samplers become the samplers of :mod:`elastrain.data.samplers` that draw from the same distribution. Any
+Torch's own samplers become those of :mod:`elastrain.data.sampling.samplers` that draw from the same distribution. Any
 other sampler is iterated once an epoch on each rank, under a seed of the epoch, and its indices are kept.
 """
 
@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch.utils.data import RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler
 
-from elastrain.data.bounded import MOST, read
 from elastrain.data.rng import Kept, Keys, seed_all
-from elastrain.data.samplers import BatchSampler, Drawn, InOrder, Sampler, Shuffled, Weighted, as_indices
+from elastrain.data.sampling.bounded import MOST, read
+from elastrain.data.sampling.samplers import BatchSampler, Drawn, InOrder, Sampler, Shuffled, Weighted, as_indices
 
 
 def by_position(sampler: Any, seed: int, most: int = MOST) -> Sampler:
