@@ -180,6 +180,8 @@ class Backward:
         )
         if step.decide(known):
             step.decide(replace(known, asked=True, late=self._ask_peers(generation)))
+            if step.counts:
+                log.info("the step counts: peers have committed it", step=step.number)
         if not step.counts:
             log.info("the step does not count", step=step.number, outcome=step.outcome)
             return
