@@ -26,7 +26,7 @@ from typing import Any
 import typer
 
 from elastrain import client
-from elastrain.api.crd import crd
+from elastrain.api.schema.crd import crd
 from elastrain.cli import main as cli
 from elastrain.cli.shell import guests
 from elastrain.cli.shell.manual import usage

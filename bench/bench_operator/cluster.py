@@ -19,7 +19,7 @@ from typing import Any
 from bench_harness.processes import Processes, free_ports
 from bench_harness.program import Failed
 from bench_operator.net import Api, Refused
-from elastrain.api.crd import crd
+from elastrain.api.schema.crd import crd
 from elastrain.etcd.server import find_etcd
 from elastrain_operator.kube.client import CAPACITY_PERMISSIONS, CLUSTER_PERMISSIONS, LEASE_PERMISSIONS, PERMISSIONS
 

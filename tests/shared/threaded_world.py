@@ -19,8 +19,8 @@ from typing import Any, BinaryIO
 import torch
 
 from bench_harness import played_ranks
-from elastrain.api import heartbeat
 from elastrain.api import messages as m
+from elastrain.api.pages import heartbeat
 from elastrain.api.settings import RankSettings
 from elastrain.data.audit import AuditLog
 from elastrain.elastic.assemble import strategy_for

@@ -15,7 +15,7 @@ import yaml
 
 from charts import CREDENTIALS, EXTERNAL, VALUE_SETS, Manifests, Render, environment, one, operator, pod_specs
 from elastrain.api import names
-from elastrain.api.crd import crd
+from elastrain.api.schema.crd import crd
 from elastrain_operator.__main__ import FLAGS
 
 ROOT = Path(__file__).parents[3]

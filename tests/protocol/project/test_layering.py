@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[3]
     ("modules", "absent"),
     [
         ("elastrain", {"torch", "numpy", "kopf", "kubernetes", "grpc"}),
-        ("elastrain.api.manifest, elastrain.api.crd", {"torch", "numpy", "kopf", "kubernetes", "grpc"}),
+        ("elastrain.api.manifest, elastrain.api.schema.crd", {"torch", "numpy", "kopf", "kubernetes", "grpc"}),
         ("elastrain.cli.main", {"torch", "kopf", "kubernetes"}),
         ("elastrain.agent", {"torch", "kopf", "kubernetes"}),
         # Before the zygote runs, and in it: each module is a delay, or one that the training script did not import.

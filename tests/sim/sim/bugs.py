@@ -11,7 +11,7 @@ from unittest import mock
 
 from elastrain.api import names
 from elastrain.api.keys import JobKeys
-from elastrain.api.vouch import Vouch
+from elastrain.api.pages.vouch import Vouch
 from elastrain.elastic.commit.control import Summed
 from elastrain.elastic.group import entry
 from elastrain.etcd import Transaction

@@ -11,16 +11,16 @@ import zlib
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from elastrain.api.heartbeat import Beat, Where
 from elastrain.api.messages import AgentMessage, Finished, Hello, Left, RankMessage, Report, Welcome
+from elastrain.api.pages.heartbeat import Beat, Where
 from elastrain.api.records import Generation, Progress
 from elastrain.data.order import Order
 from elastrain.elastic.commit import control
 from elastrain.elastic.commit.control import Summed
-from elastrain.elastic.group import events as e
-from elastrain.elastic.group.core import Core
 from elastrain.elastic.group.entry import Entry, EntryRow
-from elastrain.elastic.group.states import State
+from elastrain.elastic.group.machine import events as e
+from elastrain.elastic.group.machine.core import Core
+from elastrain.elastic.group.machine.states import State
 from elastrain.elastic.reshard.restore import FRESH, ShardRef
 from sim.comm import MEETING_TIMEOUT, Comm
 from sim.process import Process

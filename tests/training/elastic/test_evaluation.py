@@ -18,7 +18,7 @@ from elastrain.data.loader import ElasticLoader
 from elastrain.data.order import Order
 from elastrain.data.share import Place
 from elastrain.elastic import reduction
-from elastrain.elastic.evaluation import Batches, Evaluation
+from elastrain.elastic.body.evaluation import Batches, Evaluation
 
 PATIENCE = 30.0
 

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
+from elastrain.elastic.body.several import SeveralBackwards
 from elastrain.elastic.contract import Contract, Phase
-from elastrain.elastic.several import SeveralBackwards
 from elastrain.elastic.state.rollback import Snapshot
 from elastrain.elastic.state.tracked import Tracker
 from elastrain.elastic.state.trained import TrainedSet

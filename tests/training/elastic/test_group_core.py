@@ -16,9 +16,9 @@ from bench_harness.played_ranks import SECRET
 from elastrain.api import messages as m
 from elastrain.api.records import Generation, GenerationMember
 from elastrain.api.settings import RankSettings
-from elastrain.elastic.group import events as e
-from elastrain.elastic.group.core import Core
-from elastrain.elastic.group.states import TRANSITIONS, Move, State
+from elastrain.elastic.group.machine import events as e
+from elastrain.elastic.group.machine.core import Core
+from elastrain.elastic.group.machine.states import TRANSITIONS, Move, State
 
 TRANSCRIPTS = sorted((Path(__file__).parent / "transcripts").glob("*.txt"))
 

@@ -13,8 +13,9 @@ import torch
 from torch import nn
 
 from elastrain.agent.process import pages as pulse
-from elastrain.api import heartbeat, names
-from elastrain.api.heartbeat import Beat, Where
+from elastrain.api import names
+from elastrain.api.pages import heartbeat
+from elastrain.api.pages.heartbeat import Beat, Where
 from elastrain.elastic.group.heartbeat import Heartbeat, stacks_on_demand
 
 

@@ -17,9 +17,9 @@ from torch.utils.data import TensorDataset
 from boundary_scripts import nothing
 from conditions import eventually
 from elastrain.api.settings import CheckpointSpec, DivergenceSpec, RankSettings, WithoutMajority
+from elastrain.elastic.body.replica_check import ReplicaDiffers
 from elastrain.elastic.comm.header import RanksDiverged
 from elastrain.elastic.job import Job
-from elastrain.elastic.replica_check import ReplicaDiffers
 from threaded_world import RankThread, ThreadWorld, thread_world
 
 STEPS, AT = 8, 3

@@ -17,7 +17,7 @@ from elastrain.api.settings import RankSettings
 from elastrain.elastic.comm.nccl import InitialisationFailed
 from elastrain.elastic.comm.peer import PeerLost
 from elastrain.elastic.group import connecting
-from elastrain.elastic.group.events import StopFor
+from elastrain.elastic.group.machine.events import StopFor
 from elastrain.elastic.group.shell import Session
 from elastrain.link import AgentLost, MessageFailed
 

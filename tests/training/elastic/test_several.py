@@ -6,12 +6,12 @@ from torch import nn
 
 from elastrain.data.order import Slice
 from elastrain.data.share import Place, Share
+from elastrain.elastic.body.several import SeveralBackwards
 from elastrain.elastic.commit import control
 from elastrain.elastic.commit.control import Summed
 from elastrain.elastic.commit.decide import Known
 from elastrain.elastic.commit.step import Step
 from elastrain.elastic.contract import Contract
-from elastrain.elastic.several import SeveralBackwards
 from elastrain.elastic.state.rollback import Snapshot
 from elastrain.elastic.state.tracked import Tracker
 from elastrain.elastic.state.trained import TrainedSet

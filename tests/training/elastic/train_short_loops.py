@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import elastrain
-from elastrain.elastic.group import core
+from elastrain.elastic.group.machine import core
 
 core.CATCH_UP_SECONDS = float(os.environ.get("CATCH_UP", "30"))
 

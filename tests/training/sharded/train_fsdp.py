@@ -33,7 +33,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 import elastrain
-from elastrain.elastic import backward
+from elastrain.elastic.body import backward
 from elastrain.elastic.checkpoint.digests import DigestingWriter
 from elastrain.elastic.checkpoint.folder import NewFolder, Pace
 from elastrain.elastic.comm.communicator import Communicator

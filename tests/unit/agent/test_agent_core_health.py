@@ -21,8 +21,8 @@ from elastrain.agent.core.events import (
 from elastrain.agent.core.health import NAME_SECONDS
 from elastrain.agent.core.machine import Core
 from elastrain.agent.core.restart import MAX_RESTARTS
-from elastrain.api.heartbeat import Beat, Where
 from elastrain.api.messages import Exit, Hello, Report
+from elastrain.api.pages.heartbeat import Beat, Where
 from elastrain.api.records import Health, Outcome, Phase, Progress, Target
 
 

@@ -23,7 +23,7 @@ from elastrain.agent.core.health import (
     stuck,
     waits,
 )
-from elastrain.api.heartbeat import Beat, Where
+from elastrain.api.pages.heartbeat import Beat, Where
 from elastrain.api.records import Health, Member, Phase, Target
 
 FEW = examples(60)

@@ -29,8 +29,8 @@ from elastrain.agent.core.events import (
     Tick,
 )
 from elastrain.agent.core.machine import Core, Mode
-from elastrain.api.heartbeat import Beat, Where
 from elastrain.api.messages import Abort, Adopted, Broken, Exit, Finished, Hello, Left, Proposed, Ready, Welcome
+from elastrain.api.pages.heartbeat import Beat, Where
 from elastrain.api.records import Generation, Target
 
 NPROC = 2

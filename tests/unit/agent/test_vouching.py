@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from elastrain.agent.core.vouching import LeaseSeen, Vouching
-from elastrain.api import vouch
-from elastrain.api.vouch import Vouch
+from elastrain.api.pages import vouch
+from elastrain.api.pages.vouch import Vouch
 
 TTL = 5.0
 NEWEST = 3

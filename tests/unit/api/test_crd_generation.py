@@ -10,10 +10,10 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from elastrain.api import crd as crd_module
-from elastrain.api.crd import CHART_FILE, CRD_FILE, crd, generated_files, to_chart_template, to_yaml
 from elastrain.api.job import CheckpointSpec, JobSpec, JobStatus
-from elastrain.api.structural import structural_schema
+from elastrain.api.schema import crd as crd_module
+from elastrain.api.schema.crd import CHART_FILE, CRD_FILE, crd, generated_files, to_chart_template, to_yaml
+from elastrain.api.schema.structural import structural_schema
 
 ROOT = Path(__file__).parents[3]
 VERSION = crd()["spec"]["versions"][0]
@@ -35,7 +35,7 @@ def nodes(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[st
 # ---- drift -----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("path", [CRD_FILE, CHART_FILE], ids=str)
 def test_committed_file_matches_the_models(path: Path) -> None:
-    assert (ROOT / path).read_text() == generated_files()[path], "run `python -m elastrain.api.crd --write`"
+    assert (ROOT / path).read_text() == generated_files()[path], "run `python -m elastrain.api.schema.crd --write`"
 
 
 def test_check_names_each_file_if_the_models_have_changed(
@@ -48,7 +48,8 @@ def test_check_names_each_file_if_the_models_have_changed(
     capsys.readouterr()
     assert crd_module.main(["--check"]) == 1
     assert (
-        capsys.readouterr().err == f"{CRD_FILE}: differs from the models; run `python -m elastrain.api.crd --write`\n"
+        capsys.readouterr().err
+        == f"{CRD_FILE}: differs from the models; run `python -m elastrain.api.schema.crd --write`\n"
     )
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from budgets import examples
 from elastrain.api import names
-from elastrain.api.crd import crd
+from elastrain.api.schema.crd import crd
 from elastrain.etcd import EtcdConfig
 from elastrain_operator.config import OperatorConfig, WorkerEtcd
 from elastrain_operator.facts import Coordination, Observed

@@ -161,7 +161,7 @@ def fit(step_fn: Any = None, loader: Any = None, **bounds: Any) -> None:
 
 
 def evaluate(loader: Any = None, fn: Any = None) -> None:
-    """Of ``job.evaluate()``; :class:`elastrain.elastic.evaluation.Batches` checks the loader."""
+    """Of ``job.evaluate()``; :class:`elastrain.elastic.body.evaluation.Batches` checks the loader."""
     if fn is not None and not callable(fn):
         swapped = ": first the loader, then the function" if callable(loader) else ""
         raise TypeError(f"job.evaluate(loader, {_kind(fn)}){swapped}: fn(batch) must return a dict of sums")

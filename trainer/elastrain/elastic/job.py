@@ -20,17 +20,17 @@ from elastrain.elastic import reduction, torch_probes
 from elastrain.elastic.arguments import checked
 from elastrain.elastic.assemble import world_for
 from elastrain.elastic.batching import ScriptsBatch
+from elastrain.elastic.body.evaluation import Batches, Evaluation
+from elastrain.elastic.body.untracked import Untracked
 from elastrain.elastic.checkpoint import CheckpointKeeper, kept_memory, levels_of, node_memory
 from elastrain.elastic.comm.header import Kind
 from elastrain.elastic.contract import BODY, Call, Phase
-from elastrain.elastic.evaluation import Batches, Evaluation
 from elastrain.elastic.group.heartbeat import Heartbeat
 from elastrain.elastic.group.shell import Session
 from elastrain.elastic.loop import Drained, Loop
 from elastrain.elastic.state.capture import Stateful
 from elastrain.elastic.state.tracked import Tracker, Variables
 from elastrain.elastic.strategies.strategy import ElasticModule, Strategy
-from elastrain.elastic.untracked import Untracked
 from elastrain.elastic.values import JobValues
 from elastrain.hints import add_hint
 

@@ -1,7 +1,7 @@
 """The training loop: how runs of the body of ``for batch in job.steps(...)`` become committed steps.
 
 :meth:`Loop.run` is the loop, :meth:`Loop._train_step` a step, and
-:meth:`~elastrain.elastic.backward.Backward.run` what ``job.backward()`` does in it.
+:meth:`~elastrain.elastic.body.backward.Backward.run` what ``job.backward()`` does in it.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ from elastrain.data.draws import Draws
 from elastrain.data.loader import ElasticLoader
 from elastrain.data.rng import Kept
 from elastrain.data.share import Place
-from elastrain.elastic.backward import Backward, within_backward
 from elastrain.elastic.batching import ScriptsBatch
-from elastrain.elastic.between import Between
-from elastrain.elastic.bodies import Bodies
+from elastrain.elastic.body.backward import Backward, within_backward
+from elastrain.elastic.body.between import Between
+from elastrain.elastic.body.bodies import Bodies
+from elastrain.elastic.body.learning import Learning
+from elastrain.elastic.body.replica_check import ReplicaCheck
+from elastrain.elastic.body.several import SeveralBackwards
+from elastrain.elastic.body.undo import Undo
 from elastrain.elastic.boundary import Act, Boundary
 from elastrain.elastic.commit.step import Step
 from elastrain.elastic.commit.updates import left_by_break
 from elastrain.elastic.contract import Call, Contract, Phase
-from elastrain.elastic.group.end import End
+from elastrain.elastic.group.ending.end import End
 from elastrain.elastic.group.heartbeat import Heartbeat
 from elastrain.elastic.group.position import LoopOver
 from elastrain.elastic.group.shell import ExitRequested, Session
 from elastrain.elastic.group.world import World
-from elastrain.elastic.learning import Learning
-from elastrain.elastic.replica_check import ReplicaCheck
-from elastrain.elastic.several import SeveralBackwards
 from elastrain.elastic.state import transfer
 from elastrain.elastic.state.buffers import Buffers
 from elastrain.elastic.state.capture import Stateful
 from elastrain.elastic.state.rollback import Snapshot, Touched, Trace
 from elastrain.elastic.state.tracked import Closure
 from elastrain.elastic.strategies.strategy import Strategy
-from elastrain.elastic.undo import Undo
 
 log = structlog.get_logger(__name__)
 

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from elastrain.elastic.body.untracked import Untracked
 from elastrain.elastic.contract import Call, Phase
 from elastrain.elastic.group.shell import ExitRequested
 from elastrain.elastic.group.world import World
 from elastrain.elastic.loop import Loop
 from elastrain.elastic.strategies.sharded import Sharded
 from elastrain.elastic.strategies.strategy import Strategy
-from elastrain.elastic.untracked import Untracked
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from elastrain.agent.core.health import Peers, Policy, Verdict, Watch
-from elastrain.api.heartbeat import Beat
+from elastrain.api.pages.heartbeat import Beat
 from elastrain.api.records import Generation, Health, Member, Phase, Target
 
 EXCLUDE_SECONDS = 10.0

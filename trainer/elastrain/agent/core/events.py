@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from elastrain.api.heartbeat import Beat
 from elastrain.api.messages import AgentMessage, RankMessage
+from elastrain.api.pages.heartbeat import Beat
 from elastrain.api.records import Generation, Health, Member, Phase, Progress, Target, Termination
 
 

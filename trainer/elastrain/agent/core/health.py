@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from elastrain.api.heartbeat import Beat, Where
+from elastrain.api.pages.heartbeat import Beat, Where
 from elastrain.api.records import Health
 
 NAME_SECONDS = 60.0

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from elastrain.api.vouch import Vouch
+from elastrain.api.pages.vouch import Vouch
 
 
 @dataclass(frozen=True, slots=True)

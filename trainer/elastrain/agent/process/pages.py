@@ -7,9 +7,10 @@ import mmap
 import os
 from pathlib import Path
 
-from elastrain.api import heartbeat, names, vouch
-from elastrain.api.heartbeat import Beat
-from elastrain.api.vouch import Vouch
+from elastrain.api import names
+from elastrain.api.pages import heartbeat, vouch
+from elastrain.api.pages.heartbeat import Beat
+from elastrain.api.pages.vouch import Vouch
 
 
 class Pages:
@@ -34,7 +35,7 @@ class Pages:
 
 
 class VouchPage:
-    """Where the ranks of one incarnation read until when they may commit (:mod:`elastrain.api.vouch`)."""
+    """Where the ranks of one incarnation read until when they may commit (:mod:`elastrain.api.pages.vouch`)."""
 
     def __init__(self, socket_path: Path) -> None:
         """Create the page beside the socket, before a rank can look for it."""

@@ -1,4 +1,4 @@
-"""The rank's side of its agent's vouch page (:mod:`elastrain.api.vouch`): whether a step may be committed now."""
+"""The rank's side of its agent's vouch page (:mod:`elastrain.api.pages.vouch`): whether a step may be committed now."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import mmap
 import time
 from pathlib import Path
 
-from elastrain.api import vouch
+from elastrain.api.pages import vouch
 from elastrain.elastic.comm.communicator import Communicator
 
 _LOOK_SECONDS = 0.005

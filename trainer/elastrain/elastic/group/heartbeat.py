@@ -1,4 +1,4 @@
-"""The rank's side of its heartbeat page (:mod:`elastrain.api.heartbeat`): its position, and its compute time per step.
+"""The rank's side of its heartbeat page (:mod:`elastrain.api.pages.heartbeat`): position, compute time per step.
 
 ``compute`` is the time of the loop body without the wait for other ranks. Backward overlaps with the collectives, so
 this rank's part ends at the moment when its own gradients are done. The autograd engine runs queued callbacks in order:
@@ -16,8 +16,9 @@ from collections.abc import Callable
 
 import torch
 
-from elastrain.api import heartbeat, names
-from elastrain.api.heartbeat import Where
+from elastrain.api import names
+from elastrain.api.pages import heartbeat
+from elastrain.api.pages.heartbeat import Where
 from elastrain.elastic import torch_private
 
 _SMOOTHING = 0.1

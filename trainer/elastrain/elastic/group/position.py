@@ -20,11 +20,11 @@ from elastrain.elastic.comm.header import Kind
 from elastrain.elastic.commit.control import Summed
 from elastrain.elastic.commit.ledger import Ledger
 from elastrain.elastic.encoding.integers import from_integers, to_integers
+from elastrain.elastic.group.ending.hold import start_anew
 from elastrain.elastic.group.entry import Entry, EntryRow, Outcome
-from elastrain.elastic.group.events import CatchesUp, Withdraws
-from elastrain.elastic.group.hold import start_anew
+from elastrain.elastic.group.machine.events import CatchesUp, Withdraws
+from elastrain.elastic.group.machine.states import State
 from elastrain.elastic.group.shell import Session, Withdrawn
-from elastrain.elastic.group.states import State
 from elastrain.elastic.state.data_order import DataOrder
 from elastrain.elastic.strategies.strategy import ElasticModule
 

@@ -1,4 +1,4 @@
-"""A rank's link to its agent, and its connections to other ranks: the shell of :mod:`elastrain.elastic.group.core`.
+"""A rank's link to its agent, and its connections to others: the shell of :mod:`elastrain.elastic.group.machine`.
 
 Three kinds of threads feed the machine: the link's reader (messages), one short-lived thread for each proposal
 (connecting), and the training thread at step boundaries. Effects are executed one after the other, in the order of the
@@ -23,10 +23,10 @@ from elastrain.elastic.comm.header import RanksDiverged
 from elastrain.elastic.comm.meeting import MeetingPoint
 from elastrain.elastic.comm.transport import described, first_line
 from elastrain.elastic.commit.vouched import AgentVouch
-from elastrain.elastic.group import events as e
 from elastrain.elastic.group.connecting import Connector, close_in_background, is_own
-from elastrain.elastic.group.core import Core
-from elastrain.elastic.group.states import State
+from elastrain.elastic.group.machine import events as e
+from elastrain.elastic.group.machine.core import Core
+from elastrain.elastic.group.machine.states import State
 from elastrain.elastic.state import transfer
 from elastrain.link import AgentLink, AgentLost, MessageFailed
 
@@ -142,7 +142,7 @@ class Session:
 
     # -- the training thread at its boundaries -------------------------------------------------------------------------
     def boundary(self, *, holds: bool, loop_end: int | None = None) -> AtBoundary:
-        """As of :class:`elastrain.elastic.group.events.Boundary`: the instruction.
+        """As of :class:`elastrain.elastic.group.machine.events.Boundary`: the instruction.
 
         Waits as long as the agent lives, since a job below its minimum has nothing else to do; a log line repeats it.
         Raises :class:`ExitRequested`, :class:`AgentLost`, :class:`MessageFailed`. After a bounded number of attempts to
@@ -176,7 +176,7 @@ class Session:
         return self._communicators[number]
 
     def entered(self, communicator: Communicator, step: int, *, complete: bool) -> None:
-        """As of :class:`elastrain.elastic.group.events.Entered`."""
+        """As of :class:`elastrain.elastic.group.machine.events.Entered`."""
         if self.core.entering is communicator.of:
             why, sums_by = communicator.choice.why, communicator.sums_by
             log.info(
@@ -189,7 +189,7 @@ class Session:
         self.feed(e.Entered(communicator.of, step, complete))
 
     def gave_up(self, communicator: Communicator, step: int, why: str) -> None:
-        """As of :class:`elastrain.elastic.group.events.GaveUp`."""
+        """As of :class:`elastrain.elastic.group.machine.events.GaveUp`."""
         if communicator.unsent is not None:
             log.error("this rank cannot send its state, and keeps it", exc_info=communicator.unsent)
         self.feed(e.GaveUp(communicator.generation, step, why, unsent=communicator.unsent is not None))

@@ -19,12 +19,12 @@ from elastrain.elastic.checkpoint import CheckpointKeeper
 from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
 from elastrain.elastic.comm.header import Kind
 from elastrain.elastic.commit.step import Step
-from elastrain.elastic.group import events as e
 from elastrain.elastic.group import tracing
 from elastrain.elastic.group.copies import WholeCopies
+from elastrain.elastic.group.ending.once import Once
+from elastrain.elastic.group.ending.own_failure import ends_this_rank
 from elastrain.elastic.group.entry import Entry, EntryRow, Script, has_joiners, smaller
-from elastrain.elastic.group.once import Once
-from elastrain.elastic.group.own_failure import ends_this_rank
+from elastrain.elastic.group.machine import events as e
 from elastrain.elastic.group.position import LoopOver, Position
 from elastrain.elastic.group.rank_state import RankState
 from elastrain.elastic.group.report import Switch

@@ -7,7 +7,7 @@ agreed to enter or has given up, and under which member id. It does not own the 
 (:mod:`elastrain.elastic.group.position`).
 
 The training thread meets the machine at step boundaries: it says :class:`Boundary` and waits for an instruction, which
-is an effect as all others. :mod:`elastrain.elastic.group.states` has the states and their transitions.
+is an effect as all others. :mod:`elastrain.elastic.group.machine.states` has the states and their transitions.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from collections.abc import Iterator
 
 from elastrain.api import messages as m
 from elastrain.api.records import Generation
-from elastrain.elastic.group import events as e
-from elastrain.elastic.group.proposals import Proposals
-from elastrain.elastic.group.states import TRANSITIONS, Move, State
+from elastrain.elastic.group.machine import events as e
+from elastrain.elastic.group.machine.proposals import Proposals
+from elastrain.elastic.group.machine.states import TRANSITIONS, Move, State
 
 CATCH_UP_SECONDS = 3.0
 """Most seconds for which other ranks wait for a script that catches up; twice as many after each failure, so that it

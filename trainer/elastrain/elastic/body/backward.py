@@ -11,6 +11,8 @@ import torch
 
 from elastrain.data.order import Slice
 from elastrain.elastic.batching import ScriptsBatch
+from elastrain.elastic.body.learning import Learning
+from elastrain.elastic.body.replica_check import ReplicaCheck
 from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
 from elastrain.elastic.comm.header import RanksDiverged
 from elastrain.elastic.commit import control
@@ -18,12 +20,10 @@ from elastrain.elastic.commit.control import Summed
 from elastrain.elastic.commit.decide import Known
 from elastrain.elastic.commit.step import Step
 from elastrain.elastic.commit.vote import Vote, cast
-from elastrain.elastic.group.events import Enter, StopFor
 from elastrain.elastic.group.heartbeat import Heartbeat
+from elastrain.elastic.group.machine.events import Enter, StopFor
 from elastrain.elastic.group.shell import ExitRequested, Session
 from elastrain.elastic.group.world import World
-from elastrain.elastic.learning import Learning
-from elastrain.elastic.replica_check import ReplicaCheck
 from elastrain.elastic.state.buffers import Buffers
 from elastrain.elastic.strategies.strategy import Strategy
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from elastrain.elastic.body.several import SeveralBackwards
 from elastrain.elastic.group.world import World
-from elastrain.elastic.several import SeveralBackwards
 from elastrain.elastic.state.buffers import Buffers
 from elastrain.elastic.state.rollback import Touched
 

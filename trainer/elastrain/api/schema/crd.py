@@ -1,6 +1,6 @@
 """The CustomResourceDefinition of ``ElasticTrainingJob``, generated from the models in ``job.py``.
 
-``python -m elastrain.api.crd`` prints it; ``--write`` updates ``crds/`` and the chart's copy under the current
+``python -m elastrain.api.schema.crd`` prints it; ``--write`` updates ``crds/`` and the chart's copy under the current
 directory (the repository's root); ``--check`` only compares, and exits with 1 naming what differs.
 """
 
@@ -15,12 +15,12 @@ import yaml
 
 from elastrain.api import names, rules
 from elastrain.api.job import ElasticTrainingJob
-from elastrain.api.structural import Schema, structural_schema
+from elastrain.api.schema.structural import Schema, structural_schema
 
 CRD_FILE = Path(f"crds/{names.PLURAL}.yaml")
 CHART_FILE = Path("charts/elastrain/templates/crd.yaml")
 
-_HEADER = "# Generated from trainer/elastrain/api/job/ by `python -m elastrain.api.crd --write`. Do not edit.\n"
+_HEADER = "# Generated from trainer/elastrain/api/job/ by `python -m elastrain.api.schema.crd --write`. Do not edit.\n"
 
 # (name, type, JSON path, only in `-o wide`)
 _COLUMNS = (
@@ -237,7 +237,7 @@ def generated_files() -> dict[Path, str]:
 
 def main(argv: list[str] | None = None) -> int:
     """Command line; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m elastrain.api.crd", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m elastrain.api.schema.crd", description=__doc__)
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--write", action="store_true", help="update the generated files under the current directory")
     mode.add_argument("--check", action="store_true", help="exit with 1 if a generated file is not up to date")
@@ -253,7 +253,7 @@ def main(argv: list[str] | None = None) -> int:
             sys.stderr.write(f"wrote {path}\n")
         return 0
     for path in stale:
-        sys.stderr.write(f"{path}: differs from the models; run `python -m elastrain.api.crd --write`\n")
+        sys.stderr.write(f"{path}: differs from the models; run `python -m elastrain.api.schema.crd --write`\n")
     return 1 if stale else 0
 
 

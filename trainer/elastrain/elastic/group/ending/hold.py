@@ -8,7 +8,7 @@ from typing import NoReturn
 import structlog
 
 from elastrain.api.messages import Holds, Kept, Misplaced
-from elastrain.elastic.group.events import Answered
+from elastrain.elastic.group.machine.events import Answered
 from elastrain.elastic.group.shell import ExitRequested, Session
 from elastrain.link import AgentLost, MessageFailed
 

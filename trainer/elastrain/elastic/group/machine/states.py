@@ -1,4 +1,4 @@
-"""The states of a rank in its job, and what leads from one to another (:mod:`elastrain.elastic.group.core`). Pure."""
+"""The states of a rank in its job, and what leads from one to another (:class:`~.core.Core`). Pure."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""The layouts of the pages of memory that an agent shares with its ranks."""

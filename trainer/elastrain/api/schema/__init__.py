@@ -1,0 +1,1 @@
+"""The CustomResourceDefinition, made from the models of the resource."""

@@ -1,0 +1,1 @@
+"""A loop body of the script: its backward, what becomes of its step, and what runs between two bodies."""

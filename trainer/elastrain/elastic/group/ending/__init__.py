@@ -1,0 +1,1 @@
+"""How a rank ends: after its script, by an own failure, or to start again."""
