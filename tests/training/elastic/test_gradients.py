@@ -24,7 +24,7 @@ def one_step(way: Bitwise, net: nn.Module, model: nn.Module, communicator) -> tu
     way.begin_step()
     for part in parts:
         last = part is parts[-1]
-        with way.body(part, communicator, last=last):
+        with way.body(part, communicator):
             loss = model(INPUTS[list(part.fetch)]).pow(2).mean()
             way.backward(loss, loss, part, communicator, last=last)
     return torch.cat(

@@ -114,7 +114,13 @@ def test_the_job_is_finished_if_a_script_that_never_joined_ended_with_0():
 def test_the_job_is_finished_if_the_worker_of_rank_0_ended_with_0_and_etcd_does_not_say_so():
     assert plan(observed(worker(0), worker(1, ended=FINISHED), first="w-1"), 0.0).result is None
     others = worker(0, ended=failed("RankKilled")), worker(1, ended=FINISHED)
-    assert plan(observed(*others, first="w-1"), 0.0).result is Result.FINISHED
+    assert plan(observed(*others, first="w-1"), 102.0).result is Result.FINISHED
+
+
+def test_the_last_record_is_awaited_for_a_bounded_time_if_all_workers_have_finished():
+    early = plan(observed(worker(0, ended=FINISHED), first="w-0"), 101.0)
+    assert (early.result, early.start, early.again_at) == (None, 0, 102.0)
+    assert plan(observed(worker(0, ended=FINISHED), first="w-0", finished=True), 100.0).result is Result.FINISHED
 
 
 def test_no_worker_is_started_while_others_hold_the_final_state_for_a_lost_rank_0():

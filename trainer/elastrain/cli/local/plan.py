@@ -18,6 +18,8 @@ FATAL = ("Usage", DIVERGED)
 """Reasons for which a retry is useless."""
 RETRY_SECONDS = 1.0
 RETRY_SECONDS_MAX = 10.0
+RECORD_SECONDS = 2.0
+"""Most seconds for which the last record is awaited after the end of all workers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +92,11 @@ def plan(seen: Observed, now: float) -> Plan:
     diverged = any(w.ended.reason == DIVERGED for w in failures if w.ended)
     if not diverged and (_finished(seen) or _finishing(seen, running)):
         # No worker is asked to leave: ranks end by themselves, and agents that start late end at once.
-        leaving = [w for w in running if w.leaving]
-        return Plan(_target(seen, seen.desired, leaving, ""), result=None if running else Result.FINISHED)
+        target = _target(seen, seen.desired, [w for w in running if w.leaving], "")
+        if running:
+            return Plan(target)
+        complete_at = _complete_at(seen)
+        return Plan(target, result=Result.FINISHED) if now >= complete_at else Plan(target, again_at=complete_at)
     if failure is not None:
         result = None if running else Result.FAILED
         return Plan(_target(seen, 0, running, "Failed"), result=result, failure=failure)
@@ -114,6 +119,14 @@ def _finishing(seen: Observed, running: Sequence[Worker]) -> bool:
     """
     ended = any(map(_has_finished, seen.workers))
     return any(w.holds for w in running) or (ended and any(w.ready or not seen.first for w in running))
+
+
+def _complete_at(seen: Observed) -> float:
+    """When the records of a job whose workers have all finished are complete: as the last one says so. It comes by a
+    watch, so perhaps later than the exits; scripts that never join write none."""
+    if seen.finished or not seen.first:
+        return 0.0
+    return max(w.ended_at for w in seen.workers) + RECORD_SECONDS
 
 
 def _has_finished(worker: Worker) -> bool:

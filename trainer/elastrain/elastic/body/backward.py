@@ -224,12 +224,12 @@ class Backward:
     # -- what surrounds them -------------------------------------------------------------------------------------------
     @contextmanager
     def _guarded(self, communicator: Communicator) -> Iterator[None]:
-        """A backward runs. An exception in it ends the script only if its generation is healthy: after a loss code of
-        the script sees stand-ins, and branches by them. The body runs again then, and a failure of its own recurs."""
+        """A backward runs. An exception in it ends the script if its generation is healthy, or was ended by it. After a
+        loss code of the script sees stand-ins, and branches by them: the body runs again, and a failure recurs."""
         try:
             yield
         except Exception as e:
-            if communicator.broken is None or isinstance(e, RanksDiverged):
+            if communicator.broken is None or e is communicator.failure or isinstance(e, RanksDiverged):
                 # Of a sharded model the parameters may be those of an unfinished forward.
                 if isinstance(e, RuntimeError) and not self._strategy.votes:
                     self._world.state.known.check()  # the loss may miss a layer that was replaced
