@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import UTC, datetime
 
 from elastrain.api.keys import JobKeys
 from elastrain.etcd import EtcdConfig
+from elastrain_operator import clock
 from elastrain_operator.config import OperatorConfig, WorkerEtcd
 from elastrain_operator.facts import Coordination, Outage
 from elastrain_operator.job.executor import Executor
@@ -60,7 +60,7 @@ class World:
     async def create_pod(self, namespace, manifest, *, strict=True):
         self._answer()
         name = manifest["metadata"]["name"]
-        meta = {**manifest["metadata"], "uid": f"uid-{name}", "creationTimestamp": datetime.now(UTC).isoformat()}
+        meta = {**manifest["metadata"], "uid": f"uid-{name}", "creationTimestamp": clock.now().isoformat()}
         self.pods[name] = {**manifest, "metadata": meta}
         return self.pods[name]
 

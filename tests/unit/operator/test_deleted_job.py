@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-
 import pytest
 
 from conditions import until
 from elastrain.api.job import JobStatus
+from elastrain_operator import clock
 from elastrain_operator.allocation.snapshot import Share
 from elastrain_operator.facts import JobRef, Observed
 from elastrain_operator.job import plan
@@ -31,7 +30,7 @@ def test_its_workers_leave_and_none_is_created():
     async def scenario(world, jobs):
         jobs.see(body(), lambda _: world.watched)
         await until(lambda: len(world.pods) == 2, "two pods")
-        world.watched = [parse.pod(p, datetime.now(UTC)) for p in world.pods.values()]
+        world.watched = [parse.pod(p, clock.now()) for p in world.pods.values()]
         jobs.see(deleted("example.com/billing"), lambda _: world.watched)
         await until(lambda: not world.pods, "no pod")
         [told] = [c for c in world.statuses[-1]["conditions"] if c["type"] == "PodsReady"]
@@ -82,7 +81,7 @@ def test_metrics_show_what_the_status_says_whatever_a_pass_has_decided(changed):
         jobs.see(body(), lambda _: world.watched)
         await until(lambda: len(world.pods) == 2, "two pods")
         bodies = [{**p, "spec": {**p["spec"], "nodeName": "n"}} for p in world.pods.values()]
-        world.watched = [parse.pod(p, datetime.now(UTC)) for p in bodies]
+        world.watched = [parse.pod(p, clock.now()) for p in bodies]
         jobs.wake("uid")
         await until(lambda: shown("elastrain_job_accelerators") == 2, "metrics of two bound workers")
         jobs.see(changed(), lambda _: world.watched)

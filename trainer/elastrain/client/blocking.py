@@ -6,6 +6,7 @@ The thread makes the client usable where a loop already runs, as in a notebook.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
 from typing import Any, Self, TypeVar
@@ -122,7 +123,9 @@ class Jobs:
         try:
             return future.result()
         except BaseException:
-            future.cancel()  # Ctrl-C ends the call too
+            if future.cancel():  # Ctrl-C ends the call too, before its connection is closed
+                with contextlib.suppress(TimeoutError):
+                    asyncio.run_coroutine_threadsafe(_others_end(), self._loop).result(STOP_SECONDS)
             raise
 
     def _each(self, items: AsyncIterator[T]) -> Iterator[T]:
@@ -142,3 +145,9 @@ class Jobs:
         self._thread.join(STOP_SECONDS)
         if not self._thread.is_alive():
             self._loop.close()
+
+
+async def _others_end() -> None:
+    """Return when no other task of this loop runs; their errors are of no interest."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    await asyncio.gather(*others, return_exceptions=True)
