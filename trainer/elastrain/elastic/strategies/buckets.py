@@ -85,6 +85,11 @@ class Buckets:
         """No backward is under way, or an exception has ended it."""
         self._open, self._next, self._sums = False, 0, []
 
+    @property
+    def full(self) -> bool:
+        """Whether the backward since :meth:`open` has computed all gradients that have a place."""
+        return not any(bucket.missing for bucket in self.buckets)
+
     def fill(self) -> None:
         """Gradients that the backward has not computed are those of earlier micro-batches, which count as computed, or
         zero."""

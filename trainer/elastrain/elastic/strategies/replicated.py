@@ -267,7 +267,7 @@ class ReplicatedModule(ElasticModule):
             raise RuntimeError(_BESIDE)
         elif self._finds_unused:
             self._sum_all(communicator, buckets)
-        else:
+        elif self._sparse or not buckets.full:
             self._check_used()
         buckets.wait()
         for p in self._sparse:
