@@ -15,6 +15,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
+from elastrain.api import names
+
 __version__ = "0.1.0"
 __all__ = ["Job", "__version__", "join"]
 
@@ -22,14 +24,14 @@ if TYPE_CHECKING:
     from elastrain.elastic import Job, join
 
 
-if '"mode":"reference"' in os.environ.get("ELASTRAIN_VERIFY", ""):  # a script may make its model before the join
+if '"mode":"reference"' in os.environ.get(names.ENV_VERIFY, ""):  # a script may make its model before the join
     from elastrain import guests
 
     guests.load("elastrain_verify.rank.seeds").begin()
 
 
 def __getattr__(name: str) -> Any:
-    if name == "join" and "ELASTRAIN_VERIFY" in os.environ:  # a run of `elastrain verify`
+    if name == "join" and names.ENV_VERIFY in os.environ:  # a run of `elastrain verify`
         from elastrain import guests
 
         return guests.load("elastrain_verify.rank.watched").join

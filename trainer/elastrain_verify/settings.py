@@ -9,7 +9,9 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-ENV = "ELASTRAIN_VERIFY"
+from elastrain.api import names
+
+ENV = names.ENV_VERIFY
 """``Settings`` as JSON. Set for the processes of a run of ``elastrain verify``, and in no other."""
 
 

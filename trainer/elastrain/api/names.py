@@ -74,6 +74,7 @@ ENV_MIN_TIMEOUT = "ELASTRAIN_MIN_TIMEOUT"  # seconds that a worker waits for the
 # Environment of a rank (set by its agent).
 ENV_AGENT_SOCKET = "ELASTRAIN_AGENT_SOCKET"
 ENV_JOINED = "ELASTRAIN_JOINED"  # set by the rank itself: its pid
+ENV_VERIFY = "ELASTRAIN_VERIFY"  # a run of `elastrain verify`: its settings as JSON
 ENV_VERIFY_HINT = "ELASTRAIN_VERIFY_HINT"  # "off": submit prints no line for a script that was not verified
 ENV_LOCAL_RANK = "LOCAL_RANK"  # torch's own name: scripts choose their device by it
 

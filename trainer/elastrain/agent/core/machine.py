@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 
-from elastrain.agent.core import endings, stand_by
+from elastrain.agent.core import endings, restart
 from elastrain.agent.core.bounds import FAILING_SECONDS, KILL_SECONDS, STAND_BY_SECONDS, Bounds, passed
 from elastrain.agent.core.checkup import Checkup, Situation, stragglers
 from elastrain.agent.core.events import (
@@ -40,7 +40,6 @@ from elastrain.agent.core.places import Places
 from elastrain.agent.core.published import PublishedRecord, final_progress, record_of, why_unfit
 from elastrain.agent.core.rank import Rank
 from elastrain.agent.core.repeat import awaited, script_over, why_repeat
-from elastrain.agent.core.restart import may_restart
 from elastrain.agent.settings import Settings
 from elastrain.api.messages import Diverged, Exit, Hello, Misplaced, RankMessage, Report
 from elastrain.api.records import Phase, Progress, Termination
@@ -206,7 +205,7 @@ class Core:
     def _run(self, now: float) -> Iterator[Effect]:
         failed = next((r.exited for r in self.ranks if r.exited and (r.exited.code or r.exited.signal)), None)
         misplaced = next((r.misplaced for r in self.ranks if r.misplaced), "")
-        repeats = not self.leaving and may_restart(self.restarts, now) and not self._reaped()
+        repeats = not self.leaving and restart.may_restart(self.restarts, now) and not self._reaped()
         if repeats and (again := why_repeat(self.ranks, self.places, self.seen)):
             yield from self._keep(again, now)
         elif misplaced and not self.leaving and not any(r.exited for r in self.ranks):
@@ -215,7 +214,7 @@ class Core:
             yield from self._rank_failed(failed, now)
         elif self._reaped():
             yield from self._all_ended()
-        elif (why := stand_by.in_vain(self.ranks, self.bounds, now)) and not self.leaving:
+        elif (why := restart.in_vain(self.ranks, self.bounds, now)) and not self.leaving:
             yield from self._start_anew(why, now)
         elif (late := self._overdue(now)) is not None:
             yield from self._stop(late, signal.SIGTERM, now + KILL_SECONDS, now)
@@ -240,7 +239,7 @@ class Core:
             # Its loop had finished and only rank 0 writes results: a crash during its exit counts as a normal end.
             rank.exited = RankExited(exited.incarnation, exited.local_rank)
             yield from self._run(now)
-        elif self.leaving or not may_restart(self.restarts, now):
+        elif self.leaving or not restart.may_restart(self.restarts, now):
             if rank.hung and not self.leaving:
                 ending = endings.rank_stuck(self.step, exited, place, rank.hung)
             else:
@@ -250,7 +249,7 @@ class Core:
             if not rank.stands_by:  # otherwise it had the same cause as the restart that it stands by for
                 self.restarts.append(now)
             why = rank.hung or f"rank {exited.local_rank} was killed by signal {exited.signal}"
-            dead = stand_by.to_start_again(self.ranks)
+            dead = restart.to_start_again(self.ranks)
             yield from self._start_again(dead, now) if dead else self._start_anew(why, now)
 
     def _end_failing(self, now: float) -> Iterator[Effect]:
@@ -270,7 +269,7 @@ class Core:
             yield from self._publish(now)
             return
         self.bounds.watch_keeping(False, now)
-        self.kept = stand_by.hold_all(self.ranks, self.settings.ranks.shards)
+        self.kept = restart.hold_all(self.ranks, self.settings.ranks.shards)
         if any(r.exited and r.exited.signal for r in self.ranks):
             self.restarts.append(now)
         yield from self._start_anew(why, now)

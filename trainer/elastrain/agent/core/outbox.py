@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from elastrain.agent.core.abort import why_abort
 from elastrain.agent.core.events import JobSnapshot
-from elastrain.agent.core.places import Places
+from elastrain.agent.core.places import Places, why_abort
 from elastrain.agent.core.rank import Rank
 from elastrain.agent.settings import Settings
 from elastrain.api.messages import Abort, AgentMessage, Exit, Located, Proposed, Repeat, Welcome

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from elastrain.agent.core import stand_by
-from elastrain.agent.core.abort import report_broken_at
+from elastrain.agent.core import restart
 from elastrain.agent.core.checkup import Checkup
 from elastrain.agent.core.events import JobSnapshot, Publish
-from elastrain.agent.core.places import Places
+from elastrain.agent.core.places import Places, report_broken_at
 from elastrain.agent.core.rank import Rank
 from elastrain.api.records import Generation, GenerationMember, Health, Phase, Progress
 from elastrain.api.settings import Shards
@@ -31,7 +30,7 @@ def record_of(ranks: Sequence[Rank], phase: Phase, checkup: Checkup, shards: Sha
         faults=max(r.faults for r in ranks),
         unsent=max(r.unsent for r in ranks),
         learning=any(r.learning for r in ranks),
-        holds=stand_by.hold_all(ranks, shards) or kept,
+        holds=restart.hold_all(ranks, shards) or kept,
         store_port=ranks[0].store_port,
         health=health,
         health_message=message,

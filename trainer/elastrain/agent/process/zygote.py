@@ -27,6 +27,7 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any, NoReturn
 
+from elastrain.api.names import ENV_VERIFY
 from elastrain.tether import EXIT_LATE, die_with_parent
 
 READY = b"ready"
@@ -210,7 +211,7 @@ def _reseed() -> None:
 
     In the runs of ``elastrain verify`` all processes begin alike.
     """
-    seed = 0 if "ELASTRAIN_VERIFY" in os.environ else None
+    seed = 0 if ENV_VERIFY in os.environ else None
     if (torch := sys.modules.get("torch")) is not None:
         torch.default_generator.seed() if seed is None else torch.manual_seed(seed)
     if (numpy_random := sys.modules.get("numpy.random")) is not None:
