@@ -297,3 +297,9 @@ def test_error_names_the_remedy_if_the_wrapper_is_compiled() -> None:
     model = torch.compile(ReplicatedModule(TwoTowers()), backend="eager")
     with pytest.raises(RuntimeError, match=r"job\.wrap\(torch\.compile\(net\)\), or model\.compile\(\)"):
         model(torch.ones(2, 3))
+
+
+def test_an_attribute_is_missing_if_the_wrapper_is_not_made_yet() -> None:
+    """``copy`` and ``pickle`` look attributes up before there is any."""
+    with pytest.raises(AttributeError, match="has no attribute 'update'"):
+        _ = ReplicatedModule.__new__(ReplicatedModule).update

@@ -72,7 +72,7 @@ class ElasticModule(nn.Module):
             instead = ""
             if name in ("no_sync", "require_backward_grad_sync"):
                 instead = f": leave {name} out: job.dataloader(micro_batch_size=…) cuts a batch, and sums once"
-            elif "module" in self._modules and hasattr(self.module, name):
+            elif "module" in vars(self).get("_modules", {}) and hasattr(self.module, name):  # not while it is made
                 instead = f": it is the model's: model.module.{name}"
             raise AttributeError(f"the model of job.wrap() has no attribute {name!r}{instead}") from (
                 None if instead else e
