@@ -157,8 +157,9 @@ def stolen(apiserver: ApiServer, helm: Run, tmp_path_factory: pytest.TempPathFac
     pod = manifests.pod(job, spec, 0, CONFIG)
     orphan = copy.deepcopy(pod)
     del orphan["metadata"]["ownerReferences"]
-    eventually(
-        lambda: bool(found.create(orphan)) and not found.create(pod),
+    running = f"{found.admin.job_path(job.name)}?dryRun=All"
+    eventually(  # each policy by itself
+        lambda: bool(found.create(orphan)) and not found.create(pod) and bool(found.attempt("DELETE", running)),
         within=30,
         what="the API server reads the policies",
         pause=0.1,
