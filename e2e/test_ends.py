@@ -56,7 +56,7 @@ def test_the_model_is_written_from_the_final_state_if_the_pod_of_rank_0_is_lost_
     assert not (folder / "model.pt").exists()
     (folder / "may-end").touch()
 
-    job.wait_condition("Succeeded")
+    job.wait_success()
     assert (folder / "model.pt").stat().st_size > 0
     assert job.status["step"] == STEPS
     audit = Audit.of(job)

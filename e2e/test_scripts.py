@@ -89,7 +89,7 @@ def it_is_gone(story: Story) -> None:
 
 
 def ended(story: Story) -> None:
-    story.job.wait_condition("Succeeded", timeout=180)
+    story.job.wait_success(stalled=180)
     story.printed += story.read()
 
 

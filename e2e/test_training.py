@@ -44,13 +44,13 @@ def test_the_model_is_that_of_a_fixed_size_run_if_the_job_is_scaled_up_and_down(
     last = job.wait_rescale(2)
     assert (last["from"], last["reason"], last["lostSteps"]) == (3, "Drain", 0)
 
-    job.wait_condition("Succeeded", timeout=180)
+    job.wait_success()
     assert job.status["phase"] == "Succeeded"
     assert job.status["step"] == EPOCHS * STEPS_PER_EPOCH
     audit = Audit.of(job)
     assert (audit["epochs"], audit["lost"], audit["repeated"], audit["redone"]) == (EPOCHS, 0, 0, 0)
     assert all(len(audit["pids"][worker]) == 1 for worker in grown), "a rank's process was replaced"
-    fixed.wait_condition("Succeeded")
+    fixed.wait_success()
     assert abs(accuracy(job) - accuracy(fixed)) <= 5 / 360, "the model is another one than that of the fixed size"
     assert {"TargetSet", "Scaling", "Draining", "Rescaled", "Succeeded"} <= set(job.reasons)
     assert job.reasons.count("Rescaled") >= 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ RESOURCE = "elastictrainingjobs"
 START = 120.0
 """Seconds for a worker to be scheduled, to import torch on a busy machine and to train."""
 RESCALE = 90.0
+LONGEST = 900.0
+"""Seconds that a job which makes steps may take to its end on the slowest machine."""
 
 
 @dataclass
@@ -139,6 +142,26 @@ class Job:
     def wait_condition(self, kind: str, status: str = "True", timeout: float = 60) -> dict[str, Any]:
         eventually(f"condition {kind}={status}", lambda: self.holds(kind, status), timeout, self.summary)
         return self.condition(kind)
+
+    def wait_success(self, stalled: float = 60) -> None:
+        """Until it has succeeded, for as long as it moves: on a busy machine a run takes longer, and is no worse.
+
+        Raises ``AssertionError`` after ``stalled`` seconds without a new step or generation, and as soon as it failed.
+        """
+        moved, last = time.monotonic(), ()
+
+        def over() -> bool:
+            nonlocal moved, last
+            status = self.status
+            at = (status.get("step"), status.get("generation"))
+            if at != last:
+                moved, last = time.monotonic(), at
+            return self.holds("Succeeded") or self.holds("Failed") or time.monotonic() - moved > stalled
+
+        eventually(f"{self.name} ends, or makes no step for {stalled:g} s", over, LONGEST, self.summary)
+        assert self.holds("Succeeded"), (
+            f"{self.name} did not succeed, or made no step for {stalled:g} s:\n{self.summary()}"
+        )
 
     def summary(self) -> str:
         """For people, the most telling first: pods with their last words, the latest events, conditions, and the rest
