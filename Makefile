@@ -127,7 +127,7 @@ bench: ## the cost of a rescale, beside stock torchrun: half an hour (docs/bench
 	@scripts/dev-env
 	@etcd=$$(scripts/get-etcd); ELASTRAIN_ETCD=$$etcd $(PY) bench/rescale.py
 
-bench-steady: ## the cost of a step while nothing happens, beside plain DDP: 25 minutes
+bench-steady: ## the cost of a step while nothing happens, beside plain DDP: half an hour
 	@scripts/dev-env
 	@etcd=$$(scripts/get-etcd); ELASTRAIN_ETCD=$$etcd $(PY) bench/steady_state.py
 

@@ -18,6 +18,7 @@ CASES = (
     (Case(workload="perceptron", ranks=2, baseline="ddp", block=4, quads=16, starts=8), 0.16),
     (Case(workload="perceptron", ranks=2, baseline="views", block=4, quads=16, starts=8), 0.16),
     (Case(workload="perceptron", ranks=2, baseline="ddp", subject="control", block=4, quads=16, starts=8), 0.16),
+    (Case(workload="perceptron", ranks=2, baseline="ddp", block=4, quads=16, starts=8, kept=4), 0.16),
     (Case(workload="tiny", ranks=2, baseline="ddp", block=50, quads=30, starts=4), 0.005),
     (Case(workload="tiny", ranks=1, baseline="ddp", block=100, quads=30, starts=4), 0.002),
     (Case(workload="tiny", ranks=1, baseline="bare", block=100, quads=30, starts=4), 0.002),
@@ -44,11 +45,12 @@ perceptron  9.2 million parameters, Adam, 32 samples a step
 tiny        2,800 parameters, which shows the fixed cost of a step
 ddp         DistributedDataParallel over gloo, default options
 views       the same with gradient_as_bucket_view=True, which elastrain uses
+kept-4      one update for the gradients of four steps, which add up in .grad
 bare        the model without DDP, in one process without collectives
 
 \b
 Examples:
-  bench/steady_state.py                                            all cases, 25 minutes
+  bench/steady_state.py                                            all cases, half an hour
   bench/steady_state.py --cases tiny-1-bare --starts 1 --quads 4   a quick look
   bench/steady_state.py --cases perceptron-2-ddp --device cuda     on GPUs; the ranks share them in turn""".format(
     cases="\n".join(

@@ -39,6 +39,8 @@ class Case(Model):
     """Ranks that hold one copy of the model together."""
     max_redone_steps: int = 0
     """Of ``shards: all``."""
+    kept: int = 1
+    """Steps whose gradients add up in ``.grad`` before the update, as in loops that accumulate by hand."""
 
     @property
     def name(self) -> str:
@@ -47,6 +49,8 @@ class Case(Model):
             name = f"one-copy-{self.ranks}" + (f"-redo-{self.max_redone_steps}" if self.max_redone_steps else "")
         elif self.shards > 1:
             name = f"groups-{self.ranks // self.shards}x{self.shards}"
+        elif self.kept > 1:
+            name = f"{name}-kept-{self.kept}"
         return name if self.subject == "elastrain" else f"{name}-{self.subject}"
 
     @property

@@ -55,13 +55,16 @@ class Ours:
         job.track(optimizer=self.optimizer)
         loader = job.dataloader(data(case), global_batch_size=workload.GLOBAL_BATCH)
         self._steps = cast("Generator[Any, None, None]", job.steps(loader, steps=MANY))
+        self._kept = case.kept
 
     def run(self, steps: int) -> None:
         for _ in range(steps):
             inputs, labels = next(self._steps)
-            self.optimizer.zero_grad()
+            if self._job.step % self._kept == 0:
+                self.optimizer.zero_grad()
             self._job.backward(workload.loss(self._model, inputs, labels))
-            self.optimizer.step()
+            if (self._job.step + 1) % self._kept == 0:
+                self.optimizer.step()
 
     def end(self) -> None:
         """Commit the last step."""
@@ -77,6 +80,7 @@ class Plain:
         self._zero_grad = functools.partial(torch.optim.Adam.zero_grad, optimizer)
         self._step = functools.partial(torch.optim.Adam.step, optimizer)
         self._batches = self._endless(case, rank)
+        self._done, self._kept = 0, case.kept
 
     @staticmethod
     def _endless(case: Case, rank: int) -> Iterator[Any]:
@@ -90,9 +94,12 @@ class Plain:
     def run(self, steps: int) -> None:
         for _ in range(steps):
             inputs, labels = next(self._batches)
-            self._zero_grad()
+            if self._done % self._kept == 0:
+                self._zero_grad()
             workload.loss(self._model, inputs, labels).backward()
-            self._step()
+            self._done += 1
+            if self._done % self._kept == 0:
+                self._step()
 
 
 def build(case: Case) -> tuple[nn.Module, torch.optim.Optimizer]:
