@@ -85,7 +85,8 @@ class Report:
     def conclude(self, answer: Answer, kept: Path | None) -> None:
         """Print the answer. ``kept``: where the output of the runs is."""
         if self._as_json:
-            Console(soft_wrap=True).print_json(json.dumps(answer.to_json()))
+            place = {} if kept is None else {"kept": str(kept)}
+            Console(soft_wrap=True).print_json(json.dumps(answer.to_json() | place))
             return
         for line, style in lines(answer, kept):
             self._console.print(line, style=style, markup=False)

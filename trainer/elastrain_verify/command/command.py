@@ -21,13 +21,14 @@ __all__ = ["Options", "verify"]
 def verify(options: Options) -> int:
     """Returns the exit code: 0 safe, 1 a run parts, 2 not judged."""
     report = Report(as_json=options.as_json)
-    root = None
+    root, kept = None, options.keep
     try:
         find_etcd(options.etcd)
         job = with_overrides(options.target, options.overrides, options.arguments)
         root = _folder(options.keep)
         verification = Verification(job, options, root, report)
         answer = verification.judge()
+        kept = kept or (root if answer.exit_code else None)  # who is told of a fault looks for it there
         if answer.is_whole and not options.only:
             for script in verification.scripts():
                 stamp.write(script)
@@ -35,9 +36,9 @@ def verify(options: Options) -> int:
         print(error, file=sys.stderr)  # noqa: T201 - this is the command line
         return names.EXIT_USAGE
     finally:
-        if root is not None and options.keep is None:
+        if root is not None and kept is None:
             shutil.rmtree(root, ignore_errors=True)
-    report.conclude(answer, options.keep)
+    report.conclude(answer, kept)
     return answer.exit_code
 
 

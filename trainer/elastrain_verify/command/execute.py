@@ -135,23 +135,39 @@ class JobRun:
     def execute(self) -> None:
         """Raises :class:`RunFailed` and :class:`NotExercised`."""
         run = self._run
-        self._allow(position(run.at, in_body=run.place is not Place.BETWEEN) - 1 if run.at else OPEN)
         disturb = {
             Kind.GROWTH: self._grow, Kind.LOSS: self._lose, Kind.DRAIN: self._shrink, Kind.RESUME: self._stop,
         }.get(run.kind)  # fmt: skip
         with self._open(run.workers) as self._local:
+            self._enter(run.workers)
             if disturb is not None:
-                self._until(self._all_wait, f"all ranks to reach step {run.at}")
+                self._reach(run.at)
                 disturb()
+            self._allow(OPEN)
             self._end()
         if run.kind is Kind.RESUME:
             with self._open(run.then) as self._local:
+                self._enter(run.then)
+                self._allow(OPEN)
                 self._end()
+
+    def _enter(self, workers: int) -> None:
+        """Wait until so many workers train together. Those that were ready first are held meanwhile."""
+        self._await_ready(workers)
+        self._nudge_until(lambda: self._whole(workers), f"all {workers} workers to train")
+
+    def _reach(self, step: int) -> None:
+        """Wait until all ranks are held at the run's place of ``step``, or of the next ones if they are beyond it."""
+        where = position(step, in_body=self._run.place is not Place.BETWEEN) - 1
+        while where < self._allowed:
+            where += 2
+        self._allow(where)
+        self._until(self._all_wait, f"all ranks to reach step {step}")
 
     # -- disturbances --------------------------------------------------------------------------------------------------
     def _grow(self) -> None:
         self._local.scale(self._run.then)
-        self._enter()
+        self._enter(self._run.then)
 
     def _lose(self) -> None:
         run, local = self._run, self._local
@@ -167,31 +183,23 @@ class JobRun:
         elif run.place is Place.BODY:
             before = self._number()
             local.kill_worker(self._first_rank(), "rank")
-            self._allow(position(run.at + 1, in_body=True) - 1)
+            self._allow(self._allowed + 2)
         else:
             before = self._number()
             local.kill_worker(local.status().workers[-1].name)
-            self._allow(position(run.at, in_body=True))
+            self._allow(self._allowed + 2)
         self._nudge_until(
             lambda: self._number() > before and local.status().in_force > 0, "the other ranks to train on"
         )
-        self._enter()
+        self._enter(self._run.then)
 
     def _shrink(self) -> None:
         self._local.scale(self._run.then)
         self._nudge_until(lambda: self._local.status().in_force == self._run.then, "the worker to leave")
-        self._allow(OPEN)
 
     def _stop(self) -> None:
         self._local.drain()
         self._nudge_until(lambda: self._local.result is not None, "all workers to stop", ends=True)
-        self._allow(OPEN)
-
-    def _enter(self) -> None:
-        """Wait until the job has its last size, and let it run to its end."""
-        self._await_ready(self._run.then)
-        self._nudge_until(lambda: self._whole(self._run.then), f"all {self._run.then} workers to train")
-        self._allow(OPEN)
 
     # -- conditions ----------------------------------------------------------------------------------------------------
     def _all_wait(self) -> bool:
@@ -236,9 +244,10 @@ class JobRun:
         def nudged() -> bool:
             if condition():
                 return True
-            if any(s.waits == self._allowed + 1 for s in self._follower.look()) and time.monotonic() > nudged_at[0]:
+            held = max((s.waits for s in self._follower.look()), default=0)
+            if held > self._allowed and time.monotonic() > nudged_at[0]:
                 nudged_at[0] = time.monotonic() + 10 * POLL_SECONDS
-                self._allow(self._allowed + 2)
+                self._allow(held + 1)
             return False
 
         nudged_at = [time.monotonic() + 10 * POLL_SECONDS]
@@ -257,6 +266,7 @@ class JobRun:
 
     # -- the job -------------------------------------------------------------------------------------------------------
     def _open(self, workers: int) -> LocalJob:
+        self._allow(position(0, in_body=True) - 1)  # up to the first body, until all workers are there
         checkpoint = self._folders.root / "checkpoint" if self._run.kind is Kind.RESUME else None
         most = max(self._run.workers, self._run.then, 1)
         manifest = manifests.of_run(self._job, self._folders.files, workers=workers, most=most, checkpoint=checkpoint)
