@@ -47,6 +47,11 @@ class Phase(StrEnum):
         "the rest of the loop body after a `job.backward()` in which a worker was lost; the step runs again",
     )
     PAUSE = "in a pause of the loop", "`job.every()` callbacks, between two steps"
+    BOUNDARY = (
+        "at a step boundary",
+        "after `job.commit()`, and after the entry of `job.steps(…, warm_up=…)`, up to the next loop body: other ranks "
+        "may be in one",
+    )
     BETWEEN = "after a loop", "between two loops, and after the last"
     PASSED = (
         "after a loop that was over before",
@@ -73,6 +78,7 @@ class Call(StrEnum):
     UPDATE = "step() of tracked objects, unscale_() and update() of scalers, updates of averages"
     REPEATED_GROUP = "add_param_group() of tracked optimizers, with the parameters of a group that they have"
     SET = "setting a value of job.variables()"
+    COMMIT = "job.commit()"
     STOP = "job.stop()"
     MEET = "job.all_reduce(), job.all_gather_object(), job.evaluate()"
 
@@ -124,12 +130,19 @@ _NO_MEETING = _raises(
     "pauses the loop after each n-th step"
 )
 
+_ALONE = _raises(
+    "other ranks may be in a loop body: call it there, behind job.backward(), or in a function given to job.every()"
+)
+_NO_SUM = _raises("the step has no result before its last job.backward(): call it behind that")
+_NOT_OPEN = _raises("no loop body runs, or that of the warm-up, which is given to job.steps(…, warm_up=…)")
+
 _CHANGING = (Phase.SETUP, Phase.COMMITTED, Phase.LEARNING, Phase.PAUSE, Phase.BETWEEN)
 """Where the script's own values change."""
+_IN_LOOP = (*BODY, Phase.PAUSE, Phase.BOUNDARY)
 
 RULES: Mapping[Call, Mapping[Phase, Rule]] = {
-    Call.STEPS: {phase: _NESTED if phase in (*BODY, Phase.PAUSE) else _ACTS for phase in Phase},
-    Call.SET_UP: {phase: _LATE_SET_UP if phase in (*BODY, Phase.PAUSE) else _ACTS for phase in Phase},
+    Call.STEPS: {phase: _NESTED if phase in _IN_LOOP else _ACTS for phase in Phase},
+    Call.SET_UP: {phase: _LATE_SET_UP if phase in _IN_LOOP else _ACTS for phase in Phase},
     Call.BACKWARD: {
         Phase.SETUP: _IN_BODY_ONLY,
         Phase.FRESH: _ACTS,
@@ -140,6 +153,7 @@ RULES: Mapping[Call, Mapping[Phase, Rule]] = {
         Phase.LEARNING: _TWICE,
         Phase.DISCARDED: _SKIPPED,
         Phase.PAUSE: _IN_BODY_ONLY,
+        Phase.BOUNDARY: _IN_BODY_ONLY,
         Phase.BETWEEN: _IN_BODY_ONLY,
         Phase.PASSED: _IN_BODY_ONLY,
         Phase.LEAVING: _IN_BODY_ONLY,
@@ -154,6 +168,7 @@ RULES: Mapping[Call, Mapping[Phase, Rule]] = {
         Phase.LEARNING: _TWICE,
         Phase.DISCARDED: _SKIPPED,
         Phase.PAUSE: _ACTS,
+        Phase.BOUNDARY: _ALONE,
         Phase.BETWEEN: _ACTS,
         Phase.PASSED: _ACTS,
         Phase.LEAVING: _SKIPPED,
@@ -168,6 +183,7 @@ RULES: Mapping[Call, Mapping[Phase, Rule]] = {
         Phase.LEARNING: _ACTS,
         Phase.DISCARDED: _ACTS,
         Phase.PAUSE: _NO_GRADIENTS,
+        Phase.BOUNDARY: _NO_GRADIENTS,
         Phase.BETWEEN: _NO_GRADIENTS,
         Phase.PASSED: _NO_GRADIENTS,
         Phase.LEAVING: _NO_GRADIENTS,
@@ -182,19 +198,21 @@ RULES: Mapping[Call, Mapping[Phase, Rule]] = {
         Phase.LEARNING: _ACTS,
         Phase.DISCARDED: _SKIPPED,
         Phase.PAUSE: _ACTS,
+        Phase.BOUNDARY: _ALONE,
         Phase.BETWEEN: _ACTS,
         Phase.PASSED: _ACTS,
         Phase.LEAVING: _SKIPPED,
     },
     Call.REPEATED_GROUP: {phase: _SKIPPED if phase in BODY else _ACTS for phase in Phase},
-    Call.SET: {
-        phase: _UNDECIDED if phase in (Phase.FRESH, Phase.BACKWARD) else _ACTS if phase in _CHANGING else _SKIPPED
-        for phase in Phase
-    },
+    Call.SET: {phase: _ACTS if phase in _CHANGING else _SKIPPED for phase in Phase}
+    | {Phase.FRESH: _UNDECIDED, Phase.BACKWARD: _UNDECIDED, Phase.BOUNDARY: _ALONE},
+    Call.COMMIT: {
+        phase: _ACTS if phase in (Phase.COMMITTED, Phase.LEARNING, Phase.DISCARDED) else _NOT_OPEN for phase in Phase
+    }
+    | {Phase.FRESH: _NO_SUM, Phase.BACKWARD: _NO_SUM, Phase.PARTIAL: _NO_SUM},
     Call.STOP: {phase: _SKIPPED if phase in (Phase.LEARNING, Phase.PASSED) else _ACTS for phase in Phase},
-    Call.MEET: {
-        phase: _NO_PEERS if phase is Phase.SETUP else _NO_MEETING if phase in BODY else _ACTS for phase in Phase
-    },
+    Call.MEET: {phase: _NO_MEETING if phase in BODY else _ACTS for phase in Phase}
+    | {Phase.SETUP: _NO_PEERS, Phase.BOUNDARY: _ALONE},
 }
 """What each call does in each phase; complete."""
 

@@ -190,15 +190,18 @@ class Job(JobValues):
         epochs: int | None = None,
         steps: int | None = None,
         several_backwards: bool = False,
+        warm_up: Callable[[Any], object] | None = None,
     ) -> Iterator[Any]:
         """Yield this rank's batch of every step, or its micro-batches, up to ``epochs`` or ``steps`` of the whole job.
 
         The loop body can run without committing a step in two cases: a step that was not committed is repeated, and the
         first batch of a process is a warm-up. A later call with a higher bound continues where this one stopped.
         ``several_backwards``: the body may call :meth:`backward` several times, though it does not do so in the
-        warm-up; otherwise the warm-up shows it. Raises :class:`Drained` if this worker has to leave, ``ValueError`` for
-        missing bounds and for a tracked optimizer of parameters outside of the models, ``RuntimeError`` before
-        :meth:`wrap`.
+        warm-up; otherwise the warm-up shows it. ``warm_up``: for a framework's loop, which has to know where it begins:
+        ``warm_up(batch)`` runs the body of the warm-up, and the first item is None, when this rank is in a generation
+        and no body runs yet; :attr:`step` is its position. Raises :class:`Drained` if this worker has to leave,
+        ``ValueError`` for missing bounds and for a tracked optimizer of parameters outside of the models,
+        ``RuntimeError`` before :meth:`wrap`.
         """
         if not self._entered:
             raise RuntimeError("job.steps(): the job ends with its block: with elastrain.join() as job: …")
@@ -209,7 +212,19 @@ class Job(JobValues):
         self._untracked.watch(sharded=self._strategy.votes)
         self._strategy.check(loader.order)
         total = loader.order.steps_per_epoch * epochs if epochs is not None else steps
-        yield from self._loop.run(loader, total or 0, several_backwards=several_backwards)
+        yield from self._loop.run(loader, total or 0, several_backwards=several_backwards, warm_up=warm_up)
+
+    def commit(self, bodies: Iterator[Any]) -> None:
+        """End the loop body that runs, without beginning the next one; ``bodies``: the iterator of :meth:`steps`.
+
+        For a framework's loop, which does something after a step's end and before the next batch. On return the step is
+        committed, or discarded, or a peer's later state is here: :attr:`step` tells. The next item of ``bodies`` begins
+        the next body. Other ranks may be in theirs. Raises ``RuntimeError`` before the last :meth:`backward` of a step,
+        and :class:`Drained`.
+        """
+        self._loop.contract.acts(Call.COMMIT)
+        self._loop.between.asked = True
+        next(bodies, None)
 
     @checked
     def epochs(self, loader: ElasticLoader, epochs: int) -> Iterator[int]:

@@ -120,9 +120,7 @@ class Loop:
             return Phase.FRESH
         if self._world.state.pauses.running:
             return Phase.PAUSE
-        if self.between.passed:
-            return Phase.PASSED
-        return Phase.SETUP if self._loader is None else Phase.BETWEEN
+        return Phase.SETUP if self._loader is None else self.between.phase
 
     @property
     def place(self) -> Place:
@@ -130,11 +128,17 @@ class Loop:
         return self._world.place
 
     # -- called by the script ----------------------------------------------------------------------------------------
-    def run(self, loader: ElasticLoader, total: int, *, several_backwards: bool) -> Iterator[Any]:
-        """Yield the data of each loop body until ``total`` steps are committed. Raises :class:`Drained`."""
+    def run(
+        self, loader: ElasticLoader, total: int, *, several_backwards: bool, warm_up: Callable[[Any], object] | None
+    ) -> Iterator[Any]:
+        """Yield the data of each loop body until ``total`` steps are committed. Raises :class:`Drained`.
+
+        ``warm_up``: as of :meth:`Job.steps`.
+        """
         self.contract.acts(Call.STEPS)
         self._loader, self.bodies.order = loader, loader.order
         self.draws.announced |= several_backwards
+        self.between.asked = warm_up is not None
         if several_backwards and not self.several.allowed:
             self._allow_several_backwards()
         with self.draws.loop(loader.randomness, lambda: total if self.between.passed else self._world.step):
@@ -142,14 +146,17 @@ class Loop:
                 self._begin_loop(loader, total)
                 if self._world.joins:
                     if self._warmed_by is not loader:
-                        yield from self._warm_up(loader)
+                        bodies = self._warm_up(loader)
+                        yield from bodies if warm_up is None else _all(bodies, warm_up)
                         self._world.position.look_again()
                         self._begin_loop(loader, total)
                     self._world.say_ready()
                 while True:
                     self.settle()  # an agreed switch, or the next generation after a loss
                     boundary = self._world.boundary
-                    if boundary.act is Act.STEP:
+                    if self.between.asked:
+                        yield from self.between.stand()
+                    elif boundary.act is Act.STEP:
                         yield from self._train_step(loader)
                     elif self._pause(boundary):
                         if boundary.act is Act.END:
@@ -359,6 +366,7 @@ class Loop:
     def _begin_step(self, loader: ElasticLoader) -> Step:
         """The next step, cut into this rank's micro-batches."""
         place, share, number = self._world.place, self._world.share, self._world.step
+        self.bodies.executions += 1
         self._world.state.known.begin_step()
         possible = not self._world.state.calls.count
         self._world.state.replicas.begin_step(place.generation, possible=possible, holds=not share.learner)
@@ -396,3 +404,10 @@ class Loop:
         self._left = True
         self._session.send(Left(step=self._world.step))
         return Drained(0)
+
+
+def _all(bodies: Iterator[Any], function: Callable[[Any], object]) -> tuple[()]:
+    """Call ``function`` as the loop body of each of ``bodies``."""
+    for batch in bodies:
+        function(batch)
+    return ()

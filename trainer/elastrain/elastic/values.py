@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from elastrain.elastic.body.bodies import Body
 from elastrain.elastic.body.untracked import Untracked
 from elastrain.elastic.contract import Call, Phase
 from elastrain.elastic.group.shell import ExitRequested
@@ -51,6 +52,14 @@ class JobValues:
     def epoch(self) -> int:
         """Epoch of the step that is being computed, from 0; 0 outside of a step."""
         return self._loop.step.parts[0].epoch if self._loop.step else 0
+
+    @property
+    def body(self) -> Body | None:
+        """Which loop body runs: ``step``, ``execution``, ``micro_batch`` and ``warm_up``; None outside of one.
+
+        For adapters. Two bodies with the same ``execution`` are micro-batches of one execution of a step.
+        """
+        return self._loop.bodies.present
 
     @property
     def device(self) -> torch.device:

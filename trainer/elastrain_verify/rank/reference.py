@@ -11,7 +11,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -30,12 +30,21 @@ from elastrain.data.share import Share
 from elastrain_verify.rank.gated import GATED, Values, Wrapped, skipped
 
 
+class Body(NamedTuple):
+    """As of the job."""
+
+    step: int
+    execution: int
+    micro_batch: int
+    warm_up: bool
+
+
 class Reference(AbstractContextManager["Reference"]):
     """As :class:`elastrain.Job`, which documents the calls."""
 
     rank, world_size, epoch, step = 0, 1, 0, 0
     loss: float | None = None
-    chooses_batch = False
+    chooses_batch = _at_boundary = False
     _last = property(lambda self: self._body == len(self._bodies) - 1 or not self._bodies)  # part of the step, or none
     synchronised = committed = property(lambda self: self._last and self._backwards > 0)
     effective_samples = property(lambda self: float(self._order.samples_before(self.step)) if self._order else 0.0)
@@ -111,15 +120,29 @@ class Reference(AbstractContextManager["Reference"]):
         epochs: int | None = None,
         steps: int | None = None,
         several_backwards: bool = False,
+        warm_up: Any = None,
     ) -> Iterator[Any]:
         self._order = loader.order
         self.draws.announced |= several_backwards
         total = steps or (epochs or 0) * loader.order.steps_per_epoch
         with self.draws.loop(loader.randomness, lambda: self.step):
+            if warm_up is not None:
+                yield
             while self.step < total and not self._stopped:
                 yield from self._compute(loader)
+                if self._at_boundary:
+                    self._at_boundary = False
+                    yield
                 for function in (function for interval, function in self._pauses if self.step % interval == 0):
                     function()
+
+    def commit(self, bodies: Iterator[Any]) -> None:
+        self._at_boundary = True
+        next(bodies, None)
+
+    @property
+    def body(self) -> Body | None:
+        return Body(self.step, self.step, max(self._body, 0), warm_up=False) if self._bodies else None
 
     def _compute(self, loader: ElasticLoader) -> Iterator[Any]:
         self.changes.before_step(self.step)

@@ -105,6 +105,8 @@ class Watched:
             order = replace(loader.order, micro_batch_size=None, micro_batches=None)
             keyed = loader.randomness is not None
             loader = ElasticLoader(loader.dataset, order, keyed=keyed, collate_fn=loader.collate_fn)
+        if (warm_up := options.get("warm_up")) is not None:
+            options["warm_up"] = lambda batch: warm_up(self._cast(batch))
         self.began = self.began or time.monotonic()
         with closing(super().steps(loader, epochs=epochs, steps=steps, **options)) as bodies:  # type: ignore[misc]
             for batch in bodies:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from elastrain.data.share import Place
 from elastrain.elastic.comm.header import Kind
+from elastrain.elastic.contract import Phase
 from elastrain.elastic.group.heartbeat import Heartbeat
 from elastrain.elastic.group.position import LoopOver
 from elastrain.elastic.group.world import World
@@ -18,7 +19,27 @@ class Between:
         """``settle(between=True)``: as of :meth:`World.settle`; raises ``Drained``."""
         self.passed = False
         """Whether the job has gone on without this rank: its script runs alone up to its next step."""
+        self.asked = False
+        """Whether the script has asked for the next step boundary."""
+        self.at_boundary = False
+        """Whether it runs there."""
         self._world, self._heartbeat, self._settle = world, heartbeat, settle
+
+    def stand(self) -> Iterator[None]:
+        """The script runs at the step boundary for which it has asked."""
+        self.asked, self.at_boundary = False, True
+        self._heartbeat.outside()
+        try:
+            yield
+        finally:
+            self.at_boundary = False
+
+    @property
+    def phase(self) -> Phase:
+        """Where the script is between its steps, outside of a function of ``job.every()``."""
+        if self.at_boundary:
+            return Phase.BOUNDARY
+        return Phase.PASSED if self.passed else Phase.BETWEEN
 
     @property
     def place(self) -> Place:
@@ -28,7 +49,7 @@ class Between:
     def leave_behind(self) -> None:
         """The job has gone on without this rank."""
         self._heartbeat.outside()
-        self.passed = True
+        self.passed, self.asked = True, False
 
     def meets(self) -> bool:
         """Return in a healthy generation; or False if this rank meets no other before its next step.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import structlog
 
@@ -22,6 +23,19 @@ from elastrain.elastic.group.world import World
 log = structlog.get_logger(__name__)
 
 
+class Body(NamedTuple):
+    """Which loop body runs, on this rank."""
+
+    step: int
+    """From 0."""
+    execution: int
+    """Of the step, counted over all executions that this process has begun: the micro-batches of one share it."""
+    micro_batch: int
+    """From 0."""
+    warm_up: bool
+    """The step is never committed."""
+
+
 class Bodies:
     """The loop bodies of one rank's script. For the training thread."""
 
@@ -31,6 +45,8 @@ class Bodies:
         """``together``: a forward needs other ranks, and sees stand-ins for what a lost one would have given."""
         self.step: Step | None = None
         """The step that is being computed."""
+        self.executions = 0
+        """How many this process has begun."""
         self.running = False
         """Whether code of the script runs, from the beginning of a loop body to the end of its commit."""
         self.order: Order | None = None
@@ -57,6 +73,13 @@ class Bodies:
         self._unfinished: Step | None = None
         """The last step, if it was discarded and its peers may have committed it."""
         world.state.on_adopt = self._adopt
+
+    @property
+    def present(self) -> Body | None:
+        """The loop body that runs, or in whose commit the script runs."""
+        if (step := self.step) is None or not self.running:
+            return None
+        return Body(step.number, self.executions, max(step.begun - 1, 0), step.warm_up)
 
     @contextmanager
     def body(self, step: Step) -> Iterator[None]:
