@@ -90,7 +90,8 @@ class JobRef:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How the trainer container ended; if it never ran: the pod."""
+    """How the container that decided the worker's end has ended: the trainer, or an init container before it; else the
+    pod."""
 
     at: datetime = field(compare=False)
     """When this operator first observed it."""
@@ -103,6 +104,10 @@ class Ending:
     message: str = ""
     ran: float | None = None
     """Seconds that its container ran, by its node's clock; None: it never ran, or that is unknown."""
+    container: str = ""
+    """The init container that failed, so that the trainer never ran; empty: the trainer, or the pod as a whole."""
+    added: bool = False
+    """That container is not the template's: admission has added it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +132,10 @@ class Trouble:
     """Names the pod and quotes Kubernetes, with container and image."""
     patience: float = 0.0
     """Seconds after the pod was first observed before it is reported."""
+    container: str = ""
+    """The container that runs or waits, of which the age is reported; empty: no age is."""
+    since: datetime | None = field(default=None, compare=False)
+    """When this operator first observed it; None: it has no age."""
 
 
 @dataclass(frozen=True, slots=True)

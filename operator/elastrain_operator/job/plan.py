@@ -263,7 +263,7 @@ def _deadlines(taken: Steps) -> list[datetime | None]:
         minimum.next_change(taken.size.attempts, facts.observed.job.uid),
         *(taken.due(p) for p in pods if p.name in leave.leaving and not p.terminating),
         *(ending.sidecar_deadline(p) for p in pods if p.ending and not p.over),
-        *(starting.report_at(p, t) for p in workers if (t := troubles.get(p.name))),
+        *(starting.next_report(p, t, facts.now) for p in workers if (t := troubles.get(p.name))),
     ]
 
 

@@ -75,6 +75,14 @@ def spread(body: dict[str, Any], job_uid: str) -> None:
     ]
 
 
+def last_words(body: dict[str, Any], trainer: dict[str, Any]) -> None:
+    """Have the kubelet report the last lines of a failed container that is not the ``trainer``: the operator quotes
+    them."""
+    for container in [*body["containers"], *(body.get("initContainers") or [])]:
+        if container is not trainer:
+            container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
+
+
 def apart(body: dict[str, Any], job_uid: str) -> None:
     """Prefer, for a warm spare, a node without any worker of its job: most losses that it covers are losses of a node.
 

@@ -18,8 +18,6 @@ from elastrain_operator.pod import defaults, nodecheck, security, uses
 from elastrain_operator.pod.defaults import decides_evictions, evictable
 from elastrain_operator.pod.template import problems, version
 
-AGENT = ("elastrain", "agent", "--")
-"""The command of PID 1 of the trainer container, followed by the user's command."""
 SECRET_MOUNT = "/etc/elastrain/etcd"  # noqa: S105 - a directory
 SECRET_VOLUME = "elastrain-etcd"  # noqa: S105 - a volume's name
 _EVICTABLE = {k: v for k, v in evictable(keep=False).items() if v is not None}
@@ -84,12 +82,20 @@ def _metadata(template: dict[str, Any], job: JobRef, ordinal: int, own: dict[str
         "annotations": {
             **({} if decides_evictions(template) else _EVICTABLE),
             **(metadata.get("annotations") or {}),
+            names.CONTAINERS_NOTE: _containers(template),
         },
         "name": pod_name(job, ordinal),
         "namespace": job.namespace,
         "labels": {**(metadata.get("labels") or {}), **own},
         "ownerReferences": [owner(job)],
     }
+
+
+def _containers(template: dict[str, Any]) -> str:
+    """The annotation that names the template's containers, by which those that admission adds are known."""
+    body, trainer = template["spec"], trainer_container(template)["name"]
+    every = (c["name"] for field in ("containers", "initContainers") for c in body.get(field) or [])
+    return ",".join([trainer, *(name for name in every if name != trainer)])
 
 
 def grouped(manifest: dict[str, Any], job: JobRef, spec: JobSpec, slot: Slot) -> dict[str, Any]:
@@ -154,6 +160,7 @@ def _furnish(body: dict[str, Any], trainer: dict[str, Any], spec: JobSpec, job: 
     devices = extended(trainer)
     defaults.shared_memory(body, trainer, spec.shared_memory)
     defaults.tolerate(body, devices)
+    defaults.last_words(body, trainer)
     if not devices:
         defaults.spread(body, job.uid)
     nodecheck.check_first(body, trainer, spec.preflight, _accelerators(trainer, spec))
@@ -189,7 +196,7 @@ def _make_trainer(trainer: dict[str, Any], environment: list[dict[str, Any]]) ->
             f"spec.template.spec.containers[{trainer['name']}].command: must be set: elastrain starts its agent before "
             "that command and cannot see the image's own entrypoint"
         )
-    trainer["command"] = [*AGENT, *command]
+    trainer["command"] = [*names.AGENT, *command]
     ours = {e["name"] for e in environment}
     # Ours come first, so that the template may refer to them as $(NAME).
     trainer["env"] = [*environment, *(e for e in trainer.get("env") or [] if e.get("name") not in ours)]

@@ -10,18 +10,16 @@ from pydantic import ValidationError
 
 from elastrain.api import manifest, names
 from elastrain.api.job import ConditionType, JobSpec, JobStatus
-from elastrain.api.records import Termination
 from elastrain_operator.allocation import resources
-from elastrain_operator.facts import DEFAULT_GRACE, WORKLOAD_NOTE, Ending, JobRef, Pod, Slot, Trouble
+from elastrain_operator.facts import DEFAULT_GRACE, WORKLOAD_NOTE, JobRef, Pod, Slot
 from elastrain_operator.raw import Raw, mapping, number, objects, text
+from elastrain_operator.watch import containers
 from elastrain_operator.watch.owner import ordinal, owner
 
 MAX_GRACE = 1e9
 """Kubernetes accepts any number of seconds; larger ones are cut to about 30 years."""
 MOST_ACCELERATORS = 2**31 - 1
 """Kubernetes accepts any number in a pod's limits."""
-LARGEST = 2**63 - 1
-"""Larger integers in a termination record cannot be written to a status."""
 _PROBLEMS = 3
 """Most problems of a status that are named."""
 
@@ -98,11 +96,11 @@ def pod(body: Raw, now: datetime, before: Pod | None = None) -> Pod | None:
     place = ordinal(name, job.job) if job else None
     if place is None:
         return None
-    trainer = _trainer_status(spec, status)
+    trainer = containers.trainer_status(body)
     conditions = {text(c.get("type")): c for c in objects(status.get("conditions"))}
     started = _has_started(trainer)
     ready = is_ready(body)
-    ending = _ending(status, trainer, before.ending.at if before and before.ending else now)
+    ending = containers.ending(body, before.ending.at if before and before.ending else now)
     node = text(spec.get("nodeName"))
     is_bound = node or started or mapping(conditions.get("PodScheduled")).get("status") == "True"
     return Pod(
@@ -119,7 +117,7 @@ def pod(body: Raw, now: datetime, before: Pod | None = None) -> Pod | None:
         over=status.get("phase") in ("Succeeded", "Failed"),
         processes_ended=processes_ended(spec, status, trainer),
         disruption=_true_reason(mapping(conditions.get("DisruptionTarget"))),
-        trouble=None if ending else trouble(name, status, mapping(conditions.get("PodScheduled"))),
+        trouble=None if ending else containers.trouble(body, before.trouble if before else None, now),
         node=node,
         template=text(mapping(meta.get("labels")).get(names.LABEL_TEMPLATE)),
         bound=((before.bound if before else None) or now) if is_bound else None,
@@ -150,13 +148,6 @@ def pods(parsed: Iterable[Pod]) -> tuple[Pod, ...]:
 def _grace(spec: Raw) -> float:
     seconds = number(spec.get("terminationGracePeriodSeconds"))
     return DEFAULT_GRACE if seconds is None else float(min(max(seconds, 0), MAX_GRACE))
-
-
-def _trainer_status(spec: Raw, status: Raw) -> Raw:
-    """Container status of the trainer; empty if the kubelet has not reported it yet."""
-    containers = [text(c.get("name")) for c in objects(spec.get("containers"))]
-    name = names.TRAINER_CONTAINER if names.TRAINER_CONTAINER in containers else next(iter(containers), "")
-    return next((c for c in objects(status.get("containerStatuses")) if c.get("name") == name), {})
 
 
 def _has_started(trainer: Raw) -> bool:
@@ -194,54 +185,6 @@ def _true_reason(condition: Raw) -> str:
     return (text(condition.get("reason")) or "Unknown") if condition.get("status") == "True" else ""
 
 
-def _ending(status: Raw, trainer: Raw, at: datetime) -> Ending | None:
-    """How the worker ended. The trainer container decides: a sidecar may keep the pod's phase at Running."""
-    terminated = mapping(mapping(trainer.get("state")).get("terminated"))
-    reason, message = text(status.get("reason")), text(status.get("message"))
-    if terminated:
-        return Ending(
-            at=at,
-            record=_record(text(terminated.get("message"))),
-            exit_code=number(terminated.get("exitCode")),
-            reason=reason or text(terminated.get("reason")),
-            message=message or text(terminated.get("message")),
-            ran=_ran(terminated),
-        )
-    if status.get("phase") in ("Failed", "Succeeded"):
-        return _failed_check(status, at) or Ending(at, reason=reason, message=message)
-    return None
-
-
-def _ran(terminated: Raw) -> float | None:
-    """Seconds that a container ran, by its kubelet's clock alone; None: unknown."""
-    try:
-        ran = timestamp(terminated["finishedAt"]) - timestamp(terminated["startedAt"])
-    except (KeyError, TypeError, ValueError):
-        return None
-    return max(ran.total_seconds(), 0.0)
-
-
-def _failed_check(status: Raw, at: datetime) -> Ending | None:
-    """The end of a worker that never ran, because the pre-flight check failed."""
-    for container in objects(status.get("initContainerStatuses")):
-        ended = mapping(mapping(container.get("state")).get("terminated"))
-        code = number(ended.get("exitCode"))
-        if container.get("name") == names.PREFLIGHT_CONTAINER and code:
-            return Ending(at, exit_code=code, reason="PreflightFailed", message=text(ended.get("message")))
-    return None
-
-
-def _record(message: str) -> Termination | None:
-    """The agent's termination record; None if the message is not one (the kubelet's text, a torn write, numbers that no
-    agent writes)."""
-    try:
-        record = Termination.decode(message)
-    except ValueError:
-        return None
-    numbers = (record.step, record.exit_code, record.signal, record.rank or 0)
-    return record if all(abs(n) <= LARGEST for n in numbers) and record.step >= 0 else None
-
-
 _UNLOCATED = "ContainerStatusUnknown"
 """The kubelet's reason for a container that it has not found: its processes may live."""
 
@@ -264,51 +207,3 @@ def _may_restart(spec: Raw) -> bool:
     if spec.get("restartPolicy") != "Never" or any(c.get("restartPolicyRules") for c in containers):
         return True
     return any(c.get("restartPolicy") not in (None, "Never") for c in objects(spec.get("containers")))
-
-
-CREATING_PATIENCE = 60.0
-"""Seconds after which a container that is still being created is reported; the pod's status shows no cause."""
-
-_IMAGE = frozenset(
-    {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"}
-    | {"RegistryUnavailable", "SignatureValidationFailed"}
-)
-_CONFIG = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
-_VOLUME = re.compile(r"persistent ?volume|volume node affinity|volume binding|storageclass", re.IGNORECASE)
-
-
-def trouble(pod_name: str, status: Raw, scheduled: Raw) -> Trouble | None:
-    """The most specific reason; None: there is no trouble (yet). ``scheduled``: the condition PodScheduled."""
-    if scheduled.get("status") == "False":
-        words = text(scheduled.get("message")) or text(scheduled.get("reason")) or "no reason given"
-        reason = "VolumeFailed" if _VOLUME.search(words) else text(scheduled.get("reason")) or "Unschedulable"
-        return Trouble(reason, f"pod {pod_name}: {words}")
-    creating = None
-    for container in [*objects(status.get("initContainerStatuses")), *objects(status.get("containerStatuses"))]:
-        waiting = mapping(mapping(container.get("state")).get("waiting"))
-        if not waiting:
-            continue
-        found = _waiting(pod_name, container, waiting)
-        if not found.patience:
-            return found
-        creating = creating or found
-    return creating
-
-
-def _waiting(pod_name: str, container: Raw, waiting: Raw) -> Trouble:
-    """Why one container does not run."""
-    reason = text(waiting.get("reason"))
-    where = f"pod {pod_name}, container {text(container.get('name'))}"
-    words = text(waiting.get("message")) or reason
-    if reason in _IMAGE:
-        return Trouble("ImagePullFailed", f"{where}: image {text(container.get('image')) or '?'}: {reason}: {words}")
-    if reason in _CONFIG:
-        return Trouble("ContainerConfigFailed", f"{where}: {reason}: {words}")
-    if reason == "CrashLoopBackOff":
-        return Trouble("ContainerCrashes", f"{where}: {words}")
-    return Trouble(
-        "ContainerNotCreated",
-        f"{where}: not created {CREATING_PATIENCE:.0f} s after the pod, often because a volume cannot be mounted; "
-        f"`kubectl describe pod {pod_name}` shows the node's events",
-        patience=CREATING_PATIENCE,
-    )

@@ -27,6 +27,12 @@ MANAGED_BY = "elastrain"
 LABEL_USES = f"{GROUP}/uses"  # workers use a service account, a Secret or a claim: admission.yaml of the chart
 LABEL_TEMPLATE = f"{GROUP}/template"  # the version of spec.template that a worker was made from
 
+CONTAINERS_NOTE = f"{GROUP}/containers"
+"""Annotation of a worker pod: its containers and init containers as this operator made them, separated by commas, the
+trainer first. Admission may add others, and put them first."""
+AGENT = ("elastrain", "agent", "--")
+"""The command of PID 1 of the trainer container, followed by the user's command."""
+
 # Annotations on worker pods that autoscalers read.
 SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict"
 DO_NOT_DISRUPT = "karpenter.sh/do-not-disrupt"

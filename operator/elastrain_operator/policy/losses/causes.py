@@ -12,6 +12,9 @@ _DISRUPTED = frozenset(
     | {"DeadlineExceeded", "TaintToleration", "OutOfcpu", "OutOfmemory", "OutOfpods", "OutOfephemeral-storage"}
 )
 """Reasons of a pod (not of a container): the kubelet or a controller ended it."""
+_KILLED, _ADDED_FAILED = "InitContainerKilled", "AddedContainerFailed"
+BEFORE_THE_TRAINER = frozenset({_KILLED, _ADDED_FAILED})
+"""Reasons of losses to infrastructure by init containers: programs of their own, which say nothing of the node."""
 _NOT_STARTED = frozenset({"StartError", "ContainerCannotRun"})
 
 
@@ -31,9 +34,7 @@ def judge(pod: Pod) -> Loss | None:
         return disrupted(pod)
     if outcome is not None:
         return None if outcome is Outcome.DRAINED else _failed(pod, ending)
-    if ending.reason == "PreflightFailed" and ending.exit_code is not None and ending.exit_code <= 128:
-        return _unfit(pod, ending.exit_code, ending.message)
-    return _silent(pod, ending)
+    return _without_record(pod, ending)
 
 
 def disrupted(pod: Pod) -> Loss:
@@ -95,6 +96,35 @@ def _silent(pod: Pod, ending: Ending) -> Loss:
         return Loss(pod, Cause.INFRASTRUCTURE, "AgentFailed", f"the agent of worker {pod.name} failed{_quote(text)}")
     message = f"worker {pod.name} ended with exit code {code} and left no termination record{_quote(text)}"
     return Loss(pod, Cause.USER, "NoTerminationRecord", message)
+
+
+def _without_record(pod: Pod, ending: Ending) -> Loss:
+    """No agent tells how the worker ended."""
+    if ending.container and ending.container != names.PREFLIGHT_CONTAINER:
+        return _unprepared(pod, ending)
+    if ending.reason == "PreflightFailed" and ending.exit_code is not None and ending.exit_code <= 128:
+        return _unfit(pod, ending.exit_code, ending.message)
+    return _silent(pod, ending)
+
+
+def _unprepared(pod: Pod, ending: Ending) -> Loss:
+    """An init container failed. The template's is the user's program, like the script; one that admission has added is
+    not, and is retried like any fault of the cluster."""
+    code, words = ending.exit_code, ending.message.strip()
+    who = f"init container {ending.container} of worker {pod.name}"
+    if ending.reason == "OOMKilled":
+        text = f"{who} used more memory than its limit (OOMKilled); raise its resources.limits.memory"
+        return Loss(pod, Cause.INFRASTRUCTURE, "OOMKilled", text)
+    how = f"ended with exit code {code}"
+    cause, reason = Cause.USER, "InitContainerFailed"
+    if ending.reason in _NOT_STARTED:
+        how, reason = "could not start", "CommandNotStarted"
+    elif code is not None and code > 128:
+        how, cause, reason = f"was killed by signal {code - 128}", Cause.INFRASTRUCTURE, _KILLED
+    if ending.added:
+        who, cause, reason = f"{who}, which admission has added,", Cause.INFRASTRUCTURE, _ADDED_FAILED
+    last, tail = words.splitlines()[-1] if words else "", words if "\n" in words else ""
+    return Loss(pod, cause, reason, f"{who} {how}{_quote(last)}", tail)
 
 
 def _unfit(pod: Pod, code: int, text: str) -> Loss:

@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 from elastrain.api import names
 from elastrain.api.job import Condition, ConditionType, ExcludedNode, NodeLoss
 from elastrain_operator.facts import Cause, ConditionUpdate, Loss
+from elastrain_operator.policy.losses import causes
 
 WINDOW = timedelta(minutes=30)
 """Losses further apart are unrelated."""
@@ -24,7 +25,7 @@ MOST_LOSSES = 64
 
 _AT_ONCE = frozenset({"PreflightFailed", names.DEVICE_FAILED})
 """Reasons of losses of which one excludes the node: the pre-flight check failed, or a device did while it trained."""
-_NOT_THE_NODE = frozenset({"OOMKilled", "Evicted", "Deleted"})
+_NOT_THE_NODE = frozenset({"OOMKilled", "Evicted", "Deleted", *causes.BEFORE_THE_TRAINER})
 """Losses to infrastructure that are unrelated to the node's health, or that Kubernetes handles."""
 
 
