@@ -68,7 +68,7 @@ def narrate(job: LocalJob, recorder: Recorder, over: threading.Event) -> None:
     while not over.is_set():
         job.await_change(0.5)
         status = job.status()
-        for sentence in changes(before, status):
+        for _, sentence in changes(before, status):
             if "checkpoint" not in sentence:
                 console.print(f"[dim]{recorder.now()}  {sentence}[/dim]")
         before = status

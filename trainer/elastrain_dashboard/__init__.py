@@ -1,4 +1,5 @@
 """A read-only page about the jobs of a cluster: ``elastrain dashboard``, and a Deployment of the chart.
+``elastrain run --dashboard`` (``local``) shows the job of this machine.
 
 ``facts`` selects the fields of the API server's objects that are kept (by :mod:`elastrain.reflector`).
 ``history`` and ``timeline`` keep past values while the server runs. ``picture`` is the page's view of a job,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime
 
 import structlog
@@ -80,7 +81,7 @@ async def serve(
 
     Raises :class:`~elastrain.client.ClusterError` if the cluster is unreadable, and :class:`CannotListen`.
     """
-    _log_to_stderr()
+    log_to_stderr()
     try:
         place = f"/namespaces/{namespaces[0]}" if namespaces else ""
         jobs = f"/apis/{names.API_VERSION}{place}/{names.PLURAL}"
@@ -89,23 +90,32 @@ async def serve(
         board = Board(connection, namespaces, datetime.now(UTC))
         guard = Guard(connection, board.used_namespaces, time.monotonic) if authenticate else None
         app = application(board, lambda: datetime.now(UTC), key=key, hosts=(*hosts, address), guard=guard)
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=_SHUTDOWN_SECONDS)
-        await runner.setup()
-        try:
-            site = web.TCPSite(runner, address, port)
-            try:
-                await site.start()
-            except OSError as error:
-                raise CannotListen(
-                    f"--address {address} --port {port}: cannot listen there ({error.strerror}); "
-                    "choose another port, or 0 for any free port"
-                ) from error
-            say(_where(address, runner.addresses[0][1], key, namespaces))
+        async with listening(app, address, port) as found:
+            say(_where(address, found, key, namespaces))
             await _until_stopped()
-        finally:
-            await runner.cleanup()
     finally:
         await connection.close()
+
+
+@contextlib.asynccontextmanager
+async def listening(app: web.Application, address: str, *ports: int) -> AsyncIterator[int]:
+    """Serve ``app`` at the first free port of ``ports``; 0: any. Yields the port. Raises :class:`CannotListen`."""
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=_SHUTDOWN_SECONDS)
+    await runner.setup()
+    try:
+        for port in ports:
+            try:
+                await web.TCPSite(runner, address, port).start()
+                break
+            except OSError as error:
+                if port == ports[-1]:
+                    raise CannotListen(
+                        f"--address {address} --port {port}: cannot listen there ({error.strerror}); "
+                        "choose another port, or 0 for any free port"
+                    ) from error
+        yield runner.addresses[0][1]
+    finally:
+        await runner.cleanup()
 
 
 async def _until_stopped() -> None:
@@ -126,7 +136,7 @@ def _where(address: str, port: int, key: str, namespaces: tuple[str, ...]) -> st
     return f"http://{host}:{port}/{f'?key={key}' if key else ''}  (jobs of {shown}; Ctrl-C stops)"
 
 
-def _log_to_stderr() -> None:
+def log_to_stderr(level: int = logging.INFO) -> None:
     """Log JSON, or plain text on a terminal, to stderr: standard output carries the address."""
     render = structlog.dev.ConsoleRenderer() if sys.stderr.isatty() else structlog.processors.JSONRenderer()
     structlog.configure(
@@ -136,6 +146,6 @@ def _log_to_stderr() -> None:
             structlog.processors.format_exc_info,
             render,
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+        wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=structlog.WriteLoggerFactory(sys.stderr),
     )

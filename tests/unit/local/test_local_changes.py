@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import builders
 from elastrain.api.records import CheckpointState, Progress, Rescale, Resumed
-from elastrain.cli.local.changes import changes, finished_line
+from elastrain.cli.local import changes as module
+from elastrain.cli.local.changes import finished_line
 from elastrain.cli.local.status import LocalStatus, WorkerStatus
 
 
@@ -16,6 +17,22 @@ def status(*workers: WorkerStatus, **fields) -> LocalStatus:
 
 def progress(**fields) -> Progress:
     return Progress(**{"generation": 1, "world_size": 2, "members": 2, "step": 100, **fields})
+
+
+def changes(before: LocalStatus | None, after: LocalStatus) -> list[str]:
+    """The sentences, without what has changed."""
+    return [sentence for _, sentence in module.changes(before, after)]
+
+
+def test_what_has_changed_stands_before_each_sentence():
+    rescale = Rescale(generation=2, from_size=1, to_size=2, reason="Grow", step=90, pause_seconds=0.05)
+    after = status(
+        WorkerStatus(name="j-0", pid=7, phase="ready"),
+        phase="Draining", generation=builders.generation(2, "j-0.x"),
+        progress=progress(rescales=(rescale,), checkpoint=CheckpointState(step=90, path="/c")),
+    )  # fmt: skip
+    kinds = [kind for kind, _ in module.changes(None, after)]
+    assert list(dict.fromkeys(kinds)) == ["Phase", "Worker", "Generation", "Rescaled", "Checkpoint"]
 
 
 def test_no_line_is_printed_twice():

@@ -144,6 +144,9 @@ def run(
         Path | None, typer.Option(help="Directory of logs and volumes. Default: .elastrain/JOB beside the manifest.")
     ] = None,
     plain: Annotated[bool, typer.Option("--plain", help="Print lines instead of a live display.")] = False,
+    dashboard: Annotated[
+        bool, typer.Option("--dashboard", help="Serve a live page about the job until it ends, on this machine only.")
+    ] = False,
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", help="Set a field: replicas=2, checkpoint.everySteps=50, name=other.", metavar="F=V"),
@@ -161,7 +164,7 @@ def run(
     Examples:
 
         elastrain run examples/01-digits/job.yaml
-        elastrain run job.yaml --set checkpoint.everySteps=100 --env EPOCHS=3
+        elastrain run job.yaml --dashboard --set checkpoint.everySteps=100 --env EPOCHS=3
         elastrain run train.py --set replicas=4 -- --epochs 3
     """
     from elastrain.cli.local.command import run_job
@@ -172,6 +175,7 @@ def run(
             etcd=etcd,
             state_dir=state_dir,
             plain=plain,
+            dashboard=dashboard,
             overrides=set_ or [],
             variables=env or [],
             arguments=arguments or [],

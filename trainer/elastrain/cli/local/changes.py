@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from elastrain.api.job import reported
-from elastrain.api.records import Progress, Rescale
+from elastrain.api.records import CheckpointState, Progress, Rescale
 from elastrain.cli.local.status import LocalStatus, WorkerStatus
 from elastrain.cli.shell.view import rescale_line
 
@@ -13,13 +13,17 @@ HEALTH_WORDS = {"belowMin": "ready", "slow": "a straggler"}
 """Text for the terminal; other values of ``Health`` are printed unchanged."""
 
 
-def changes(before: LocalStatus | None, after: LocalStatus) -> list[str]:
-    """One sentence for each change, in a fixed order."""
+def changes(before: LocalStatus | None, after: LocalStatus) -> list[tuple[str, str]]:
+    """One sentence for each change, in a fixed order, after what has changed: Phase, Worker, Generation, Resumed,
+    Rescaled or Checkpoint."""
+    old = before.progress if before else None
     return [
-        *_phase(before, after),
-        *_workers(before, after),
-        *_generation(before, after),
-        *_progress(before.progress if before else None, after.progress),
+        *(("Phase", sentence) for sentence in _phase(before, after)),
+        *(("Worker", sentence) for sentence in _workers(before, after)),
+        *(("Generation", sentence) for sentence in _generation(before, after)),
+        *(("Resumed", sentence) for sentence in _resumed(old, after.progress)),
+        *(("Rescaled", _rescaled(r)) for r in new_rescales(old, after.progress)),
+        *(("Checkpoint", sentence) for sentence in _checkpoint(old, after.progress)),
     ]
 
 
@@ -65,22 +69,31 @@ def _generation(before: LocalStatus | None, after: LocalStatus) -> Iterator[str]
     yield f"generation {new.number} ({new.reason}): {members}"
 
 
-def _progress(old: Progress | None, new: Progress | None) -> Iterator[str]:
-    if new is None:
-        return
-    checkpoint = new.checkpoint
-    resumed = checkpoint.resumed if checkpoint else None
-    if resumed is not None and (old is None or old.checkpoint is None or old.checkpoint.resumed != resumed):
-        yield f"resumed from the checkpoint of step {resumed.step} ({resumed.path})"
-    # A checkpoint holds the rescales before it, which an earlier run has shown. Runs count generations anew.
+def _resumed(old: Progress | None, new: Progress | None) -> Iterator[str]:
+    now, then = _checkpoint_of(new), _checkpoint_of(old)
+    if now is not None and now.resumed is not None and now.resumed != (then.resumed if then else None):
+        yield f"resumed from the checkpoint of step {now.resumed.step} ({now.resumed.path})"
+
+
+def _checkpoint(old: Progress | None, new: Progress | None) -> Iterator[str]:
+    now = _checkpoint_of(new)
+    if now is not None and now != _checkpoint_of(old):
+        yield f"checkpoint failed: {now.error}" if now.error else f"checkpoint of step {now.step}: {now.path}"
+
+
+def _checkpoint_of(progress: Progress | None) -> CheckpointState | None:
+    return progress.checkpoint if progress else None
+
+
+def new_rescales(old: Progress | None, new: Progress | None) -> list[Rescale]:
+    """The rescales of this run that ``old`` does not have, oldest first; the first of a run is its start.
+
+    A checkpoint holds the rescales before it, which an earlier run has shown. Runs count generations anew.
+    """
+    checkpoint = _checkpoint_of(new)
+    former = checkpoint.resumed.step if checkpoint and checkpoint.resumed else 0
     known = {(r.generation, r.step) for r in old.rescales} if old else set()
-    former = resumed.step if resumed is not None else 0
-    yield from (_rescaled(r) for r in new.rescales if (r.generation, r.step) not in known and r.step >= former)
-    if checkpoint is not None and (old is None or old.checkpoint != checkpoint):
-        if checkpoint.error:
-            yield f"checkpoint failed: {checkpoint.error}"
-        else:
-            yield f"checkpoint of step {checkpoint.step}: {checkpoint.path}"
+    return [r for r in new.rescales if r.step >= former and (r.generation, r.step) not in known] if new else []
 
 
 def _rescaled(rescale: Rescale) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any, Self
 import yaml
 from pydantic import TypeAdapter
 
+from elastrain import guests
 from elastrain.api import names
 from elastrain.api.job import ElasticTrainingJob
 from elastrain.api.job.shown import Worker
@@ -34,6 +36,8 @@ from elastrain.etcd.server import EtcdNotFound
 EXIT_FAILED = 1
 TAIL_LINES = 20
 WATCH_SECONDS = 0.25
+_DASHBOARD = "elastrain_dashboard.local"
+"""Module of the guest."""
 
 
 class BadOption(ValueError):
@@ -46,6 +50,7 @@ def run_job(
     etcd: Path | None,
     state_dir: Path | None,
     plain: bool,
+    dashboard: bool = False,
     overrides: Sequence[str],
     variables: Sequence[str],
     arguments: Sequence[str] = (),
@@ -58,6 +63,7 @@ def run_job(
             etcd=etcd,
             state_dir=state_dir,
             plain=plain,
+            dashboard=dashboard,
             overrides=overrides,
             variables=variables,
             arguments=arguments,
@@ -71,6 +77,7 @@ def _run_job(
     etcd: Path | None,
     state_dir: Path | None,
     plain: bool,
+    dashboard: bool,
     overrides: Sequence[str],
     variables: Sequence[str],
     arguments: Sequence[str],
@@ -92,7 +99,7 @@ def _run_job(
         print(error, file=sys.stderr)  # noqa: T201 - this is the command line
         return names.EXIT_USAGE
     try:
-        return _Run(job, view, signals).run()
+        return _Run(job, view, signals, guests.load(_DASHBOARD).LocalDashboard if dashboard else None).run()
     except (RuntimeError, OSError) as error:
         print(f"job {job.spec.name}: {error}", file=sys.stderr)  # noqa: T201
         return EXIT_FAILED
@@ -126,20 +133,31 @@ class _Signals:
 class _Run:
     """One ``elastrain run``: signals, view and exit code."""
 
-    def __init__(self, job: LocalJob, view: View, signals: _Signals) -> None:
+    def __init__(self, job: LocalJob, view: View, signals: _Signals, dashboard: Callable[..., Any] | None) -> None:
         self._job = job
         self._view = view
         self._signals = signals
+        self._dashboard = dashboard
         self._acted = 0
 
     def run(self) -> int:
-        with self._job, self._view:
+        with self._job, self._served(), self._view:
             spec = self._job.spec
             for note in spec.notes:
                 self._view.say(note, style="yellow")
             self._view.say(f"job {spec.name}: state in {spec.state_dir}; `elastrain scale {spec.name} N` rescales it")
             status = self._watch()
         return self._conclude(status)
+
+    @contextlib.contextmanager
+    def _served(self) -> Iterator[None]:
+        """The dashboard, if it is wanted; its address is printed."""
+        if self._dashboard is None:
+            yield
+            return
+        with self._dashboard(self._job.job, self._job.status) as served:
+            self._view.say(f"dashboard: {served.url}")
+            yield
 
     def _watch(self) -> LocalStatus:
         while True:

@@ -57,7 +57,7 @@ class View:
         """Show the job's newest status."""
         with self._lock:
             before, self._before = self._before, status
-        for sentence in changes(before, status):
+        for _, sentence in changes(before, status):
             self.say(sentence, style="dim")
         now = datetime.now(UTC)
         shown = resource(job, status, now)
