@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from budgets import examples
@@ -115,28 +115,40 @@ def test_nothing_waits_after_the_queue_was_given_up(leave):
 
 
 STEPS = st.lists(
-    st.tuples(st.sampled_from(["add", "sent", "refused", "expired", "limited"]), st.integers(0, 3), st.integers(0, 400))
+    st.tuples(
+        st.sampled_from(["add", "taken", "sent", "refused", "expired", "limited"]),
+        st.integers(0, 3),
+        st.integers(0, 400),
+    )
 )
 
 
 @examples(200)
 @given(STEPS)
+@example([("add", 0, 0), ("add", 0, 600)])  # a window passes while the event waits
+@example([("add", 0, 0), ("taken", 0, 0), ("add", 0, 600), ("limited", 0, 0)])  # and while it is being sent
 def test_every_event_is_recorded_or_counted_as_dropped(steps):
     queue, now, added, recorded = EventQueue(), NOW, 0, 0
+    taken, count, before = None, 0, 0
     for what, number, seconds in steps:
         now += timedelta(seconds=seconds)
         if what == "add":
             queue.add(JobRef("ns", "job", f"uid-{number % 2}"), JobEvent("WorkerLost", f"worker {number}"), now)
             added += 1
-        elif taken := queue.take(now):
-            before = taken.sent
-            if what == "sent":
-                recorded += taken.count - before
-                queue.done(taken, taken.count)
+        elif taken is None:
+            taken = queue.take(now)
+            count, before = (taken.count, taken.sent) if taken else (0, 0)
+        else:
+            if what in ("taken", "sent"):
+                recorded += count - before
+                queue.done(taken, count)
             elif what == "expired" and before:
                 queue.vanished(taken)
             else:
                 queue.failed(taken, now, again=what == "limited", limited=what == "limited")
+            taken = None
+    if taken is not None:
+        queue.failed(taken, now, again=True)
     while not queue.is_empty:
         now += timedelta(seconds=60)
         while taken := queue.take(now):

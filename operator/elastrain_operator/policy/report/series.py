@@ -65,7 +65,7 @@ class EventQueue:
         known = self._jobs.setdefault(job.uid, {})
         key, shown = _place(known, job, event, now)
         series = known.get(key)
-        if series is not None and now - series.last < WINDOW:
+        if series is not None and _continues(series, now):
             series.event, series.last, series.count = shown, now, series.count + 1
         elif len(self._waiting) >= LONGEST_QUEUE:
             self.dropped += 1
@@ -139,11 +139,17 @@ class EventQueue:
             return
         self._swept = now
         for uid, known in list(self._jobs.items()):
-            kept = {k: s for k, s in known.items() if now - s.last < WINDOW or k in self._waiting}
+            kept = {key: series for key, series in known.items() if _continues(series, now)}
             if kept:
                 self._jobs[uid] = kept
             else:
                 del self._jobs[uid]
+
+
+def _continues(series: Series, now: datetime) -> bool:
+    """Whether an equal event joins this series: within the window, and as long as some of its events are unsent, since
+    another series of the same key would take its place in the queue."""
+    return now - series.last < WINDOW or series.count > series.sent
 
 
 def _place(known: dict[_Key, Series], job: JobRef, event: JobEvent, now: datetime) -> tuple[_Key, JobEvent]:
