@@ -121,7 +121,8 @@ class Tiers:
     def __init__(self) -> None:
         self.guard = Guard()
         self.costs: dict[str, Cost] = {}
-        self._cpu = 0.0
+        self._cpu: Any = None
+        """CPU time at the end of the last test."""
 
     @pytest.hookimpl(wrapper=True)
     def pytest_make_collect_report(self, collector: pytest.Collector) -> Generator[None, Any, Any]:
@@ -134,7 +135,8 @@ class Tiers:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
-        self._cpu = cpu_seconds()
+        if self._cpu is None:
+            self._cpu = cpu_seconds()
         self.guard.active = tier(item.nodeid) == "unit"
         try:
             return (yield)
@@ -144,8 +146,9 @@ class Tiers:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, Any, Any]:
         report = yield
-        now = cpu_seconds()
-        report.cpu, self._cpu = now - self._cpu, now
+        if report.when == "teardown":  # once a test: with thirty threads it takes a millisecond
+            now = cpu_seconds()
+            report.cpu, self._cpu = now - self._cpu, now
         if report.when == "call" and report.passed and self.guard.broken:
             report.outcome, report.longrepr = "failed", f"a test of tests/unit {', and '.join(self.guard.broken)}"
         self.guard.broken.clear()

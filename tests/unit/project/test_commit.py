@@ -14,10 +14,14 @@ def assigned(tree: ast.AST) -> Iterator[tuple[int, str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store | ast.Del):
             yield node.lineno, node.attr
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in ("setattr", "__setattr__"):
+        elif isinstance(node, ast.Call) and called(node) in ("setattr", "__setattr__"):
             yield from (
                 (node.lineno, a.value) for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str)
             )
+
+
+def called(call: ast.Call) -> str:
+    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
 
 
 def test_the_outcome_of_a_step_is_set_in_one_file() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
@@ -33,15 +34,20 @@ def lines(function: Function) -> int:
     return body(function)[-1].end_lineno - body(function)[0].lineno + 1 if body(function) else 0
 
 
-MODULES = {str(path.relative_to(ROOT)): helpers(path) for path in sorted((ROOT / "tests").rglob("*.py"))}
+@cache
+def modules() -> dict[str, list[Function]]:
+    return {str(path.relative_to(ROOT)): helpers(path) for path in sorted((ROOT / "tests").rglob("*.py"))}
 
 
 def test_shared_helpers_are_defined_once() -> None:
-    shared = {f.name for module in SHARED for f in MODULES[f"tests/shared/{module}.py"]} | {"wait_until", "eventually"}
+    shared = {f.name for module in SHARED for f in modules()[f"tests/shared/{module}.py"]} | {
+        "wait_until",
+        "eventually",
+    }
     assert {"generation", "worker", "until"} <= shared
     again = [
         f"{module}: {f.name}"
-        for module, functions in MODULES.items()
+        for module, functions in modules().items()
         for f in functions
         if f.name in shared and lines(f) > SHORT and not module.startswith("tests/shared/")
     ]
@@ -50,7 +56,7 @@ def test_shared_helpers_are_defined_once() -> None:
 
 def test_no_two_modules_have_a_helper_with_the_same_body() -> None:
     same = defaultdict(list)
-    for module, functions in MODULES.items():
+    for module, functions in modules().items():
         for f in functions:
             if lines(f) > SHORT:
                 same["\n".join(ast.dump(statement) for statement in body(f))].append(f"{module}: {f.name}")

@@ -49,9 +49,8 @@ def violations(source: str, torchs: set[str]) -> list[str]:
     own = {name for of, name in attributes(tree) if getattr(of, "id", "") == "self"}
     found = [part for name in imports(tree) if name.startswith("torch") for part in name.split(".") if private(part)]
     for of, name in attributes(tree):
-        chain = ast.unparse(of)
-        of_torch = chain.split(".")[0] in {"torch", "nn", "dist"} or name in torchs - own
-        found += [name] if private(name) and of_torch else []
+        if private(name) and (name in torchs - own or ast.unparse(of).split(".")[0] in {"torch", "nn", "dist"}):
+            found.append(name)
     return found
 
 
