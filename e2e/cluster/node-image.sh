@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Prints the name of the image for the nodes of the cluster, and sees to it that it can be had:
-#   1. $ELASTRAIN_NODE_IMAGE       2. kind's own, where its registry can be reached
-#   3. one built from Debian's packages and the Go module proxy alone
+#   1. $ELASTRAIN_NODE_IMAGE       2. kind's own, where its registry can be reached: the pinned one, or that of $KUBERNETES
+#   3. one of $KUBERNETES, built from Debian's packages and the Go module proxy alone
 set -euo pipefail
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$HERE/lib.sh"
@@ -110,13 +110,19 @@ build() {
     timed "build the node image" fill
 }
 
+# What kind has published: the image that we pin, or for another Kubernetes the one of that version, if there is one.
+kinds() {
+    local name=$KIND_NODE_IMAGE
+    [ "$KUBERNETES" = "$OUR_KUBERNETES" ] || name=kindest/node:$KUBERNETES
+    have_image "${name%@*}" || registry_has "$name" || return
+    echo "$name"
+}
+
 provide() { have_image "$IMAGE" || build; }
 
 if [ -n "${ELASTRAIN_NODE_IMAGE:-}" ]; then
     echo "$ELASTRAIN_NODE_IMAGE"
-elif have_image "${KIND_NODE_IMAGE%@*}" || registry_has "$KIND_NODE_IMAGE"; then
-    echo "$KIND_NODE_IMAGE"
-else
+elif ! kinds; then
     have_image "$IMAGE" || locked node-image provide
     echo "$IMAGE"
 fi
