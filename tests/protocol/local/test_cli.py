@@ -123,6 +123,10 @@ def test_a_job_that_does_not_run_is_named(elastrain):
     assert shown.exit_code == 3
     assert "cannot connect to a cluster" in shown.stderr
     assert shown.stderr.endswith("no job nothing runs on this machine either; elastrain status lists the local jobs\n")
+    answer = elastrain("status", "nothing", "-o", "json")
+    told = json.loads(answer.stderr)
+    assert (told["exitCode"], answer.exit_code, answer.stdout) == (3, 3, ""), "one object, and no line beside it"
+    assert "cannot connect to a cluster" in told["error"]
 
 
 def test_the_audit_of_an_empty_directory_is_refused(elastrain, tmp_path):

@@ -13,7 +13,7 @@ import typer
 from elastrain import __version__
 from elastrain.cli.cluster import app as cluster
 from elastrain.cli.shell import guests
-from elastrain.cli.shell.answers import EXIT_NO_CLUSTER, Output
+from elastrain.cli.shell.answers import EXIT_NO_CLUSTER, EXIT_REFUSED, Output
 from elastrain.cli.shell.completion import Shell, script
 from elastrain.cli.shell.completion import jobs as jobs_of_cluster
 from elastrain.cli.shell.manual import Program
@@ -235,7 +235,7 @@ def status(
     Examples: elastrain status, elastrain status digits, elastrain status digits -n research -o yaml
     """
     if job is not None and not _is_local(job, namespace, context):
-        with _nor_here(job):
+        with _nor_here(job) if output is not Output.JSON else contextlib.nullcontext():
             cluster.status(job, output, namespace, context)
     from elastrain.cli.local.command import show_status
     from elastrain.cli.local.control import ControlError
@@ -243,7 +243,7 @@ def status(
     try:
         show_status(job, output)
     except ControlError as error:
-        _refuse(str(error))
+        _refuse(str(error), output)
 
 
 @contextlib.contextmanager
@@ -335,10 +335,12 @@ for _command in cluster.app.registered_commands:
 app.registered_commands.sort(key=lambda command: PANELS.index(str(command.rich_help_panel)))
 
 
-def _refuse(message: str) -> NoReturn:
+def _refuse(message: str, output: Output = Output.TABLE) -> NoReturn:
     """Print the reason on standard error and exit with code 2."""
-    typer.echo(message, err=True)
-    raise typer.Exit(2)
+    from elastrain.cli.shell.printing import print_error
+
+    print_error(message, EXIT_REFUSED, output)
+    raise typer.Exit(EXIT_REFUSED)
 
 
 def main() -> None:

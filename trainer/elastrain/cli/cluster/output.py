@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import difflib
 import functools
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ParamSpec
 
 from elastrain.api.manifest import InvalidManifest
 from elastrain.cli.cluster.compose import BadScript
-from elastrain.cli.shell.answers import EXIT_NO_CLUSTER, EXIT_REFUSED
+from elastrain.cli.shell.answers import EXIT_NO_CLUSTER, EXIT_REFUSED, Output
+from elastrain.cli.shell.printing import print_error
 from elastrain.client import ClusterError, JobNotFound, Jobs, NotAllowed, NotConnected, NotInstalled
 
 P = ParamSpec("P")
@@ -46,7 +46,7 @@ def answers(command: Callable[P, int]) -> Callable[P, int]:
             code, message = EXIT_NO_CLUSTER, str(error)
         except (ClusterError, InvalidManifest, Misused, BadScript) as error:
             code, message = EXIT_REFUSED, str(error)
-        print(message, file=sys.stderr)  # noqa: T201 - this is a command
+        print_error(message, code, next((a for a in args if isinstance(a, Output)), Output.TABLE))
         return code
 
     return answering

@@ -55,6 +55,12 @@ def print_text(text: str) -> None:
         print(text.rstrip("\n"))  # noqa: T201 - this is a command
 
 
+def print_error(message: str, code: int, output: Output = Output.TABLE) -> None:
+    """Print why a command failed on standard error; with ``-o json`` as one object, for programs."""
+    text = json.dumps({"error": message, "exitCode": code}) if output is Output.JSON else message
+    print(text, file=sys.stderr)  # noqa: T201 - this is a command
+
+
 def print_now(text: str) -> None:
     """Print and flush, for a program that waits for the line."""
     print(text, flush=True)  # noqa: T201 - this is a command
