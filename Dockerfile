@@ -13,6 +13,10 @@
 #   EXTRA_DEBIAN_PACKAGES   programs that your scripts start, as in "openmpi-bin" (trainer)
 #   PIP_...          pip's own settings
 # Needs no BuildKit. Build arguments are in the environment of RUN steps only, not in the images.
+#
+# Two builds differ in nothing but dates, which scripts/oci_archive.py sets. Python's compiled files name the date of their
+# source, so sources get that date here (315532800: 1980-01-01), and are compiled then. Nothing that logs, or caches what a
+# file system numbers, stays.
 ARG BASE_IMAGE=python:3.11-slim-bookworm
 
 # ---- the locks: each is copied from here, so that a change of one installs nothing of another again -------------------
@@ -45,22 +49,26 @@ RUN python3 -m venv /pip && python3 -m venv --without-pip /opt/elastrain/venv
 COPY --from=requirements /requirements/sbom.lock /sbom.lock
 RUN /pip/bin/pip install --no-cache-dir --require-hashes -r /sbom.lock
 COPY --from=requirements /requirements/operator.lock /operator.lock
-RUN /pip/bin/pip --python /opt/elastrain/venv/bin/python install --no-cache-dir --require-hashes -r /operator.lock
+RUN /pip/bin/pip --python /opt/elastrain/venv/bin/python install --no-cache-dir --no-compile --require-hashes \
+        -r /operator.lock
 COPY --from=wheel /wheels /wheels
-RUN /pip/bin/pip --python /opt/elastrain/venv/bin/python install --no-cache-dir --no-deps --no-index /wheels/*.whl \
+RUN /pip/bin/pip --python /opt/elastrain/venv/bin/python install --no-cache-dir --no-compile --no-deps --no-index \
+        /wheels/*.whl \
     && /pip/bin/cyclonedx-py environment --output-reproducible -o /opt/elastrain/sbom.cdx.json \
-        /opt/elastrain/venv/bin/python
+        /opt/elastrain/venv/bin/python \
+    && find /opt/elastrain -exec touch -h -d @315532800 {} + \
+    && python3 -c "import compileall; compileall.compile_dir('/opt/elastrain/venv/lib', quiet=2)"
 
 FROM ${BASE_IMAGE} AS operator
+# The gateway before the chart's etcd. Its user's password was last changed at SOURCE_DATE_EPOCH.
+RUN apt-get update \
+    && SOURCE_DATE_EPOCH=315532800 DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends haproxy \
+    && rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin /var/cache/ldconfig/* /var/log/apt/* /var/log/*.log
+COPY --from=operator-environment /opt/elastrain /opt/elastrain
 LABEL org.opencontainers.image.title="elastrain operator" \
       org.opencontainers.image.description="Runs ElasticTrainingJobs on Kubernetes" \
       org.opencontainers.image.version="0.1.0" \
       org.opencontainers.image.licenses="Apache-2.0"
-# The gateway before the chart's etcd.
-RUN apt-get update \
-    && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends haproxy \
-    && rm -rf /var/lib/apt/lists/*
-COPY --from=operator-environment /opt/elastrain /opt/elastrain
 ENV PATH=/opt/elastrain/venv/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 # Numeric, so that Kubernetes can see that it is not root (runAsNonRoot).
 USER 65532:65532
@@ -72,8 +80,9 @@ FROM ${BASE_IMAGE} AS trainer-environment
 ARG EXTRA_DEBIAN_PACKAGES=""
 RUN if [ -n "$EXTRA_DEBIAN_PACKAGES" ]; then \
         apt-get update \
-        && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends $EXTRA_DEBIAN_PACKAGES \
-        && rm -rf /var/lib/apt/lists/*; fi
+        && SOURCE_DATE_EPOCH=315532800 DEBIAN_FRONTEND=noninteractive \
+            apt-get install -y --no-install-recommends $EXTRA_DEBIAN_PACKAGES \
+        && rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin /var/cache/ldconfig/* /var/log/apt/* /var/log/*.log; fi
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
 ARG PIP_FIND_LINKS
@@ -82,14 +91,19 @@ ARG PIP_CONSTRAINT
 ARG TRAINER_LOCK=trainer.lock
 ARG EXTRA_PACKAGES=""
 # torch's caches look for a home and for the name of their user.
-RUN useradd --uid 65532 --user-group --create-home --shell /usr/sbin/nologin elastrain \
-    && python3 -m venv /opt/elastrain/venv
+RUN SOURCE_DATE_EPOCH=315532800 useradd --uid 65532 --user-group --create-home --shell /usr/sbin/nologin elastrain
 COPY --from=requirements /requirements/${TRAINER_LOCK} /opt/elastrain/requirements.lock
-RUN PIP_CONSTRAINT= /opt/elastrain/venv/bin/pip install --no-cache-dir --require-hashes \
+RUN python3 -m venv /opt/elastrain/venv \
+    && PIP_CONSTRAINT= /opt/elastrain/venv/bin/pip install --no-cache-dir --no-compile --require-hashes \
         -r /opt/elastrain/requirements.lock \
-    && if [ -n "$EXTRA_PACKAGES" ]; then /opt/elastrain/venv/bin/pip install --no-cache-dir $EXTRA_PACKAGES; fi
+    && if [ -n "$EXTRA_PACKAGES" ]; then \
+        /opt/elastrain/venv/bin/pip install --no-cache-dir --no-compile $EXTRA_PACKAGES; fi \
+    && find /opt/elastrain/venv -exec touch -h -d @315532800 {} + \
+    && python3 -c "import compileall; compileall.compile_dir('/opt/elastrain/venv/lib', quiet=2)"
 COPY --from=wheel /wheels /opt/elastrain/wheels
-RUN /opt/elastrain/venv/bin/pip install --no-cache-dir --no-deps --no-index /opt/elastrain/wheels/*.whl
+RUN /opt/elastrain/venv/bin/pip install --no-cache-dir --no-compile --no-deps --no-index /opt/elastrain/wheels/*.whl \
+    && find /opt/elastrain/venv -newermt @315532800 -exec touch -h -d @315532800 {} + \
+    && python3 -c "import compileall; compileall.compile_dir('/opt/elastrain/venv/lib', quiet=2)"
 # Workers may not write compiled files. pip has compiled what it installed, but the base image may lack the standard
 # library's, and then every start of a process would compile it again.
 RUN python3 -c "import compileall, sysconfig; compileall.compile_dir(sysconfig.get_path('stdlib'), quiet=2)"

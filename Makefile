@@ -119,7 +119,7 @@ lock: ## pin what the images install, by hash (requirements/*.lock), to the newe
 sbom: ## a bill of materials (CycloneDX) of each lock, in dist/sbom
 	@scripts/sbom
 
-release: ## wheel, sdist, chart, bills of materials, notes and checksums in dist/release; publishes nothing
+release: ## wheel, sdist, images, chart, bills of materials, notes and checksums in dist/release; publishes nothing
 	@scripts/dev-env
 	@scripts/release
 

@@ -21,15 +21,15 @@ from harness.commands import CACHE, CommandFailed, kubectl
 from harness.jobs import Job, make_folders
 
 Submit = Callable[[dict[str, Any]], Job]
-FIRST, LAST = "test_training.py", "test_release.py"
-"""The longest test begins first; the release is uninstalled last."""
+ORDER = {"test_training.py": 0, "test_release.py": 2, "test_release_folder.py": 3}
+"""The longest test begins first (others are 1); the release is uninstalled last, and then installed from nothing."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         item.add_marker(pytest.mark.e2e)
         item.add_marker(pytest.mark.timeout(420, func_only=True))  # evidence of a failure takes its own time
-    items.sort(key=lambda item: (item.path.name != FIRST) + (item.path.name == LAST))
+    items.sort(key=lambda item: ORDER.get(item.path.name, 1))
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,7 @@
 set -euo pipefail
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$HERE/lib.sh"
+source "$HERE/build-arguments.sh"
 # What the first example imports beside torch. ELASTRAIN_NIGHTLY=1: what all of them import and start, three gigabytes.
 TRAINER_PACKAGES=scikit-learn
 TRAINER_DEBIAN_PACKAGES=
@@ -13,53 +14,6 @@ if [ "${ELASTRAIN_NIGHTLY:-}" = 1 ]; then
     TRAINER_PACKAGES+=" transformers accelerate lightning mpi4py tensorflow-cpu tf-keras"
     TRAINER_DEBIAN_PACKAGES=openmpi-bin
 fi
-WHEELS_PORT=18431 # fixed: it is in the build's arguments, and so in the key of Docker's layer cache
-
-# The lock of the trainer that fits the torch which is there: it names the file by its hash, wherever that comes from.
-choose_trainer_lock() {
-    local wheel hash lock=$ROOT/requirements/trainer-cpu.lock
-    for wheel in "$1"/torch-*+cpu-*.whl; do
-        [ -f "$wheel" ] || return 0
-        hash=$(sha256sum "$wheel" | cut -d' ' -f1)
-        grep -q "sha256:$hash" "$lock" || die "$(basename "$wheel") is not the torch of ${lock#"$ROOT/"}: make lock"
-        BUILD_ARGS+=(--build-arg TRAINER_LOCK=trainer-cpu.lock)
-        return 0
-    done
-}
-
-# Serves the folders of PIP_FIND_LINKS and the file PIP_CONSTRAINT on loopback, where `docker build --network=host` sees
-# them, so that no wheel is copied into an image. Sets BUILD_ARGS.
-serve_wheels() {
-    local folder links
-    BUILD_ARGS=()
-    links=$(mktemp -d)
-    trap "rm -rf '$links'" EXIT
-    for folder in ${PIP_FIND_LINKS:-}; do
-        [ -d "$folder" ] && find "$(realpath "$folder")" -maxdepth 1 -name '*.whl' -exec ln -sf -t "$links" {} +
-    done
-    [ -n "$(ls "$links")" ] || [ -f "${PIP_CONSTRAINT:-}" ] || return 0
-    python3 -m http.server --bind 127.0.0.1 --directory "$links" "$WHEELS_PORT" >/dev/null 2>&1 &
-    trap "kill $! 2>/dev/null; rm -rf '$links'" EXIT
-    sleep 0.5
-    kill -0 $! 2>/dev/null || die "cannot serve wheels on 127.0.0.1:$WHEELS_PORT: is the port in use?"
-    BUILD_ARGS+=(--build-arg "PIP_FIND_LINKS=http://127.0.0.1:$WHEELS_PORT/")
-    choose_trainer_lock "$links"
-    if [ -f "${PIP_CONSTRAINT:-}" ]; then
-        cp "$PIP_CONSTRAINT" "$links/constraints.txt"
-        BUILD_ARGS+=(--build-arg "PIP_CONSTRAINT=http://127.0.0.1:$WHEELS_PORT/constraints.txt")
-    fi
-}
-
-# The Dockerfile's own base where it can be pulled, else ours.
-choose_base() {
-    local base
-    base=$(sed -n 's/^ARG BASE_IMAGE=//p' "$ROOT/Dockerfile" | head -n 1)
-    have_image "$base" || registry_has "$base" && return
-    "$HERE/base-images.sh" python
-    # By its id, which is the hash of what is in it.
-    BUILD_ARGS+=(--build-arg "BASE_IMAGE=$(docker image inspect -f "{{.Id}}" "$PYTHON_BASE")")
-}
-
 # named NAME: gives the image NAME:new a tag made from its id, and prints that name.
 named() {
     local id
