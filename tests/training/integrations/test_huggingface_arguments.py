@@ -27,10 +27,10 @@ def arguments(require, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"global_batch_size": 0}, "global_batch_size: 0: must be at least 1: the samples of one optimizer step"),
+        ({"global_batch_size": -1}, "global_batch_size: -1: must be at least 1"),
         (
             {"gradient_accumulation_steps": 2},
-            "gradient_accumulation_steps: 2: .* per_device_train_batch_size determine how",
+            "gradient_accumulation_steps: 2: with global_batch_size=4 must be 1, .* is 16",
         ),
         (
             {"gradient_checkpointing_kwargs": {"use_reentrant": True}},
@@ -43,13 +43,18 @@ def arguments(require, monkeypatch):
             "batch_rebalance: .* 'group_by_length'",
         ),
         ({"optim": "lomo"}, "optim: lomo: .* inside of backward"),
-        ({"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "epoch"}, "plateau: .* its own evaluation"),
-        ({"save_total_limit": 2}, "save_total_limit: 2: .* spec.checkpoint.keep"),
+        ({"include_num_input_tokens_seen": "all"}, "include_num_input_tokens_seen: all: .* its own part"),
+        ({"save_on_each_node": True}, "save_on_each_node: true: .* rank 0 writes"),
     ],
 )
 def test_an_option_without_a_meaning_is_refused_by_its_name(arguments, options, message):
     with pytest.raises(ValueError, match=message):
         arguments(**options)
+
+
+def test_a_step_takes_what_one_process_does_if_the_global_batch_is_not_given(arguments):
+    args = arguments(global_batch_size=0, per_device_train_batch_size=3, gradient_accumulation_steps=4)
+    assert args.global_batch_size == 12
 
 
 def test_accelerate_sees_a_single_process(arguments):
@@ -79,6 +84,7 @@ def test_samples_of_similar_length_share_a_global_batch_if_they_are_grouped_by_l
 
     from elastrain.data.options import order_of
     from elastrain.integrations.huggingface import ElasticTrainer
+    from elastrain.integrations.trainer_loop import loader_of
 
     monkeypatch.delenv("LOCAL_RANK")
     lengths = [1 + (7 * i) % 40 for i in range(800)]
@@ -89,7 +95,7 @@ def test_samples_of_similar_length_share_a_global_batch_if_they_are_grouped_by_l
         data_collator=lambda samples: samples,
     )  # fmt: skip
     trainer.job.dataloader = lambda data, **options: {**options, "data": data}
-    made = trainer.get_train_dataloader()
+    made = loader_of(trainer, trainer.get_train_dataloader())
     order = order_of(
         dataset, global_batch_size=10, seed=made["seed"], shuffle=None, sampler=made["sampler"], batch_sampler=None,
         drop_last=False, micro_batch_size=2, micro_batches=None,

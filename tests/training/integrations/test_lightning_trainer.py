@@ -201,6 +201,40 @@ def test_a_module_with_its_own_optimization_is_refused(fit):
         fit(ScriptedJob(), module)
 
 
+@pytest.mark.parametrize("on_epoch", [False, True])
+@pytest.mark.parametrize("metric", [False, True])
+def test_a_number_of_all_ranks_that_training_logs_is_refused_by_its_name(fit, metric, on_epoch):
+    from torchmetrics import MeanMetric
+
+    class Logs(fit.module):
+        def __init__(self):
+            super().__init__()
+            self.mean = MeanMetric()
+
+        def training_step(self, batch, batch_idx):
+            loss = super().training_step(batch, batch_idx)
+            self.mean.update(loss)
+            logged = {"value": self.mean} if metric else {"value": loss, "sync_dist": True}
+            self.log("load", on_step=not on_epoch, on_epoch=on_epoch, **logged)
+            return loss
+
+    module = Logs()
+    with pytest.raises((ValueError, RuntimeError), match=r"(Metric|sync_dist=True)\)? in training: .*job\.loss"):
+        fit(ScriptedJob(), module)
+    assert module.executions == 1, "in the warm-up"
+
+
+def test_a_number_of_this_rank_that_training_logs_is_not_refused(fit):
+    class Logs(fit.module):
+        def training_step(self, batch, batch_idx):
+            loss = super().training_step(batch, batch_idx)
+            self.log("load", loss, on_step=True, on_epoch=True)
+            return loss
+
+    trainer, _ = fit(ScriptedJob(), Logs())
+    assert trainer.global_step == 10
+
+
 def test_a_reduction_in_training_names_the_way_out(fit):
     class Reduces(fit.module):
         def on_train_batch_end(self, outputs, batch, batch_idx):

@@ -23,7 +23,9 @@ from typing import Any
 import torch
 from lightning.fabric.strategies import SingleDeviceStrategy
 from torch import nn
+from torch.distributed.tensor import DTensor
 
+from elastrain.elastic.contract import Call
 from elastrain.elastic.job import Job
 from elastrain.integrations.own_loop import HasOwnLoop
 
@@ -110,19 +112,33 @@ class ElasticStrategy(HasOwnLoop, RankOfJob, SingleDeviceStrategy):
         norm_type: float | int = 2.0,
         error_if_nonfinite: bool = True,
     ) -> Any:
-        """The gradient norm of the global batch; None, without an effect, before a step's last micro-batch.
+        """Of the gradient of ``optimizer``'s parameters over the global batch; None, without an effect, before a step's
+        last micro-batch.
 
-        Raises ``RuntimeError`` if ``error_if_nonfinite`` is set and the norm is not finite.
+        Raises ``RuntimeError`` if ``error_if_nonfinite`` is set and the norm is not finite, and ``ValueError`` if the
+        optimizer has no parameter of the module.
         """
-        norm = self._job.clip_grad_norm_(float(max_norm), float(norm_type))
-        if error_if_nonfinite and norm is not None and self._job.committed and not norm.isfinite():
-            raise RuntimeError(f"the norm of the gradient is {norm.item()}")
-        return norm
+        if not self._clips(module, optimizer):
+            return None
+        if any(isinstance(p, DTensor) for p in module.parameters()):  # this rank has a part of each gradient
+            norm = self._job.clip_grad_norm_(float(max_norm), float(norm_type))
+            if error_if_nonfinite and norm is not None and self._job.committed and not norm.isfinite():
+                raise RuntimeError(f"the norm of the gradient is {norm.item()}")
+            return norm
+        finite = error_if_nonfinite and self._job.committed
+        return super().clip_gradients_norm(module, optimizer, max_norm, norm_type, finite)
 
     def clip_gradients_value(self, module: nn.Module, optimizer: torch.optim.Optimizer, clip_val: float | int) -> None:
-        """Clip the gradients of the global batch by value, on a step's last micro-batch only."""
-        if self._job.synchronised:
+        """Of ``optimizer``'s parameters over the global batch, on a step's last micro-batch only. Raises as
+        :meth:`clip_gradients_norm`."""
+        if self._clips(module, optimizer):
             super().clip_gradients_value(module, optimizer, clip_val)
+
+    def _clips(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> bool:
+        clipped = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        if clipped.isdisjoint(map(id, module.parameters())):
+            raise ValueError("fabric.clip_gradients(module, optimizer): the optimizer has no parameter of the module")
+        return self._job.acts(Call.CLIP, "fabric.clip_gradients()")
 
     # -- collectives ---------------------------------------------------------------------------------------------------
     def all_reduce(self, *args: Any, **kwargs: Any) -> Any:

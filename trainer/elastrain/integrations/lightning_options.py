@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from typing import Any
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import StochasticWeightAveraging, Timer, WeightAveraging
@@ -56,3 +57,18 @@ def check(trainer: Trainer) -> None:
         "training_step(dataloader_iter)": "dataloader_iter" in inspect.signature(module.training_step).parameters,
     }
     refuse(values, _REFUSALS)
+
+
+def check_logged(results: Any) -> None:
+    """Raises ``ValueError`` naming what training logs as a number of all ranks. ``results``: those of Lightning."""
+    found = {
+        logged.meta.name: "sync_dist=True" if logged.is_tensor else "a Metric"
+        for logged in results.values()
+        if logged.meta.sync.should or not logged.is_tensor
+    }
+    if found:
+        named = ", ".join(f"self.log({name!r}, {what})" for name, what in found.items())
+        raise ValueError(
+            f"{named} in training: each rank would have the number of its own part of the batch; log job.loss, or a "
+            "tensor without sync_dist, which is that of rank 0's part; or log it in validation, on all data"
+        )

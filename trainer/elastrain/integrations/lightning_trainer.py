@@ -31,7 +31,7 @@ from elastrain.data.rng import Kept
 from elastrain.elastic.contract import Call
 from elastrain.elastic.job import Job
 from elastrain.integrations.lightning import RankOfJob
-from elastrain.integrations.lightning_options import check, total_steps
+from elastrain.integrations.lightning_options import check, check_logged, total_steps
 from elastrain.integrations.own_loop import HasOwnLoop
 from elastrain.integrations.refusals import refuse_chosen_batch
 from elastrain.integrations.training_data import in_order_of
@@ -281,7 +281,10 @@ class ElasticTrainerStrategy(HasOwnLoop, RankOfJob, SingleDeviceStrategy):
         """Of the batch that the job has yielded last."""
         if self._replaced is not None:
             args = (self._replaced, *args[1:])
-        return super().training_step(*args, **kwargs)
+        result = super().training_step(*args, **kwargs)
+        assert self._trainer is not None
+        check_logged(self._trainer.fit_loop.epoch_loop._results)
+        return result
 
     def backward(
         self, closure_loss: torch.Tensor, optimizer: torch.optim.Optimizer | None, *args: Any, **kwargs: Any
@@ -351,8 +354,13 @@ class ElasticTrainerStrategy(HasOwnLoop, RankOfJob, SingleDeviceStrategy):
         self._check_whole("all_gather()")
         return tensor
 
+    @property
+    def is_distributed(self) -> bool:
+        """In training: there Lightning's ``self.log(…, sync_dist=True)`` would need the other ranks."""
+        return self._steps is not None and self._trainer is not None and bool(self._trainer.training)
+
     def _check_whole(self, call: str) -> None:
-        if self._steps is not None and self._trainer is not None and self._trainer.training:
+        if self.is_distributed:
             raise RuntimeError(
                 f"{call} in training: the world may change in the middle of it; the mean loss over the global batch "
                 "is job.loss"

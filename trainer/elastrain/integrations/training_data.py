@@ -9,7 +9,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 from elastrain.data.loader import ElasticLoader
 from elastrain.elastic.job import Job
 
-_KEPT = ("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context")
+KEPT = ("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context")
 """Options of the DataLoader that the job's loader takes over."""
 
 
@@ -27,7 +27,7 @@ def in_order_of(job: Job, source: Any, what: str, *, global_batch_size: int, see
             f"{what}: must be a torch DataLoader with a batch_size and no batch_sampler; make the loader of other "
             "batches by job.dataloader(..., batch_sampler=...)"
         )
-    options: dict[str, Any] = {name: getattr(source, name) for name in _KEPT}
+    options: dict[str, Any] = {name: getattr(source, name) for name in KEPT}
     if source.num_workers:
         options["prefetch_factor"] = source.prefetch_factor
     size = source.batch_size

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from transformers.trainer_utils import TrainOutput
 
 from elastrain.integrations.own_loop import Epochs
+from elastrain.integrations.trainer_loop import loader_of
 
 
-def train(trainer: Any, adapter: Any) -> TrainOutput:
-    """``train()`` of the class behind ``adapter``, noted by the reference ``trainer.job``."""
+@contextmanager
+def noted(trainer: Any) -> Iterator[None]:
+    """Around ``trainer.train()`` without seams, on whole global batches; the reference ``trainer.job`` takes note."""
     job, step, schedule = trainer.job, trainer.training_step, trainer.create_scheduler
     job.own_loop = True
+    epochs = Epochs(job, loader_of(trainer, trainer.get_train_dataloader()))
     trainer.args.per_device_train_batch_size = trainer.args.global_batch_size
-    epochs = Epochs(job, trainer.get_train_dataloader())
+    trainer.args.gradient_accumulation_steps = 1
 
     def training_step(*args: Any, **kwargs: Any) -> torch.Tensor:
         loss: torch.Tensor = step(*args, **kwargs)
@@ -31,7 +35,6 @@ def train(trainer: Any, adapter: Any) -> TrainOutput:
     trainer.training_step, trainer.create_scheduler = training_step, create_scheduler
     trainer.get_train_dataloader = lambda: epochs
     try:
-        output: TrainOutput = super(adapter, trainer).train()
-        return output
+        yield
     finally:
         epochs.close()

@@ -1,0 +1,316 @@
+"""transformers' own loop over a scripted job: whatever becomes of its bodies, it has done what it does alone."""
+
+from __future__ import annotations
+
+import copy
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from elastrain.elastic.contract import RULES, Effect, Phase
+
+OUTCOMES = {
+    "partial": Phase.PARTIAL,
+    "discarded": Phase.DISCARDED,
+    "adopted": Phase.DISCARDED,
+    "committed": Phase.COMMITTED,
+}
+CLOCKS = ("runtime", "per_second", "flos")
+STEPS = 10
+
+
+class ScriptedJob:
+    """A job of one rank whose executions of the loop body end as ``outcomes`` say, and then in commits.
+
+    ``start``: it joins at this step. State that it receives is that of ``peer``, which has run before.
+    """
+
+    device, chooses_batch = torch.device("cpu"), False
+
+    def __init__(self, *outcomes: str, start: int = 0, peer: ScriptedJob | None = None, rank: int = 0) -> None:
+        self.outcomes, self.start, self.peer, self.rank = [*outcomes], start, peer, rank
+        self.step, self.phase, self.body, self.met = 0, Phase.SETUP, None, 0
+        self.tracked: dict[str, Any] = {}
+        self.states: dict[int, dict[str, Any]] = {}
+        self.ranks: dict[int, int] = {}
+        """By execution: the rank from then on."""
+        self.rank_at_end: int | None = None
+
+    def wrap(self, module, **_):
+        self.tracked["model"] = module
+        return module
+
+    def track(self, **objects):
+        assert not objects.keys() & self.tracked.keys()
+        self.tracked.update(objects)
+
+    def dataloader(self, dataset, *, global_batch_size, **options):
+        self.options = {"global_batch_size": global_batch_size, **options}
+        self.data = torch.utils.data.DataLoader(dataset, batch_size=global_batch_size, collate_fn=options["collate_fn"])
+        order = SimpleNamespace(
+            length=len(dataset), global_batch_size=global_batch_size, drop_last=False, steps_per_epoch=len(self.data)
+        )
+        return Loader(dataset, order)
+
+    def steps(self, loader, *, steps, warm_up):
+        batches = [*self.data]
+        self.phase = Phase.WARM_UP
+        warm_up(batches[0])
+        if self.start:
+            self.receive(self.start)
+        self.phase = Phase.BOUNDARY
+        yield None
+        executions, fresh = 0, True
+        for outcome in (*self.outcomes, *["committed"] * 1000):
+            if self.step >= steps:
+                break
+            executions += fresh
+            self.rank = self.ranks.get(executions, self.rank)
+            self.body = SimpleNamespace(execution=executions)
+            self.outcome, self.phase, fresh, self.boundary = outcome, Phase.FRESH, outcome != "partial", False
+            yield batches[self.step % len(batches)]
+            if outcome == "committed":
+                self.step += 1
+                self.states[self.step] = copy.deepcopy({name: obj.state_dict() for name, obj in self.tracked.items()})
+            if outcome == "adopted":
+                self.receive(self.step + 1)
+            if self.boundary:
+                self.body, self.phase = None, Phase.BOUNDARY
+                yield None
+        self.body, self.phase, self.rank = (
+            None,
+            Phase.BETWEEN,
+            self.rank if self.rank_at_end is None else self.rank_at_end,
+        )
+
+    def receive(self, step):
+        for name, state in copy.deepcopy(self.peer.states[step]).items():
+            self.tracked[name].load_state_dict(state)
+        self.step = step
+
+    def commit(self, bodies):
+        self.boundary = True
+        next(bodies)
+
+    def backward(self, loss, **_):
+        loss.backward()
+        self.phase = OUTCOMES.get(getattr(self, "outcome", ""), Phase.WARM_UP)
+        return loss.detach().double()
+
+    def clip_grad_norm_(self, max_norm, norm_type=2.0):
+        return nn.utils.clip_grad_norm_(self.tracked["model"].parameters(), max_norm)
+
+    @property
+    def committed(self):
+        return self.phase is Phase.COMMITTED
+
+    def acts(self, call, name):
+        effect = RULES[call][self.phase].effect
+        assert effect is not Effect.RAISES, f"{name} {self.phase}"
+        return effect is Effect.ACTS
+
+    def all_reduce(self, value, op):
+        assert self.body is None
+        self.met += 1
+        return value
+
+
+class Loader:
+    def __init__(self, dataset, order):
+        self.dataset, self.order = dataset, order
+
+    def __len__(self):
+        return self.order.steps_per_epoch
+
+
+@pytest.fixture
+def train(require, tmp_path):
+    """``train(job)``: two epochs of five steps, by the plain Trainer without a job; what it has seen and left."""
+    require("transformers", "ELASTRAIN_REQUIRE_HUGGINGFACE")
+    from transformers import EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments
+    from transformers.trainer_callback import ExportableState
+
+    from elastrain.integrations.huggingface import ElasticTrainer, ElasticTrainingArguments
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(3)
+            self.layers = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)).double()
+
+        def forward(self, x, labels):
+            loss = nn.functional.mse_loss(self.layers(x), labels)
+            return {"loss": loss, "logits": self.layers(x)}
+
+    class Events(TrainerCallback, ExportableState):
+        def __init__(self) -> None:
+            self.seen: dict[str, int] = {}
+
+        def state(self):
+            return {"args": {}, "attributes": {"seen": self.seen}}
+
+        def count(self, event):
+            self.seen[event] = self.seen.get(event, 0) + 1
+
+    for name in ("epoch_begin", "step_begin", "optimizer_step", "step_end", "epoch_end", "evaluate", "log", "save"):
+        setattr(Events, f"on_{name}", lambda self, *_, _name=name, **__: self.count(_name))
+
+    x = torch.randn(40, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    data = [{"x": row, "labels": row.sum().sin().reshape(1)} for row in x]
+
+    def run(job=None, mixin=object, folder="out", **options):
+        events = Events()
+        base, arguments = (Trainer, TrainingArguments) if job is None else (ElasticTrainer, ElasticTrainingArguments)
+        given = {
+            "per_device_train_batch_size": 8, "num_train_epochs": 2, "train_sampling_strategy": "sequential",
+            "learning_rate": 0.05, "lr_scheduler_type": "cosine", "logging_steps": 3, "eval_strategy": "steps",
+            "eval_steps": 2, "save_strategy": "best", "metric_for_best_model": "loss", "load_best_model_at_end": True,
+            "report_to": [], "use_cpu": True, "disable_tqdm": True, **options,
+        }  # fmt: skip
+        patience = given.pop("patience", None)
+        trainer = type("Mine", (base,) if mixin is object else (mixin, base), {})(
+            model=Net(), train_dataset=data, eval_dataset=data[:16],
+            args=arguments(output_dir=str(tmp_path / folder), **given),
+            callbacks=[events, *([EarlyStoppingCallback(patience, 0.05)] if patience else [])],
+            **({} if job is None else {"job": job}),
+        )  # fmt: skip
+        trainer.train()
+        state = trainer.state
+        rows = [{k: v for k, v in row.items() if not any(c in k for c in CLOCKS)} for row in state.log_history]
+        best = state.best_model_checkpoint and state.best_model_checkpoint.rpartition("/")[2]
+        return {
+            "steps": state.global_step, "epoch": state.epoch, "events": events.seen,
+            "best": (state.best_metric, state.best_global_step, best),
+            "files": sorted(p.name for p in (tmp_path / folder).glob("checkpoint-*/*") if p.suffix != ".bin"),
+            "rows": rows, "parameters": [p.detach().clone() for p in trainer.model.parameters()],
+        }  # fmt: skip
+
+    return run
+
+
+def assert_equal(one, other, *, files=True):
+    for key in one.keys() - {"rows", "parameters"} - (set() if files else {"files"}):
+        assert one[key] == other[key], key
+    assert [row.keys() for row in one["rows"]] == [row.keys() for row in other["rows"]]
+    for mine, its in zip(one["rows"], other["rows"], strict=True):
+        assert mine == pytest.approx(its, rel=1e-6), "transformers adds losses in float32"
+    for mine, its in zip(one["parameters"], other["parameters"], strict=True):
+        torch.testing.assert_close(mine, its, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "outcomes",
+    [
+        (),
+        ("partial", "committed", "discarded", "partial", "partial", "committed"),
+        ("committed", "committed", "adopted"),
+        ("committed", "discarded", "adopted", "adopted"),
+        ("committed",) * 4 + ("adopted",),
+        ("committed",) * 9 + ("adopted",),
+    ],
+)
+def test_loop_is_that_of_the_trainer_alone_whatever_becomes_of_its_bodies(train, outcomes):
+    peer = ScriptedJob()
+    train(peer, folder="peer")
+    assert_equal(train(), train(ScriptedJob(*outcomes, peer=peer), folder="own"))
+
+
+@pytest.mark.parametrize("start", [1, 5, 7, 9])
+def test_joiner_ends_as_if_it_had_been_there_from_the_beginning(train, start):
+    peer = ScriptedJob()
+    train(peer, folder="peer")
+    alone = train()
+    joined = train(ScriptedJob(start=start, peer=peer, rank=1), folder="peer")
+    assert_equal(alone, joined)
+
+
+def test_joiner_of_a_job_that_has_finished_ends_at_its_last_step(train):
+    peer = ScriptedJob()
+    train(peer, folder="peer")
+    joined = train(ScriptedJob(start=STEPS, peer=peer, rank=1), folder="peer")
+    assert (joined["steps"], joined["best"]) == (STEPS, train()["best"])
+
+
+def test_early_stop_ends_after_the_same_step_as_alone(train):
+    options = {"num_train_epochs": 40, "patience": 2, "learning_rate": 0.5}
+    job = ScriptedJob("discarded", "partial")
+    alone, elastic = train(**options), train(job, folder="own", **options)
+    assert alone["steps"] < 200
+    assert_equal(alone, elastic)
+    assert job.met == 1, "ranks meet before they read the best checkpoint"
+
+
+def test_overridden_training_step_trains(train):
+    class Penalised:
+        def training_step(self, model, inputs, num_items_in_batch=None):
+            model.train()
+            loss = self.compute_loss(model, self._prepare_inputs(inputs))
+            loss = loss + 0.1 * sum(p.square().sum() for p in self.model.parameters())
+            self.accelerator.backward(loss)
+            return loss.detach()
+
+    assert_equal(train(mixin=Penalised), train(ScriptedJob("discarded"), mixin=Penalised, folder="own"))
+
+
+def test_counter_of_a_derived_trainer_leaves_out_bodies_that_do_not_count(train):
+    seen = []
+
+    class Counts:
+        bodies = 0
+
+        def compute_loss(self, *args, **kwargs):
+            if not self.control.should_evaluate:
+                self.bodies += 1
+                seen.append(self.bodies)
+            return super().compute_loss(*args, **kwargs)
+
+    train(ScriptedJob("committed", "discarded", "discarded"), mixin=Counts, eval_strategy="no", save_strategy="no",
+          load_best_model_at_end=False)  # fmt: skip
+    assert seen == [1, 1, 2, 2, *range(2, STEPS + 1)]
+
+
+def test_overridden_dataloader_keeps_its_order(train):
+    class Backwards:
+        def get_train_dataloader(self):
+            order = [*reversed(range(len(self.train_dataset)))]
+            return torch.utils.data.DataLoader(self.train_dataset, 8, sampler=order, collate_fn=self.data_collator)
+
+    job = ScriptedJob()
+    train(job, mixin=Backwards)
+    assert [*job.options["sampler"]] == [*reversed(range(40))]
+
+
+def test_dataloader_whose_order_cannot_be_the_jobs_is_refused_by_name(train):
+    class Cut:
+        def get_train_dataloader(self):
+            return torch.utils.data.DataLoader(self.train_dataset, batch_sampler=[[0, 1], [2]])
+
+    with pytest.raises(ValueError, match=r"get_train_dataloader\(\): must be a torch DataLoader with a batch_size"):
+        train(ScriptedJob(), mixin=Cut)
+
+
+def test_accumulation_counts_as_the_trainer_does(train):
+    options = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}
+    assert_equal(train(**options), train(ScriptedJob("discarded"), folder="own", **options))
+
+
+def test_plateau_follows_the_evaluations(train):
+    options = {"lr_scheduler_type": "reduce_lr_on_plateau", "lr_scheduler_kwargs": {"patience": 0, "factor": 0.5}}
+    assert_equal(train(**options), train(ScriptedJob("discarded"), folder="own", **options))
+
+
+@pytest.mark.parametrize("at", [4, STEPS])
+def test_writer_that_is_lost_before_its_files_are_complete_is_replaced(train, tmp_path, at):
+    """Rank 1 becomes rank 0 with the next execution: the former one has not taken part in it."""
+    options = {"save_strategy": "steps", "save_steps": at, "load_best_model_at_end": False}
+    job = ScriptedJob(*["committed"] * at, "discarded", rank=1)
+    if at < STEPS:
+        job.ranks = {at + 2: 0}
+    else:
+        job.rank_at_end = 0
+    train(job, **options)
+    assert (tmp_path / f"out/checkpoint-{at}/model.safetensors").exists()
+    assert (tmp_path / f"out/checkpoint-{at}/trainer_state.json").exists()

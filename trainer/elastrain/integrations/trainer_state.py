@@ -1,0 +1,89 @@
+"""What transformers' training loop knows after a step, besides model, optimizer and schedule."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import torch
+from transformers.trainer_callback import ExportableState
+
+_OF_A_RANK = ("is_world_process_zero", "is_local_process_zero", "stateful_callbacks")
+_DATA = ("train_dataset", "eval_dataset")
+
+
+class Carried:
+    """Tracked: the Trainer's state and control, the callbacks that export theirs, and plain attributes of the Trainer.
+
+    A joiner's loop sets its counters to 0 behind its entry, so :meth:`load_state_dict` keeps what has arrived, and
+    :meth:`apply` gives it to the loop.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self._received: tuple[Any, ...] | None = None
+        self._held: tuple[Any, ...] | None = None
+
+    def state_dict(self) -> dict[str, bytes]:
+        """Of the last committed step."""
+        t = self._trainer
+        state = {name: value for name, value in vars(t.state).items() if name not in _OF_A_RANK}
+        return {"pickled": pickle.dumps((state, *(self._held or self._of_events()), plain_attributes(t)))}
+
+    def load_state_dict(self, state: dict[str, bytes]) -> None:
+        """Keep it for :meth:`apply`."""
+        self._received = pickle.loads(state["pickled"])  # noqa: S301 - from ranks, or a checkpoint, of the same job
+
+    def hold(self) -> None:
+        """The loop calls events of the next step: they are no part of the last one's state."""
+        self._held = copy.deepcopy(self._of_events())
+
+    def release(self) -> None:
+        """That step is committed."""
+        self._held = None
+
+    def apply(self, *, keep: bool = False) -> None:
+        """The state that has arrived becomes that of the loop. ``keep``: also at the next call."""
+        if self._received is None:
+            return
+        state, control, callbacks, attributes = copy.deepcopy(self._received)
+        t, self._held = self._trainer, None
+        vars(t.state).update(state)
+        vars(t.control).update(control)
+        for name, callback in self._exportable().items():  # this rank may have other callbacks
+            vars(callback).update(callbacks.get(name, {}))
+        vars(t).update(attributes)
+        self._received = self._received if keep else None
+
+    def _of_events(self) -> tuple[Any, ...]:
+        callbacks = {name: callback.state()["attributes"] for name, callback in self._exportable().items()}
+        return vars(self._trainer.control), callbacks
+
+    def _exportable(self) -> dict[str, Any]:
+        callbacks = self._trainer.callback_handler.callbacks
+        return {type(c).__name__: c for c in callbacks if isinstance(c, ExportableState)}
+
+
+def plain_attributes(trainer: Any) -> dict[str, Any]:
+    """A copy of the counters and sums of the loop (``_tr_loss``) and of derived trainers."""
+    return copy.deepcopy({name: value for name, value in vars(trainer).items() if _is_plain(name, value)})
+
+
+def put_back(trainer: Any, before: dict[str, Any]) -> None:
+    """Undo what a body that does not count has done to them."""
+    for name in [name for name, value in vars(trainer).items() if _is_plain(name, value)]:
+        del vars(trainer)[name]
+    vars(trainer).update(before)
+
+
+def _is_plain(name: str, value: Any) -> bool:
+    return name not in _DATA and _plain(value)
+
+
+def _plain(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(_plain(k) and _plain(v) for k, v in value.items())
+    if isinstance(value, list | tuple | set):
+        return all(map(_plain, value))
+    return value is None or isinstance(value, bool | int | float | str | torch.Tensor)
