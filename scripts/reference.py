@@ -33,6 +33,7 @@ from elastrain.cli.shell.manual import usage
 from elastrain.client import errors
 from elastrain.elastic.contract import RULES, Effect, Phase
 from elastrain_operator import __main__ as operator_command
+from elastrain_operator.pod import fields
 
 NOTE = "<!-- Written by scripts/reference.py (`make reference`). Do not edit. -->\n\n"
 MARK = "<!-- From here on written by scripts/reference.py (`make reference`). Do not edit. -->\n"
@@ -44,6 +45,7 @@ SHARED = 5
 """So many commands must have an option for the page to explain it once."""
 
 JOB = Path("docs/reference/job.md")
+POD = Path("docs/reference/pod.md")
 COMMANDS = Path("docs/reference/cli.md")
 PYTHON = Path("docs/reference/python.md")
 ZOO = Path("docs/zoo.md")
@@ -392,11 +394,41 @@ def decisions_page(folder: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
+# ---- fields of the pod template --------------------------------------------------------------------------------------
+def pod_page() -> str:
+    """What becomes of each field of a job's pod template."""
+    lines = [
+        "# Fields of the pod template",
+        "",
+        "`spec.template` is a pod template. A field that is not set by the operator or refused reaches the worker's "
+        "pod as it is, also one that only a newer Kubernetes has. A job with a refused field gets no pods: PodsReady "
+        "is `TemplateInvalid`, with the field, its value and the way out.",
+    ]
+    for title, place in (
+        ("spec.template.metadata", fields.METADATA),
+        ("spec.template.spec", fields.POD),
+        ("The training container", fields.TRAINER),
+        ("Other containers", fields.BESIDE),
+        ("Init containers", fields.INIT),
+    ):
+        lines += ["", f"## {title}", "", "| field | what becomes of it | |", "| --- | --- | --- |"]
+        noted = {name: field for name, field in place.items() if field.note}
+        lines += [f"| `{name}` | {_becomes(field)} | {field.note} |" for name, field in sorted(noted.items())]
+        plain = ", ".join(f"`{name}`" for name in sorted(place.keys() - noted.keys()))
+        lines += [f"| {plain} | passed through | |"] if plain else []
+    return "\n".join(lines) + "\n"
+
+
+def _becomes(field: fields.Field) -> str:
+    return f"**{field.treatment}**" if field.treatment is fields.Treatment.REFUSED else str(field.treatment)
+
+
 # ---- all of them -----------------------------------------------------------------------------------------------------
 def generated_files(root: Path = Path()) -> dict[Path, str]:
     """What ``--write`` writes: path under ``root`` -> text."""
     return {
         JOB: NOTE + job_page(crd()),
+        POD: NOTE + pod_page(),
         COMMANDS: below_the_mark(root / COMMANDS, commands_page()),
         PYTHON: below_the_mark(root / PYTHON, f"{loop_page()}\n{client_page()}"),
         ZOO: NOTE + zoo_page(root / SCRIPTS),

@@ -36,6 +36,7 @@ LANES: dict[str, tuple[str, ...]] = {
         "tests/protocol/operator/test_lifecycle_on_apiserver.py",
         "tests/protocol/operator/test_metrics_on_apiserver.py",
         "tests/protocol/operator/test_operator_on_apiserver.py",
+        "tests/protocol/operator/test_pod_fields_on_apiserver.py",
         "tests/protocol/operator/test_pod_security.py",
         "tests/protocol/operator/test_refusals_on_apiserver.py",
         "tests/protocol/operator/test_sharing_on_apiserver.py",

@@ -83,6 +83,12 @@ def last_words(body: dict[str, Any], trainer: dict[str, Any]) -> None:
             container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
 
 
+def resolve_services(body: dict[str, Any]) -> None:
+    """Let a worker in the host's network find etcd: the node's resolver, Kubernetes' default there, knows no Service."""
+    if body.get("hostNetwork") and body.get("dnsPolicy") is None:
+        body["dnsPolicy"] = "ClusterFirstWithHostNet"
+
+
 def apart(body: dict[str, Any], job_uid: str) -> None:
     """Prefer, for a warm spare, a node without any worker of its job: most losses that it covers are losses of a node.
 

@@ -14,7 +14,7 @@ from elastrain.api.job import JobSpec, trainer_container
 from elastrain.api.settings import DivergenceSpec, RankSettings
 from elastrain_operator.config import OperatorConfig, WorkerEtcd
 from elastrain_operator.facts import DEFAULT_GRACE, JobRef, Slot
-from elastrain_operator.pod import defaults, nodecheck, security, uses
+from elastrain_operator.pod import defaults, fields, nodecheck, security, uses
 from elastrain_operator.pod.defaults import decides_evictions, evictable
 from elastrain_operator.pod.template import problems, version
 
@@ -48,9 +48,7 @@ def pod(
 
     ``slot``: its group and place there; None: it has no group.
 
-    Fields of the template are kept, except those that make a pod a worker: name, owner, elastrain's labels,
-    ``restartPolicy``, the agent before the command, the termination log and the ``ELASTRAIN_`` variables. Absent fields
-    for service links, the API token and security get safe defaults. Raises :class:`TemplateInvalid`.
+    What becomes of each field of the template is in ``fields.py``. Raises :class:`TemplateInvalid`.
     """
     template, trainer = _checked(spec.template)
     body = template["spec"]
@@ -151,6 +149,8 @@ def _checked(template: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         name = trainer_container(template)["name"]
     except ValueError as error:
         raise TemplateInvalid(str(error)) from error
+    if refused := fields.refusals(template, name):
+        raise TemplateInvalid("; ".join(refused))
     copy = deepcopy(template)
     return copy, next(c for c in copy["spec"]["containers"] if c["name"] == name)
 
@@ -161,6 +161,7 @@ def _furnish(body: dict[str, Any], trainer: dict[str, Any], spec: JobSpec, job: 
     defaults.shared_memory(body, trainer, spec.shared_memory)
     defaults.tolerate(body, devices)
     defaults.last_words(body, trainer)
+    defaults.resolve_services(body)
     if not devices:
         defaults.spread(body, job.uid)
     nodecheck.check_first(body, trainer, spec.preflight, _accelerators(trainer, spec))
