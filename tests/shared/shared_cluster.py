@@ -9,7 +9,7 @@ from typing import Any
 
 from elastrain_operator.allocation.allocate import allocate
 from elastrain_operator.allocation.promise import Promises
-from elastrain_operator.allocation.snapshot import Job, Node, Policy, Share, Snapshot, Worker, WorkerShape
+from elastrain_operator.allocation.snapshot import Job, Node, Obstacle, Policy, Share, Snapshot, Worker, WorkerShape
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
 GPU = "nvidia.com/gpu"
@@ -95,7 +95,8 @@ class Cluster:
             admitted=job.admitted and job.refused is None, refused=job.refused,
             hindered=waits and job.fault == "unschedulable",
         )  # fmt: skip
-        return self.promises.follow(view, given, job.fault, self.now)
+        obstacle = Obstacle(job.fault, "by this cluster", refused=job.fault == "refused") if job.fault else None
+        return self.promises.follow(view, given, obstacle, self.now)
 
     def _obey(self, job: Played, share: Share) -> None:
         for name in [n for n in job.workers if n in share.release | share.replace]:

@@ -297,7 +297,8 @@ class _Allocator:
             replace=self._replaceable(grant, going),
             pending=self._pending(grant, reason),
             awaiting=grant.awaits,
-            probe=not job.admitted and size < job.cap,
+            obstacle=job.obstacle if reason is Stop.UNUSED else "",
+            probe=not job.admitted and job.usable is None and size < job.cap,
             shaky=frozenset(w.name for w in job.workers if w.node in troubled),
         )
 

@@ -2,6 +2,9 @@
 
 A granted place is idle until a pod is bound to it. A job whose pods the API server refuses, or for which the scheduler
 finds no node, would otherwise keep it idle without end, and other jobs small.
+
+A job that does not train has used a grant only if its whole minimum is bound: pods that were bound beside one that was
+refused end no back-off. The cause of an expired grant is kept as long as the back-off lasts.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from elastrain_operator.allocation.snapshot import Job, Share
+from elastrain_operator.allocation.snapshot import Job, Obstacle, Share
 
 HINDERED_SECONDS = 60.0
 """Seconds without another bound worker after which a grant expires, if the scheduler has found no node for a pod."""
@@ -36,14 +39,25 @@ class Promise:
     """Bound workers of whole groups when the last grant expired; None: none has expired."""
     until: datetime | None = None
     """When the grant expires (``since`` is set), or when the job may be granted more again; None: neither."""
+    obstacle: Obstacle | None = None
+    """Why the last grant expired; None: none has expired, or no cause was known."""
     generation: int | None = None
     """``metadata.generation`` of the spec: a changed one is tried at once."""
 
 
-def after(before: Promise | None, job: Job, granted: int, now: datetime, patience: float | None = None) -> Promise:
+def after(
+    before: Promise | None,
+    job: Job,
+    granted: int,
+    now: datetime,
+    *,
+    patience: float | None = None,
+    obstacle: Obstacle | None = None,
+) -> Promise:
     """The promise at ``now``, for a job that was last granted ``granted`` workers.
 
-    ``patience``: seconds without progress after which the grant expires; None: the usual ones.
+    ``patience``: seconds without progress after which the grant expires; None: the usual ones. ``obstacle``: why its
+    next worker is not created or bound.
     """
     old = before or Promise(generation=job.generation)
     if old.generation != job.generation:
@@ -57,15 +71,24 @@ def after(before: Promise | None, job: Job, granted: int, now: datetime, patienc
     since = None
     if bound < granted:
         since = now if progress or old.since is None else old.since
-    # What it could use stays known after the back-off: only more of it is a success.
-    failures = 0 if old.usable is not None and _whole(bound, job) > old.usable else old.failures
-    made = replace(old, granted=granted, bound=bound, since=since, failures=failures, until=None)
+    made = replace(old, granted=granted, bound=bound, since=since, until=None)
+    if _is_success(old, job, bound, granted):
+        made = replace(made, failures=0, usable=None, obstacle=None)
     if since is None:
         return made
     until = since + timedelta(seconds=patience or (HINDERED_SECONDS if job.hindered else SILENT_SECONDS))
     if now < until and not (job.refused and job.refused > since):
         return replace(made, until=until)
-    return _expired(made, job, now)
+    return _expired(replace(made, obstacle=obstacle), job, now)
+
+
+def _is_success(old: Promise, job: Job, bound: int, granted: int) -> bool:
+    """Whether more workers are bound than when the last grant expired, and are of use: each one of a job that trains,
+    unless a further one was refused; else all that were granted."""
+    if old.usable is None or _whole(bound, job) <= old.usable:
+        return False
+    refused = old.obstacle is not None and old.obstacle.refused
+    return bound >= granted or (job.trains and not refused)
 
 
 def usable(promise: Promise, now: datetime) -> int | None:
@@ -91,21 +114,18 @@ class Promises:
         self._grants: dict[str, Promise] = {}
         self._asks: dict[str, Promise] = {}
 
-    def follow(self, job: Job, given: Share | None, obstacle: str, now: datetime) -> Job:
+    def follow(self, job: Job, given: Share | None, obstacle: Obstacle | None, now: datetime) -> Job:
         """``job`` with the bounds that its earlier grants leave. ``given``: its last share; ``obstacle``: the last
         answer of the API server or the scheduler about its pods."""
         size = given.size if given and given.size is not None else None
         if given is None or size is None:
-            return replace(job, unused=_refused(job, obstacle))
-        self._grants[job.uid] = grant = after(self._grants.get(job.uid), job, size - given.awaiting, now)
-        wanted = size + given.pending if given.awaiting or given.pending else 0
-        self._asks[job.uid] = ask = after(self._asks.get(job.uid), job, wanted, now, NODES_SECONDS)
-        bound = usable(grant, now)
-        unused = _expiry(grant, obstacle) if bound is not None else _refused(job, obstacle)
-        may_ask = usable(ask, now) is None
-        if (bound, unused, may_ask) == (job.usable, job.unused, job.may_ask):
-            return job
-        return replace(job, usable=bound, unused=unused, may_ask=may_ask)
+            return _held_back(job, None, obstacle, now)
+        granted, wanted = size - given.awaiting, size + given.pending if given.awaiting or given.pending else 0
+        grant = after(self._grants.get(job.uid), job, granted, now, obstacle=obstacle)
+        ask = after(self._asks.get(job.uid), job, wanted, now, patience=NODES_SECONDS, obstacle=obstacle)
+        self._grants[job.uid], self._asks[job.uid] = grant, ask
+        followed, may_ask = _held_back(job, grant, obstacle, now), usable(ask, now) is None
+        return followed if may_ask == job.may_ask else replace(followed, may_ask=may_ask)
 
     def forget(self, uid: str) -> None:
         """The job is gone, or needs no workers."""
@@ -118,14 +138,26 @@ class Promises:
         return (min(ends) - now).total_seconds() if ends else None
 
 
-def _expiry(promise: Promise, obstacle: str) -> str:
+def _held_back(job: Job, grant: Promise | None, obstacle: Obstacle | None, now: datetime) -> Job:
+    """``job`` with the bound of an expired ``grant``, or with the refusal of its pods."""
+    bound, why, unused = None if grant is None else usable(grant, now), "", ""
+    if grant is not None and bound is not None:
+        why, unused = _reason(grant.obstacle), _expiry(grant)
+    elif not job.admitted and obstacle is not None:
+        why, unused = _reason(obstacle), f"the API server refuses its pods: {obstacle}"
+    if (bound, unused, why) == (job.usable, job.unused, job.obstacle):
+        return job  # at rest, as most jobs always are
+    return replace(job, usable=bound, unused=unused, obstacle=why)
+
+
+def _reason(obstacle: Obstacle | None) -> str:
+    return obstacle.reason if obstacle is not None and obstacle.refused else ""
+
+
+def _expiry(promise: Promise) -> str:
     assert promise.until is not None, "an expired grant has a time of its next attempt"
-    why = obstacle or "they were not bound to nodes in time, and no cause is reported"
+    why = promise.obstacle or "they were not bound to nodes in time, and no cause is reported"
     return f"granted workers beyond {promise.usable} could not be used: {why}; granted again at {_clock(promise.until)}"
-
-
-def _refused(job: Job, obstacle: str) -> str:
-    return "" if job.admitted or not obstacle else f"the API server refuses its pods: {obstacle}"
 
 
 def _clock(moment: datetime) -> str:

@@ -173,11 +173,28 @@ class Job:
     usable: int | None = None
     """Most workers that it may hold, since an earlier grant did not become bound pods; None: no bound."""
     unused: str = ""
-    """The same for people: what became of that grant."""
+    """The same for people: what became of that grant, or why its pods are refused."""
+    obstacle: str = ""
+    """Reason of the refusal that holds its grants back, one CamelCase word: ``QuotaExceeded``; empty: none does."""
     may_ask: bool = True
     """It may keep workers Pending, so that an autoscaler adds nodes."""
     unknown: tuple[str, ...] = ()
     """Constraints of its template that the allocator does not know, for messages."""
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """Why a job's worker is not created or not bound."""
+
+    reason: str
+    """One CamelCase word: ``QuotaExceeded``, ``Unschedulable``."""
+    message: str
+    """In the words of the API server or the scheduler."""
+    refused: bool = False
+    """The API server refuses the pod: its quotas and policies decide, not the room on nodes."""
+
+    def __str__(self) -> str:
+        return f"{self.reason}: {self.message}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,8 +206,8 @@ class Claims:
     priority_class: str = ""
     """Name of the priority class; the cluster defines its value."""
     leaving: tuple[Held, ...] = ()
-    obstacle: str = ""
-    """Why a worker is not bound, in the words of the API server or the scheduler; empty: no reason is known."""
+    obstacle: Obstacle | None = None
+    """Why a worker is not bound; None: no reason is known."""
 
     def differs(self, other: Claims | None) -> bool:
         """Whether the difference requires a new allocation; mere progress does not."""
@@ -201,7 +218,7 @@ class Claims:
         if job is not None:
             known = job.batches and replace(job.batches, noise=job.batches.noise and 1.0)
             job = replace(job, remaining=None, samples=None, batches=known)
-        return replace(self, job=job, obstacle="")
+        return replace(self, job=job, obstacle=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,6 +294,8 @@ class Share:
     """Workers beyond ``size`` that wait, Pending, for nodes that an autoscaler may add."""
     awaiting: int = 0
     """Workers within ``size`` that wait for such nodes: the rest of a minimum."""
+    obstacle: str = ""
+    """Reason of the refusal for which it is not more, one CamelCase word; empty: there is none."""
     probe: bool = False
     """The API server must admit a pod of the job (in a dry run) before other workers leave for it."""
 

@@ -333,7 +333,8 @@ def _for_allocator(taken: Steps, status: JobStatus) -> Claims | None:
         return None
     wants = not taken.facts.spec.suspend and not taken.known.finishing and ending.terminal_condition(status) is None
     workers = [p for p in taken.there.workers if p not in taken.leave.victims]
-    creation = claims.Creation(taken.come.is_admitted, taken.size.refusal, taken.come.paced is not None)
+    refusal, paced = taken.size.refusal, taken.come.paced is not None
+    creation = claims.Creation(taken.come.is_admitted, refusal, paced, None if refusal else taken.facts.state.refusal)
     return claims.claims(taken.facts.spec, status, taken.facts.observed, workers, creation if wants else None)
 
 

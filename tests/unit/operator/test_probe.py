@@ -13,7 +13,7 @@ import builders
 from elastrain.api.job import JobStatus
 from elastrain.api.records import Member, Target
 from elastrain.etcd import EtcdConfig
-from elastrain_operator.allocation.snapshot import Share
+from elastrain_operator.allocation.snapshot import Obstacle, Share
 from elastrain_operator.config import OperatorConfig, WorkerEtcd
 from elastrain_operator.facts import Coordination, JobRef, Observed, Refusal, RefusalKind, Trouble
 from elastrain_operator.job.executor import Executor
@@ -51,7 +51,7 @@ def test_a_refused_job_is_tried_again_later_and_claims_so(make_spec):
     assert made.probe is None, "it waits"
     assert made.requeue_after == 5.0
     assert (made.claims.job.admitted, made.claims.job.refused) == (False, NOW)
-    assert made.claims.obstacle == "PodSecurityViolated: violates PodSecurity"
+    assert made.claims.obstacle == Obstacle("PodSecurityViolated", "violates PodSecurity", refused=True)
     (ready,) = [c for c in made.status.conditions if c.type == "PodsReady"]
     assert (ready.status, ready.reason) == ("False", "PodSecurityViolated")
     later = LoopState(refusal=replace(SECURITY, at=NOW - timedelta(seconds=5)))
@@ -62,16 +62,17 @@ def test_a_refused_job_is_tried_again_later_and_claims_so(make_spec):
 def test_a_refusal_that_passes_is_not_about_the_job(kind, make_spec):
     spec = make_spec(minReplicas=2)
     state = LoopState(refusal=replace(SECURITY, kind=kind), admitted=version(spec.template))
-    job = planned(spec, state).claims.job
-    assert (job.admitted, job.refused) == (True, None)
+    claims = planned(spec, state).claims
+    assert (claims.job.admitted, claims.job.refused) == (True, None)
+    assert claims.obstacle == Obstacle(kind.value, "violates PodSecurity"), "it is named if the grant expires by it"
 
 
 def test_claims_name_the_schedulers_obstacle(make_spec):
     stuck = pod(0, started=False, node="", trouble=Trouble("Unschedulable", "pod job-0: 0/3 nodes are available"))
     claims = planned(make_spec(), pods=[stuck], share=Share(1, "AtMax", "")).claims
     assert (claims.job.hindered, claims.job.admitted) == (True, True)
-    assert claims.obstacle == "Unschedulable: pod job-0: 0/3 nodes are available"
-    other = replace(claims, obstacle="Unschedulable: pod job-0: 0/4 nodes are available")
+    assert claims.obstacle == Obstacle("Unschedulable", "pod job-0: 0/3 nodes are available")
+    other = replace(claims, obstacle=Obstacle("Unschedulable", "pod job-0: 0/4 nodes are available"))
     assert not other.differs(claims), "the scheduler's figures cause no allocation"
 
 

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 import pytest
 
 from elastrain_operator.allocation import promise
-from elastrain_operator.allocation.snapshot import Job, Worker
+from elastrain_operator.allocation.snapshot import Job, Obstacle, Share, Worker
 from shared_cluster import ONE, START, Cluster
 
 
@@ -26,7 +26,7 @@ def test_a_refused_job_costs_no_other_job_a_worker():
     assert (share.size, share.reason, share.message) == (
         0,
         "GrantUnused",
-        "waits: the API server refuses its pods: refused",
+        "waits: the API server refuses its pods: refused: by this cluster",
     )
     cluster.jobs["b"].fault = ""
     cluster.run(5)
@@ -147,3 +147,44 @@ def test_the_back_off_doubles_up_to_half_an_hour(times, seconds):
         waited = (until - at(second + 60)).total_seconds()
         second = (until - START).total_seconds()
     assert waited == seconds
+
+
+QUOTA = Obstacle("QuotaExceeded", "exceeded quota: gpus", refused=True)
+
+
+def test_a_minimum_of_which_a_part_is_bound_again_and_again_backs_off_longer_each_time():
+    """A quota admits two of three: they are bound, the third is refused, all are released."""
+    made, second, waits = None, 0.0, []
+    for _ in range(4):
+        made = promise.after(made, partly(0), 3, at(second))
+        made = promise.after(made, partly(2), 3, at(second + 1))
+        made = promise.after(made, partly(2, refused=at(second + 3)), 3, at(second + 3), obstacle=QUOTA)
+        assert (made.usable, made.obstacle) == (0, QUOTA)
+        waits.append((made.until - at(second + 3)).total_seconds())
+        second = (made.until - START).total_seconds()
+    assert waits == [60, 120, 240, 480]
+
+
+def test_a_whole_minimum_ends_the_back_off_and_its_cause():
+    made = after((0, partly(0), 3), (1, partly(2), 3))
+    made = promise.after(made, partly(2, refused=at(3)), 3, at(3), obstacle=QUOTA)
+    made = promise.after(made, partly(0), 3, at(64))
+    made = promise.after(made, partly(3), 3, at(65))
+    assert (made.failures, made.usable, made.obstacle) == (0, None, None)
+
+
+def partly(bound: int, **fields) -> Job:
+    return dataclasses.replace(job(bound, **fields), min=3)
+
+
+def test_the_cause_of_an_expired_grant_is_kept_while_it_lasts():
+    """The pods are gone, and with them what the API server has said of them."""
+    promises = promise.Promises()
+    given = Share(3, "AtMax", "", generation=1)
+    promises.follow(partly(0), given, None, START)
+    promises.follow(partly(2), given, None, at(1))
+    promises.follow(partly(2, refused=at(3), admitted=False), given, QUOTA, at(3))
+    held = promises.follow(partly(0), Share(0, "GrantUnused", "", generation=1), None, at(30))
+    assert held.usable == 0
+    assert held.unused.startswith("granted workers beyond 0 could not be used: QuotaExceeded: exceeded quota: gpus;")
+    assert held.obstacle == "QuotaExceeded", "the reason of the job's conditions"

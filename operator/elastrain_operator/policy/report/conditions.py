@@ -149,7 +149,7 @@ def _unstarted(p: ConditionFacts) -> tuple[str, str]:
     assert p.share is not None, "without an allocator workers are desired"
     if p.refusal and p.refusal.kind.lasts:
         return p.refusal.kind, p.share.message
-    return "Starting" if p.share.size is None else "WaitingForCapacity", p.share.message
+    return "Starting" if p.share.size is None else p.share.obstacle or "WaitingForCapacity", p.share.message
 
 
 def _obstacles(p: ConditionFacts) -> Iterator[tuple[str, str]]:

@@ -10,7 +10,7 @@ from datetime import datetime
 from elastrain.api.accelerators import AcceleratorUnclear
 from elastrain.api.job import JobSpec, JobStatus
 from elastrain.sizing.speedup import Batches, Measured
-from elastrain_operator.allocation.snapshot import PODS, Claims, Held, Job, Worker, WorkerShape
+from elastrain_operator.allocation.snapshot import PODS, Claims, Held, Job, Obstacle, Worker, WorkerShape
 from elastrain_operator.facts import UNSCHEDULABLE, Coordination, Observed, Pod, Refusal
 from elastrain_operator.pod.shape import shape, unknown
 from elastrain_operator.policy.losses import starting
@@ -31,6 +31,8 @@ class Creation:
     """The standing refusal of a pod of the present spec, if it is about this job."""
     paced: bool = False
     """After losses, the next pod is created later."""
+    hitch: Refusal | None = None
+    """The standing refusal if its cause is elsewhere: a webhook that fails, an API server that is busy."""
 
 
 def claims(
@@ -77,7 +79,7 @@ def claims(
         unknown=_unknown(spec),
     )
     named = (spec.template.get("spec") or {}).get("priorityClassName")
-    return Claims(job, str(named or ""), leaving, _obstacle(active, creation.refusal))
+    return Claims(job, str(named or ""), leaving, _obstacle(active, creation))
 
 
 def _workers(spec: JobSpec, seen: Observed, active: Sequence[Pod], size: int) -> tuple[Worker, ...]:
@@ -106,10 +108,13 @@ def _is_hindered(pod: Pod) -> bool:
     return not pod.node and pod.trouble is not None and pod.trouble.reason in HINDERED
 
 
-def _obstacle(active: Iterable[Pod], refusal: Refusal | None) -> str:
-    if refusal is not None:
-        return f"{refusal.kind}: {refusal.message}"
-    return next((f"{p.trouble.reason}: {p.trouble.message}" for p in active if _is_hindered(p) and p.trouble), "")
+def _obstacle(active: Iterable[Pod], creation: Creation) -> Obstacle | None:
+    if creation.refusal is not None:
+        return Obstacle(creation.refusal.kind.value, creation.refusal.message, refused=True)
+    if creation.hitch is not None:
+        return Obstacle(creation.hitch.kind.value, creation.hitch.message)
+    troubles = (p.trouble for p in active if _is_hindered(p) and p.trouble)
+    return next((Obstacle(t.reason, t.message) for t in troubles), None)
 
 
 def held(seen: Observed, workers: Iterable[Pod] = ()) -> tuple[Held, ...]:
