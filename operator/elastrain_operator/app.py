@@ -173,6 +173,8 @@ class App:
             "unplanned": self._loops.unplanned,
             "etcd": outage.message if outage else "connected",
             "pods": (self._pods.problem or "current") if self._pods else "not watched yet",
+            "allocation": self._capacity.health() if self._capacity else "off",
+            "failing": bool(self._capacity and self._capacity.is_failing),
             "failed": self._tasks.failures(),
         }
 

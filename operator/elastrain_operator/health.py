@@ -13,13 +13,16 @@ from elastrain import listening
 
 @asynccontextmanager
 async def serving(port: int, state: Callable[[], Mapping[str, Any]]) -> AsyncIterator[None]:
-    """Answers ``{"state": state()}`` on all addresses while the block runs. Raises ``OSError`` if the port is taken.
+    """Answers ``{"state": state()}`` on all addresses while the block runs, with code 503 if the state is ``failing``:
+    Kubernetes then starts the process again, which costs no training job anything. Raises ``OSError`` if the port is
+    taken.
 
     It runs in the operator's event loop: if that is stuck, the probe fails.
     """
 
     async def healthz(_: web.Request) -> web.Response:
-        answer = web.json_response({"state": dict(state())})
+        shown = dict(state())
+        answer = web.json_response({"state": shown}, status=503 if shown.get("failing") else 200)
         answer.force_close()  # an idle connection would be a task that kopf waits for at its end
         return answer
 

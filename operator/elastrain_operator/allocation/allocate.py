@@ -50,6 +50,9 @@ from elastrain_operator.allocation.worth import Worth
 
 ROUNDS = 4
 """Most repetitions of the sharing because the growth of some jobs does not pay."""
+SIGNALS = 100
+"""Most workers of one job that are Pending for an autoscaler at once: as many new nodes are enough to begin with, and
+more follow when these are bound. A minimum that no cluster can have costs no more."""
 
 
 def allocate(snapshot: Snapshot, policy: Policy, now: datetime) -> Allocation:
@@ -204,11 +207,14 @@ class _Allocator:
     def _take_what_fits(self, grant: Grant) -> bool:
         while grant.granted < grant.job.min and self._granting.grant_worker(grant, None, at_once=True):
             pass
-        missing = grant.job.min - grant.granted
-        if grant.stop is Stop.QUOTA or self.room.could_bind(grant.job.kind):
+        size = grant.job.group_size
+        most = (grant.granted + SIGNALS) // size * size - grant.granted  # no part of a group waits
+        signals = min(grant.job.min - grant.granted, most)
+        if signals <= 0 or grant.stop is Stop.QUOTA or self.room.could_bind(grant.job.kind):
             return False
-        grant.awaits = missing
-        return self._granting.use_quota(grant, missing)
+        permitted = self._granting.use_quota(grant, signals)
+        grant.awaits = signals if permitted else 0
+        return permitted
 
     def _pending(self, grant: Grant, reason: Stop) -> int:
         """Workers beyond its size that an admitted job keeps Pending."""
@@ -219,7 +225,8 @@ class _Allocator:
         self.room.begin()
         if job.group_size > 1:
             self._granting.fill_up(grant)  # its pods are bound to that room
-        more, most = 0, min(-(-self._policy.pending // job.group_size) * job.group_size, job.cap - self._size(grant))
+        wanted = -(-min(self._policy.pending, SIGNALS) // job.group_size) * job.group_size
+        more, most = 0, min(wanted, job.cap - self._size(grant)) if job.group_size <= SIGNALS else 0
         if not self.room.could_bind(job.kind):
             while more < most and self._granting.use_quota(grant, job.group_size):
                 more += job.group_size

@@ -102,7 +102,10 @@ class Goals:
             most -= most % grant.job.group_size
             if most < grant.limit:
                 made.untried[grant.job.uid] = most
-            strides += self._strides(grant, grant.goal, most, share)
+            # The curve of a job ends at twice what could ever run here, whatever its spec and its status say: a stride
+            # that lacks room is still known as one.
+            known = 2 * budget.most(grant.job.kind)
+            strides += self._strides(grant, grant.goal, min(most, known - known % grant.job.group_size), share)
         strides.sort(key=lambda s: (-s.grant.job.priority, -s.gain, s.grant.job.created, s.grant.job.uid, s.low))
         for stride in strides:
             if stride.grant.goal != stride.low:
@@ -235,6 +238,11 @@ class Budget:
         """Workers of a job if all jobs that compete for these nodes had as many accelerators."""
         pool = self._pools[kind]
         return max(math.ceil(pool.total / pool.jobs / pool.amount), 1)
+
+    def most(self, kind: WorkerShape) -> int:
+        """Workers of a job if it had all accelerators of these nodes."""
+        pool = self._pools[kind]
+        return max(pool.total // pool.amount, 1)
 
     def take(self, job: Job, workers: int) -> bool:
         """Use the accelerators of so many workers; False: they are not all left."""

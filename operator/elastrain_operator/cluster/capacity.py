@@ -6,16 +6,18 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import ParamSpec, Protocol, TypeVar
 
 import structlog
 
 from elastrain_operator import clock
+from elastrain_operator.allocation import aside
 from elastrain_operator.allocation import promise as promises
 from elastrain_operator.allocation.allocate import allocate
 from elastrain_operator.allocation.snapshot import Claims, Held, Job, Node, Policy, Share, Snapshot, WorkerShape
 from elastrain_operator.facts import Pod
+from elastrain_operator.metrics import process as metrics
 from elastrain_operator.waiting import until
 
 COALESCE = 0.1
@@ -26,6 +28,12 @@ IDLE_PARTS = 5
 """The pause after an allocation is at least this multiple of the processor time it took: see :func:`rest`."""
 NEW_EXPLANATIONS = 20
 """Most jobs for which only the explanation is updated after an allocation: each update writes a status."""
+AGAIN = 60.0
+"""Seconds until an allocation that has failed is tried again without a change."""
+ASIDE = timedelta(seconds=600)
+"""How long a job with which the allocation fails is set aside, unless its claims change."""
+FAILING = timedelta(seconds=300)
+"""Since when allocations have failed if the health endpoint is to say that this process does not work."""
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -67,8 +75,27 @@ class Capacity:
         """Bound worker pods by UID, each with the UID of its job: they hold room even if no job claims them."""
         self._reserved: dict[str, Mapping[WorkerShape, int]] = {}
         """By UID of a job: its pods that Kueue has admitted and that are not bound yet."""
+        self._aside: dict[str, tuple[str, Job, datetime]] = {}
+        """By UID of a job with which the allocation fails: the error, the job then, and when that was."""
+        self._failing: tuple[datetime, str] | None = None
+        """Since when allocations fail for a cause that is no job's, and the error."""
         self._changed = asyncio.Event()
         self._unknown = Share(None, "CapacityUnknown", "the cluster is unknown yet", is_answer=False)
+
+    # ---- health ------------------------------------------------------------------------------------------------------
+    def health(self) -> str:
+        """For the health endpoint: ``current``, or what fails."""
+        if self._failing is not None:
+            since, error = self._failing
+            return f"failing since {since.isoformat(timespec='seconds')}: {error}"
+        if self._aside:
+            return f"jobs set aside: {', '.join(sorted(f'{j.namespace}/{j.name}' for _, j, _ in self._aside.values()))}"
+        return "current"
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether no job has been given a share for long, for a cause that is no job's."""
+        return self._failing is not None and clock.now() - self._failing[0] >= FAILING
 
     # ---- what jobs see -----------------------------------------------------------------------------------------------
     def share_of(self, uid: str) -> Share:
@@ -101,7 +128,7 @@ class Capacity:
     def _drop(self, uid: str) -> None:
         if uid not in self._claims:
             return
-        for known in (self._claims, self._shares, self._resized):
+        for known in (self._claims, self._shares, self._resized, self._aside):
             known.pop(uid, None)
         self._promises.forget(uid)
         self.nudge()
@@ -137,10 +164,13 @@ class Capacity:
             spent = 0.0
             try:
                 again, spent = await self._share_out(cluster)
-            except Exception:
+                self._failing = None
+            except Exception as error:
                 # A bug must neither end the allocations nor stay hidden: jobs keep their shares.
                 log.exception("allocation failed")
-                again = None
+                metrics.ERRORS.labels("operator").inc()
+                since = self._failing[0] if self._failing else clock.now()
+                again, self._failing = AGAIN, (since, f"{type(error).__name__}: {error}")
             await asyncio.sleep(rest(spent))
 
     async def _share_out(self, cluster: ClusterView) -> tuple[float | None, float]:
@@ -152,9 +182,17 @@ class Capacity:
         now = clock.now()
         snapshot, before = timed(self._snapshot, cluster, now)
         # In a thread, so that the jobs' loops continue; all its arguments are immutable.
-        made, during = await asyncio.to_thread(timed, allocate, snapshot, self._policy, now)
+        known = self._known_faults(snapshot.jobs, now)
+        shared, during = await asyncio.to_thread(timed, aside.share_out, allocate, snapshot, self._policy, now, known)
+        self._set_aside(snapshot.jobs, shared.faults, now)
+        made = shared.made
         _, after = timed(self._distribute, snapshot.jobs, made.shares, now)
-        times = (made.again, cluster.next_change(now), self._promises.next_change(now))
+        times = (
+            made.again,
+            AGAIN if shared.faults else None,
+            cluster.next_change(now),
+            self._promises.next_change(now),
+        )
         return min((s for s in times if s is not None), default=None), before + during + after
 
     def _snapshot(self, cluster: ClusterView, now: datetime) -> Snapshot:
@@ -163,6 +201,22 @@ class Capacity:
         leaving += [held for job, held in self._pods.values() if job not in self._claims]
         reserved = [item for kinds in self._reserved.values() for item in kinds.items()]
         return Snapshot(cluster.nodes(now), jobs, tuple(leaving), tuple(reserved))
+
+    def _known_faults(self, jobs: Iterable[Job], now: datetime) -> dict[str, str]:
+        """Faults of earlier passes, by UID: of jobs that have not changed since, for a while."""
+        same = {j.uid: self._aside[j.uid] for j in jobs if j.uid in self._aside}
+        unchanged = {j.uid for j in jobs if j.uid in same and j.generation == same[j.uid][1].generation}
+        return {uid: error for uid, (error, _, at) in same.items() if uid in unchanged and now - at < ASIDE}
+
+    def _set_aside(self, jobs: Iterable[Job], faults: Mapping[str, str], now: datetime) -> None:
+        before, self._aside = self._aside, {}
+        for job in (j for j in jobs if j.uid in faults):
+            known = before.get(job.uid)
+            is_same = known is not None and known[0] == faults[job.uid] and now - known[2] < ASIDE
+            self._aside[job.uid] = known if known and is_same else (faults[job.uid], job, now)
+            if not is_same:
+                log.error("job set aside", job=f"{job.namespace}/{job.name}", error=faults[job.uid])
+                metrics.ERRORS.labels("operator").inc()
 
     def _distribute(self, jobs: Iterable[Job], shares: Mapping[str, Share], now: datetime) -> None:
         text = NEW_EXPLANATIONS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -153,7 +153,7 @@ def test_few_jobs_get_new_explanations_at_a_time(monkeypatch):
 
 
 def test_allocations_continue_after_a_failure(monkeypatch):
-    faults, logged = [RuntimeError("a fault of ours")], []
+    faults, logged = [RuntimeError("a fault of ours")] * 3, []  # also without any job
     real = capacity_module.allocate
     monkeypatch.setattr(capacity_module, "allocate", lambda *a: _raise(faults.pop()) if faults else real(*a))
     monkeypatch.setattr(capacity_module.log, "exception", logged.append, raising=False)
@@ -161,8 +161,44 @@ def test_allocations_continue_after_a_failure(monkeypatch):
     async def scenario(shared, told):
         shared.claim("a", wants("a"))
         await until(lambda: logged, "the fault is told")
+        assert shared.health().endswith("RuntimeError: a fault of ours")
+        assert not shared.is_failing, "it may pass"
+        monkeypatch.setattr(capacity_module, "FAILING", timedelta(0))
+        assert shared.is_failing, "the health endpoint says so if it does not"
         shared.nudge()
         await until(lambda: shared.share_of("a").size == 4, "its share all the same")
+        assert (shared.health(), shared.is_failing) == ("current", False)
+
+    run(Cluster(4), scenario)
+
+
+def test_a_job_with_which_the_allocation_fails_is_set_aside_until_its_spec_changes(monkeypatch):
+    runs = []
+
+    def fails(snapshot, *rest):
+        runs.append(len(snapshot.jobs))
+        if any(j.uid == "bad" and j.generation == 1 for j in snapshot.jobs):
+            raise OverflowError("too large")
+        return real(snapshot, *rest)
+
+    real = capacity_module.allocate
+    monkeypatch.setattr(capacity_module, "allocate", fails)
+
+    async def scenario(shared, told):
+        shared.claim("bad", wants("bad", generation=1))
+        shared.claim("a", wants("a", created=1.0))
+        await until(lambda: shared.share_of("a").size == 4, "the other gets all")
+        share = shared.share_of("bad")
+        assert (share.size, share.reason) == (0, "AllocationFault")
+        assert "OverflowError: too large" in share.message
+        assert (shared.health(), shared.is_failing) == ("jobs set aside: ns/bad", False)
+        before = len(runs)
+        shared.nudge()
+        await until(lambda: len(runs) > before, "another pass")
+        assert runs[-1] == 1, "one allocation, without the job"
+        shared.claim("bad", wants("bad", generation=2, created=2.0))
+        await until(lambda: shared.share_of("bad").reason != "AllocationFault", "it is tried again")
+        assert shared.health() == "current"
 
     run(Cluster(4), scenario)
 

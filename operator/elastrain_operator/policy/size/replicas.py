@@ -7,7 +7,7 @@ its place there are labels of its pod. The other policies count replicas and nee
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from elastrain_operator.facts import Charge, Pod, Slot
@@ -85,20 +85,23 @@ def with_whole_replicas(chosen: Collection[Pod], workers: Sequence[Pod]) -> tupl
 
 
 def slots(workers: Sequence[Pod], pods: Iterable[Pod], size: int, more: int) -> tuple[Slot, ...]:
-    """Where new workers belong: first in groups of ``workers`` that lack one, then in ``more`` new groups.
+    """Where new workers belong, at most ``BATCH``: first in groups of ``workers`` that lack one, then in ``more`` new
+    groups.
 
     A new group's number is the smallest that none of ``pods`` has.
     """
-    holes = [
-        Slot(group[0].slot.group, place)
-        for group in of(workers)
-        if group[0].slot and len(group) < size and not _repeats(group, workers)
-        for place in range(size)
-        if place not in {p.slot.place for p in group if p.slot}
-    ]
     taken = {p.slot.group for p in pods if p.slot}
     free = (n for n in itertools.count() if n not in taken)
-    return (*holes, *(Slot(number, place) for number in itertools.islice(free, more) for place in range(size)))
+    new = (Slot(number, place) for number in itertools.islice(free, more) for place in range(size))
+    return tuple(itertools.islice(itertools.chain(_holes(workers, size), new), BATCH))
+
+
+def _holes(workers: Sequence[Pod], size: int) -> Iterator[Slot]:
+    """Places of groups that lack a worker, one by one: a group may be of any size that a spec names."""
+    for group in of(workers):
+        if group[0].slot and len(group) < size and not _repeats(group, workers):
+            places = {p.slot.place for p in group if p.slot}
+            yield from (Slot(group[0].slot.group, place) for place in range(size) if place not in places)
 
 
 def charged(
