@@ -12,7 +12,7 @@ from typing import ParamSpec, Protocol, TypeVar
 import structlog
 
 from elastrain_operator import clock
-from elastrain_operator.allocation import aside
+from elastrain_operator.allocation import faults
 from elastrain_operator.allocation import promise as promises
 from elastrain_operator.allocation.allocate import allocate
 from elastrain_operator.allocation.snapshot import Claims, Held, Job, Node, Policy, Share, Snapshot, WorkerShape
@@ -30,7 +30,7 @@ NEW_EXPLANATIONS = 20
 """Most jobs for which only the explanation is updated after an allocation: each update writes a status."""
 AGAIN = 60.0
 """Seconds until an allocation that has failed is tried again without a change."""
-ASIDE = timedelta(seconds=600)
+FAULT_LASTS = timedelta(seconds=600)
 """How long a job with which the allocation fails is set aside, unless its claims change."""
 FAILING = timedelta(seconds=300)
 """Since when allocations have failed if the health endpoint is to say that this process does not work."""
@@ -75,7 +75,7 @@ class Capacity:
         """Bound worker pods by UID, each with the UID of its job: they hold room even if no job claims them."""
         self._reserved: dict[str, Mapping[WorkerShape, int]] = {}
         """By UID of a job: its pods that Kueue has admitted and that are not bound yet."""
-        self._aside: dict[str, tuple[str, Job, datetime]] = {}
+        self._faulty: dict[str, tuple[str, Job, datetime]] = {}
         """By UID of a job with which the allocation fails: the error, the job then, and when that was."""
         self._failing: tuple[datetime, str] | None = None
         """Since when allocations fail for a cause that is no job's, and the error."""
@@ -88,8 +88,10 @@ class Capacity:
         if self._failing is not None:
             since, error = self._failing
             return f"failing since {since.isoformat(timespec='seconds')}: {error}"
-        if self._aside:
-            return f"jobs set aside: {', '.join(sorted(f'{j.namespace}/{j.name}' for _, j, _ in self._aside.values()))}"
+        if self._faulty:
+            return (
+                f"jobs set aside: {', '.join(sorted(f'{j.namespace}/{j.name}' for _, j, _ in self._faulty.values()))}"
+            )
         return "current"
 
     @property
@@ -128,7 +130,7 @@ class Capacity:
     def _drop(self, uid: str) -> None:
         if uid not in self._claims:
             return
-        for known in (self._claims, self._shares, self._resized, self._aside):
+        for known in (self._claims, self._shares, self._resized, self._faulty):
             known.pop(uid, None)
         self._promises.forget(uid)
         self.nudge()
@@ -183,8 +185,8 @@ class Capacity:
         snapshot, before = timed(self._snapshot, cluster, now)
         # In a thread, so that the jobs' loops continue; all its arguments are immutable.
         known = self._known_faults(snapshot.jobs, now)
-        shared, during = await asyncio.to_thread(timed, aside.share_out, allocate, snapshot, self._policy, now, known)
-        self._set_aside(snapshot.jobs, shared.faults, now)
+        shared, during = await asyncio.to_thread(timed, faults.share_out, allocate, snapshot, self._policy, now, known)
+        self._note_faults(snapshot.jobs, shared.faults, now)
         made = shared.made
         _, after = timed(self._distribute, snapshot.jobs, made.shares, now)
         times = (
@@ -204,16 +206,16 @@ class Capacity:
 
     def _known_faults(self, jobs: Iterable[Job], now: datetime) -> dict[str, str]:
         """Faults of earlier passes, by UID: of jobs that have not changed since, for a while."""
-        same = {j.uid: self._aside[j.uid] for j in jobs if j.uid in self._aside}
+        same = {j.uid: self._faulty[j.uid] for j in jobs if j.uid in self._faulty}
         unchanged = {j.uid for j in jobs if j.uid in same and j.generation == same[j.uid][1].generation}
-        return {uid: error for uid, (error, _, at) in same.items() if uid in unchanged and now - at < ASIDE}
+        return {uid: error for uid, (error, _, at) in same.items() if uid in unchanged and now - at < FAULT_LASTS}
 
-    def _set_aside(self, jobs: Iterable[Job], faults: Mapping[str, str], now: datetime) -> None:
-        before, self._aside = self._aside, {}
+    def _note_faults(self, jobs: Iterable[Job], faults: Mapping[str, str], now: datetime) -> None:
+        before, self._faulty = self._faulty, {}
         for job in (j for j in jobs if j.uid in faults):
             known = before.get(job.uid)
-            is_same = known is not None and known[0] == faults[job.uid] and now - known[2] < ASIDE
-            self._aside[job.uid] = known if known and is_same else (faults[job.uid], job, now)
+            is_same = known is not None and known[0] == faults[job.uid] and now - known[2] < FAULT_LASTS
+            self._faulty[job.uid] = known if known and is_same else (faults[job.uid], job, now)
             if not is_same:
                 log.error("job set aside", job=f"{job.namespace}/{job.name}", error=faults[job.uid])
                 metrics.ERRORS.labels("operator").inc()

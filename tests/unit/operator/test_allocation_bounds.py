@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from budgets import examples
 from elastrain.sizing.speedup import Batches, Measured
-from elastrain_operator.allocation import aside
+from elastrain_operator.allocation import faults
 from elastrain_operator.allocation.allocate import SIGNALS, allocate
 from elastrain_operator.allocation.snapshot import Job, Node, Policy, Sharing, Snapshot, Worker, WorkerShape
 from elastrain_operator.policy.size import replicas
@@ -92,11 +92,11 @@ def fails_with(*bad: str):
 
 
 @examples(100)
-@given(st.sets(st.integers(0, 11), max_size=aside.MOST), st.integers(1, 12))
+@given(st.sets(st.integers(0, 11), max_size=faults.MOST), st.integers(1, 12))
 def test_each_job_with_which_the_allocator_fails_is_named_and_all_others_get_their_shares(bad, count):
     names = tuple(f"j{n}" for n in bad)
     snapshot = Snapshot(NODES, jobs_of(count))
-    shared = aside.share_out(fails_with(*names), snapshot, Policy(), NOW, {})
+    shared = faults.share_out(fails_with(*names), snapshot, Policy(), NOW, {})
     existing = {j.uid for j in snapshot.jobs}
     assert shared.faults.keys() == set(names) & existing, "no job is blamed for another's fault"
     assert shared.made.shares.keys() == existing
@@ -113,7 +113,7 @@ def test_a_job_that_is_set_aside_keeps_its_size_and_its_room():
     first, second = jobs_of(2)
     first = replace(first, workers=(worker,), size=1, trains=True)
     one = Snapshot((Node("n0", {GPU: 2, "pods": 9}),), (first, second))
-    shared = aside.share_out(fails_with("j0"), one, Policy(), NOW, {})
+    shared = faults.share_out(fails_with("j0"), one, Policy(), NOW, {})
     assert (shared.made.shares["j0"].size, shared.made.shares["j1"].size) == (1, 1)
 
 
@@ -124,7 +124,7 @@ def test_a_known_fault_costs_one_allocation():
         runs.append(len(snapshot.jobs))
         return allocate(snapshot, policy, now)
 
-    aside.share_out(counted, Snapshot(NODES, jobs_of(9)), Policy(), NOW, {"j3": "a fault"})
+    faults.share_out(counted, Snapshot(NODES, jobs_of(9)), Policy(), NOW, {"j3": "a fault"})
     assert runs == [8]
 
 
@@ -133,4 +133,4 @@ def test_a_failure_without_any_job_is_no_jobs_fault():
         raise RuntimeError("of ours")
 
     with pytest.raises(RuntimeError, match="of ours"):
-        aside.share_out(broken, Snapshot(NODES, jobs_of(3)), Policy(), NOW, {})
+        faults.share_out(broken, Snapshot(NODES, jobs_of(3)), Policy(), NOW, {})
