@@ -19,10 +19,10 @@ from elastrain_operator.cluster.nodes import NodeFacts
 from elastrain_operator.cluster.permission import Reviews, Right
 from elastrain_operator.waiting import until
 
-# The claims of the jobs contain the workers. (`!=` includes pods without the label.)
+# The claims of the jobs contain the workers.
 _OTHERS = MappingProxyType(
     {
-        "labelSelector": f"{names.LABEL_MANAGED_BY}!={names.MANAGED_BY}",
+        "labelSelector": f"!{names.LABEL_JOB_UID}",
         "fieldSelector": "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed",
     }
 )

@@ -28,6 +28,7 @@ from elastrain_operator.pod import manifest as manifests
 from elastrain_operator.pod.template import version
 from elastrain_operator.policy.report import conditions
 from elastrain_operator.policy.report.events import LONGEST
+from elastrain_operator.raw import text
 from elastrain_operator.records import logins
 from elastrain_operator.records.logins import JobLogins
 from elastrain_operator.records.mirror import Mirror
@@ -290,7 +291,11 @@ class Executor:
             if isinstance(answer, Refused) and answer.kind is RefusalKind.NAME_TAKEN:
                 return await self._found(job, manifest, answer)
             return answer
-        return _created(body)
+        made = _created(body)
+        if isinstance(made, Refused):  # it is no worker, and its name tells no later pass that it exists
+            meta = body["metadata"]
+            await self._kube.delete_pod(job.namespace, meta["name"], meta["uid"])
+        return made
 
     async def _found(self, job: JobRef, manifest: Mapping[str, Any], answer: Refused) -> Pod | Refused | ApiError:
         """The job's existing pod of that name: then the response to an earlier creation was lost."""
@@ -328,10 +333,13 @@ async def _all(calls: Sequence[Awaitable[None]]) -> None:
             raise result
 
 
-def _created(body: Mapping[str, Any]) -> Pod:
+def _created(body: Mapping[str, Any]) -> Pod | Refused:
     pod = parse.pod(body, clock.now())
-    assert pod is not None, "a pod that we rendered has our owner reference and name"
-    return pod
+    if pod is not None:
+        return pod
+    name = text(body["metadata"].get("name"))
+    cause = f"admission has changed the name or controller of the pod, now {name}: it is no worker, and is deleted"
+    return Refused(RefusalKind.ADMISSION_DENIED, cause)
 
 
 def _uses_up_its_ordinal(result: _Result) -> bool:

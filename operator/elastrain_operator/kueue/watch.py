@@ -14,7 +14,7 @@ from elastrain_operator.kueue.workload import API_VERSION, ORIGIN, Request, View
 
 RETRY_DELAYS = (1.0, 2.0, 5.0, 10.0, 30.0)
 """Seconds until the next attempt: where Kueue is not installed, each list is one refused request in 30 s."""
-_OURS = {"labelSelector": f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY}"}
+_OURS = {"labelSelector": names.LABEL_JOB_UID}
 
 
 class Watch:

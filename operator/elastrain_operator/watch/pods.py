@@ -1,6 +1,7 @@
 """All pods that are workers, or look like some: watched, parsed on arrival, kept by job. The only store of pods.
 
-The watch selects by a label, which decides nothing: a worker whose label is removed still runs, and holds its
+The watch selects by a label of our own domain, since policies rewrite those of others (`app.kubernetes.io/managed-by`).
+It decides nothing: a worker whose label is removed still runs, and holds its
 accelerators. A pod that the watch no longer shows has therefore ended only if its deletion was under way. Any other one
 is read until it does not exist, or has its label back.
 """
@@ -27,7 +28,8 @@ from elastrain_operator.waiting import until
 from elastrain_operator.watch import parse
 from elastrain_operator.watch.owner import owner
 
-SELECTOR = f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY}"
+SELECTOR = names.LABEL_JOB_UID
+"""Pods that have the label, whatever its value."""
 AGAIN = 10.0
 """Seconds between two reads of a pod that the watch no longer shows."""
 
@@ -182,7 +184,7 @@ class WorkerPods:
             self._forget(uid)
             return
         self._keep(seen)
-        if mapping(body["metadata"].get("labels")).get(names.LABEL_MANAGED_BY) == names.MANAGED_BY:
+        if names.LABEL_JOB_UID in mapping(body["metadata"].get("labels")):
             self._doubted.discard(uid)  # the watch shows it again
 
 

@@ -17,6 +17,7 @@ from charts import CREDENTIALS, EXTERNAL, VALUE_SETS, Manifests, Render, environ
 from elastrain.api import names
 from elastrain.api.schema.crd import crd
 from elastrain_operator.__main__ import FLAGS
+from network_policy import matches
 
 ROOT = Path(__file__).parents[3]
 
@@ -79,7 +80,7 @@ def test_services_and_policies_select_the_pods_they_are_for(manifests: Manifests
         m["metadata"]["labels"]["app.kubernetes.io/component"]: m["spec"]["template"]["metadata"]["labels"]
         for m in manifests
         if "template" in m.get("spec", {})
-    } | {"workers": {names.LABEL_MANAGED_BY: names.MANAGED_BY}}
+    } | {"workers": {names.LABEL_JOB_UID: "0f0e"}}
     for manifest in manifests:
         selected = labels.get(manifest["metadata"].get("labels", {}).get("app.kubernetes.io/component", ""), {})
         if manifest["kind"] == "Service":
@@ -87,7 +88,7 @@ def test_services_and_policies_select_the_pods_they_are_for(manifests: Manifests
         if manifest["kind"] == "PodDisruptionBudget":
             assert manifest["spec"]["selector"]["matchLabels"].items() <= selected.items()
         if manifest["kind"] == "NetworkPolicy":
-            assert manifest["spec"]["podSelector"]["matchLabels"].items() <= selected.items()
+            assert matches(manifest["spec"]["podSelector"], selected)
 
 
 # ---- the CRD ---------------------------------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ def test_only_operator_and_workers_reach_etcd(
     assert operators == {"podSelector": {"matchLabels": labels}}
     assert workers == {
         "namespaceSelector": namespaces,
-        "podSelector": {"matchLabels": {names.LABEL_MANAGED_BY: names.MANAGED_BY}},
+        "podSelector": {"matchExpressions": [{"key": names.LABEL_JOB_UID, "operator": "Exists"}]},
     }
     member = one(rendered(*values), "StatefulSet")["spec"]["template"]["metadata"]["labels"]
     assert peers == {"ports": [{"port": 2380}], "from": [{"podSelector": {"matchLabels": member}}]}

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from control_plane import ApiServer
 
-WORKER = {names.LABEL_MANAGED_BY: names.MANAGED_BY}
+WORKER = {names.LABEL_JOB_UID: "0f0e"}
 MESSAGE = "which opens the network to etcd"
 
 
@@ -46,9 +46,9 @@ def test_workers_of_all_served_namespaces_reach_etcd(rendered: Render) -> None:
         Peer("team-a"),
         Peer("team-a", {"app.kubernetes.io/name": "elastrain", "app.kubernetes.io/component": "operator"}),
         Peer("training", {"app.kubernetes.io/name": "elastrain", "app.kubernetes.io/component": "dashboard"}),
-        Peer("training", {names.LABEL_MANAGED_BY: "Helm"}),
+        Peer("training", {names.LABEL_MANAGED_BY: names.MANAGED_BY}),
     ],
-    ids=["a pod", "an operator's labels elsewhere", "the dashboard", "another pod of the release"],
+    ids=["a pod", "an operator's labels elsewhere", "the dashboard", "a label that others write"],
 )
 def test_no_other_pod_reaches_etcd(rendered: Render, source: Peer) -> None:
     assert not reaches(rendered("dashboard.enabled=true"), source)
@@ -179,7 +179,7 @@ def test_a_user_gets_no_pod_that_reaches_etcd(tenant: Tenant, rendered: Render) 
 @pytest.mark.apiserver
 def test_a_user_labels_no_existing_pod_as_a_worker(tenant: Tenant) -> None:
     assert not tenant.create("plain", {"team": "a"})
-    label = f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY}"
+    label = f"{names.LABEL_JOB_UID}=0f0e"
     assert MESSAGE in tenant.attempt("label", "pod", "plain", label)
     assert not tenant.attempt("label", "pod", "plain", "team=b", "--overwrite")
 

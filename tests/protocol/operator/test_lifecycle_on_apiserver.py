@@ -72,6 +72,28 @@ def test_job_of_a_deleted_job_s_name_adopts_none_of_its_pods_and_none_of_its_rec
     assert client.get_prefix(second.prefix)[0], "the second one's are not"
 
 
+# ---- labels that others write ----------------------------------------------------------------------------------------
+def test_restarted_operator_finds_its_pods_whatever_labels_policies_have_rewritten(
+    cluster, play, operator_process, eventually
+):
+    play(cluster.create_job("kept", maxReplicas=2))
+    eventually(lambda: cluster.status("kept").get("readyReplicas") == 2, 60, "two workers train")
+    operator_process().kill()
+    before = {name: pod["metadata"]["uid"] for name, pod in cluster.pods().items()}
+    theirs = {"app.kubernetes.io/managed-by": "platform", "app.kubernetes.io/name": "any", "team": "a"}
+    for pod in before:
+        cluster.merge(f"{cluster.pods_path}/{pod}", {"metadata": {"labels": theirs}})
+    cluster.patch_job("kept", maxReplicas=3)
+
+    operator_process()
+
+    eventually(lambda: cluster.status("kept").get("readyReplicas") == 3, 60, "it has grown by one worker")
+    pods = {name: pod["metadata"]["uid"] for name, pod in cluster.pods().items()}
+    assert set(pods) == {"kept-0", "kept-1", "kept-2"}
+    assert before.items() <= pods.items()
+    assert cluster.status("kept")["restarts"] == {"user": 0, "infrastructure": 0, "preemption": 0}
+
+
 # ---- deletion in any state -------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("state", ["pending", "suspended", "failed", "managed"])
 def test_a_deleted_job_is_gone_at_once_and_its_records_follow(cluster, client, eventually, state):

@@ -10,7 +10,6 @@ import pytest
 
 from conditions import until
 from elastrain import reflector
-from elastrain.api import names
 from elastrain.api.keys import JobKeys
 from elastrain_operator.kube import repeats
 from elastrain_operator.kube.access import Access
@@ -33,7 +32,6 @@ class World:
 
     def put(self, ordinal: int, **fields) -> None:
         body = self._body(ordinal, **fields)
-        body["metadata"]["labels"][names.LABEL_MANAGED_BY] = names.MANAGED_BY
         self.api.put("pods", body)
 
     def delete(self, ordinal: int) -> None:

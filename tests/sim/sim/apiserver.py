@@ -184,7 +184,7 @@ class ApiServer:
 
 def is_shown(pod: Body) -> bool:
     """Whether the operators' selector matches a pod."""
-    return bool(pod["metadata"].get("labels", {}).get(names.LABEL_MANAGED_BY) == names.MANAGED_BY)
+    return names.LABEL_JOB_UID in pod["metadata"].get("labels", {})
 
 
 def merged(old: Any, patch: Any) -> Any:

@@ -360,3 +360,17 @@ def test_numbers_that_no_api_server_stores_are_cut():
     """A job's own records may contain any; a status that is refused would stop the job's scaling."""
     patch = status_patch(JobStatus(step=10**30, progress=ProgressStatus(step=-(10**30), of=7)))
     assert (patch["step"], patch["progress"]["step"], patch["progress"]["of"]) == (2**63 - 1, -(2**63), 7)
+
+
+def test_pod_that_admission_has_renamed_is_deleted_and_reported(world, execute, monkeypatch):
+    created = world.create_pod
+
+    async def renamed(namespace, manifest, *, strict=True):
+        made = await created(namespace, manifest, strict=strict)
+        return {**made, "metadata": {**made["metadata"], "name": "x-job-0"}}
+
+    monkeypatch.setattr(world, "create_pod", renamed)
+    state = execute(Plan(create=(0, 1)))
+    assert world.calls == ["create job-0", "delete x-job-0"], "one shows it, and none is left that no pass would know"
+    assert state.refusal.kind is RefusalKind.ADMISSION_DENIED
+    assert "x-job-0" in state.refusal.message

@@ -8,7 +8,6 @@ import copy
 import pytest
 
 from conditions import until
-from elastrain.api import names
 from elastrain.api.keys import JobKeys
 from elastrain_operator.kube.client import ApiError
 from elastrain_operator.watch import pods as module
@@ -63,7 +62,6 @@ def play(monkeypatch, pod_body):
     """``play(scenario)``: run ``scenario(world, worker)`` beside the operator's watch of one worker."""
     monkeypatch.setattr(module, "AGAIN", 0.02)
     worker = pod_body(0)
-    worker["metadata"]["labels"][names.LABEL_MANAGED_BY] = names.MANAGED_BY
 
     def run(scenario) -> None:
         async def main() -> None:
