@@ -26,7 +26,7 @@ COMPLETE = Known(3, SUMS)
 def expected(known: Known) -> object:
     """The rule in words: a step counts by a valid sum of the votes, or late by that of a peer."""
     by_itself = known.summed is not None and known.vouched and known.replicas is Compared.EQUAL and known.holds
-    if known.warm_up or known.summed is None or known.replicas is Compared.DIFFERENT:
+    if known.summed is None or known.replicas is Compared.DIFFERENT:
         return None
     if by_itself:
         return known.summed
@@ -41,7 +41,6 @@ FIELDS = {
     "replicas": tuple(Compared),
     "holds": (False, True),
     "incomplete": (False, True),
-    "warm_up": (False, True),
     "keeps": (False, True),
     "asked": (False, True),
     "late": (None, LATE),
@@ -63,7 +62,6 @@ def test_a_step_counts_if_and_only_if_the_rule_says_so_for_all_that_a_rank_can_k
 @pytest.mark.parametrize(
     ("known", "why"),
     [
-        ({"warm_up": True}, Why.WARM_UP),
         ({"summed": None}, Why.NOT_VOTED),
         ({"replicas": Compared.DIFFERENT, "keeps": True}, Why.REPLICAS_DIFFER),
         ({"replicas": Compared.UNKNOWN}, Why.NO_RESULT),
@@ -134,12 +132,6 @@ def test_a_step_that_has_to_ask_its_peers_does_not_count_meanwhile() -> None:
     assert not step.decide(replace(COMPLETE, vouched=False, keeps=True, asked=True, late=LATE))
     assert step.counts
     assert step.result.by == 3
-
-
-def test_nothing_counts_in_the_warm_up() -> None:
-    step = Step(0, Place(3, 0, 2), Share(0, 2), (), warm_up=True)
-    assert not step.decide(COMPLETE)
-    assert step.outcome == Repeats(Why.WARM_UP)
 
 
 @pytest.mark.parametrize("applied", Applied)

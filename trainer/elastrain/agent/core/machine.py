@@ -205,9 +205,9 @@ class Core:
     def _run(self, now: float) -> Iterator[Effect]:
         failed = next((r.exited for r in self.ranks if r.exited and (r.exited.code or r.exited.signal)), None)
         misplaced = next((r.misplaced for r in self.ranks if r.misplaced), "")
-        repeats = not self.leaving and restart.may_restart(self.restarts, now) and not self._reaped()
-        if repeats and (again := why_repeat(self.ranks, self.places, self.seen)):
-            yield from self._keep(again, now)
+        repeats = why_repeat(self.ranks, self.places, self.seen)
+        if repeats and not self.leaving and restart.may_restart(self.restarts, now) and not self._reaped():
+            yield from self._keep(repeats, now)
         elif misplaced and not self.leaving and not any(r.exited for r in self.ranks):
             yield from self._start_anew(misplaced, now)  # no failure of theirs: it does not count as one
         elif failed is not None:
@@ -226,7 +226,7 @@ class Core:
         else:
             self._watch_stragglers(now)
             yield from self._end_failing(now)
-            yield from self._talk(now)
+            yield from self._talk(repeats, now)
             yield from self._publish(now)
 
     def _rank_failed(self, exited: RankExited, now: float) -> Iterator[Effect]:
@@ -265,7 +265,7 @@ class Core:
         """All ranks start again when they have kept the final state, to run their scripts to the end."""
         self.bounds.watch_keeping(True, now)
         if awaited(self.ranks) and not passed(self.bounds.keep, now):
-            yield from self._talk(now)
+            yield from self._talk(why, now)
             yield from self._publish(now)
             return
         self.bounds.watch_keeping(False, now)
@@ -320,13 +320,13 @@ class Core:
         self.bounds.watch_stragglers(deserted and waiting, now)
 
     # ---- to the ranks ----------------------------------------------------------------------------------------------
-    def _talk(self, now: float) -> Iterator[Effect]:
+    def _talk(self, repeats: str, now: float) -> Iterator[Effect]:
+        """``repeats``: why the scripts run again; empty: they do not."""
         if self.member_id is None or self.seen is None:
             return
         context = RankContext(
             me=self.member_id, settings=self.settings, places=self.places, seen=self.seen, why_leave=self.why_leave,
-            why_repeat=why_repeat(self.ranks, self.places, self.seen),
-            script_over=script_over(self.ranks, self.places),
+            why_repeat=repeats, script_over=script_over(self.ranks, self.places),
         )  # fmt: skip
         for rank in self.ranks:
             for message in messages_for(rank, context):

@@ -13,7 +13,7 @@ from elastrain.data.order import Slice
 from elastrain.elastic.batching import ScriptsBatch
 from elastrain.elastic.body.learning import Learning
 from elastrain.elastic.body.replica_check import ReplicaCheck
-from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
+from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.comm.header import RanksDiverged
 from elastrain.elastic.commit import control
 from elastrain.elastic.commit.control import Summed
@@ -21,7 +21,6 @@ from elastrain.elastic.commit.decide import Known
 from elastrain.elastic.commit.step import Step
 from elastrain.elastic.commit.vote import Vote, cast
 from elastrain.elastic.group.heartbeat import Heartbeat
-from elastrain.elastic.group.machine.events import Enter, StopFor
 from elastrain.elastic.group.shell import ExitRequested, Session
 from elastrain.elastic.group.world import World
 from elastrain.elastic.state.buffers import Buffers
@@ -179,7 +178,7 @@ class Backward:
             keeps=self._strategy.votes,
         )
         if step.decide(known):
-            step.decide(replace(known, asked=True, late=self._ask_peers(generation)))
+            step.decide(replace(known, asked=True, late=self._missed_result(communicator)))
             if step.counts:
                 log.info("the step counts: peers have committed it", step=step.number)
         if not step.counts:
@@ -192,34 +191,15 @@ class Backward:
         if step.backwards <= 1:
             world.state.replicas.schedule.stepped(receiving=step.result.learning)
 
-    def _ask_peers(self, voted: int) -> Summed | None:
-        """The result of this rank's vote in generation ``voted``, if a peer has counted the step by it.
-
-        Waits for a generation that includes this rank, which it enters after its loop body.
-        """
-        world, position = self._world, self._world.position
+    def _missed_result(self, communicator: Communicator) -> Summed | None:
+        """As of :meth:`World.missed_result`. None if this rank has to leave: the end of its loop body meets the reason
+        again."""
         self._heartbeat.runtime()
-        assert world.communicator is not None
-        position.ledger.voted = voted
+        communicator.abort("the vote for the step has failed")
         try:
-            world.give_up(world.communicator, world.communicator.broken or "the vote for the step has failed")
-            while True:
-                match self._session.boundary(holds=True):
-                    case Enter(generation=generation):
-                        communicator = self._session.communicator_of(generation.number)
-                        try:
-                            return position.hear(communicator, world.entry_row(generation))
-                        except GenerationBroken as broken:
-                            world.give_up(communicator, broken.cause)
-                    case StopFor(generation=generation):
-                        world.stop_for(generation)
-                    case _:  # StandBack
-                        position.renew()
-                        world.say_ready()
+            return self._world.missed_result(communicator.generation)
         except ExitRequested:
-            return None  # the end of the loop body meets the same reason
-        finally:
-            position.ledger.voted = 0
+            return None
 
     # -- what surrounds them -------------------------------------------------------------------------------------------
     @contextmanager

@@ -11,6 +11,7 @@ import functools
 import gc
 import sys
 import warnings
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -24,6 +25,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from elastrain.elastic.contract import Phase
 from elastrain.elastic.state.tracked import UPDATES_OF_AVERAGE, is_average
 
+_KINDS = LRScheduler, torch.amp.GradScaler, nn.Module
+"""Of objects that may act on what a job tracks."""
 _MOST, _SHORT = 5000, 200
 """Objects within tracked ones are tracked with them; so many are looked at, in lists of this length."""
 
@@ -69,17 +72,24 @@ class Untracked:
                 "job.all_gather_object() after a loop",
                 stacklevel=3,
             )
-        optimizers = {id(o) for o in self._tracked.values() if isinstance(o, torch.optim.Optimizer)}
         for obj in gc.get_objects():
-            kind = type(obj)
-            if issubclass(kind, LRScheduler):
-                if id(getattr(obj, "optimizer", None)) in optimizers:
-                    self._guard(obj, ["step"], "scheduler", everywhere=True)
-            elif issubclass(kind, torch.amp.GradScaler):
-                if obj.is_enabled():
-                    self._guard(obj, ["scale"], "scaler")
-            elif issubclass(kind, nn.Module) and is_average(obj):
-                self._guard(obj, UPDATES_OF_AVERAGE, "average")
+            if issubclass(type(obj), _KINDS):  # not isinstance: it reads obj.__class__, which a proxy computes
+                self._watch(obj)
+
+    def _watch(self, obj: Any) -> None:
+        """``obj`` may belong to a library, or be half made: one that cannot be read is none that the script uses."""
+        try:
+            acts = not isinstance(obj, LRScheduler) or any(obj.optimizer is o for o in self._tracked.values())
+            acts &= not isinstance(obj, torch.amp.GradScaler) or obj.is_enabled()
+            acts &= not isinstance(obj, nn.Module) or is_average(obj)
+        except Exception:
+            return
+        if acts and isinstance(obj, LRScheduler):
+            self._guard(obj, ["step"], "scheduler", everywhere=True)
+        elif acts and isinstance(obj, torch.amp.GradScaler):
+            self._guard(obj, ["scale"], "scaler")
+        elif acts:
+            self._guard(obj, UPDATES_OF_AVERAGE, "average")
 
     def _guard(self, obj: Any, methods: Iterable[str], name: str, *, everywhere: bool = False) -> None:
         """Have ``methods`` of ``obj`` raise while it is not tracked: in a loop body, or ``everywhere``."""
@@ -130,7 +140,7 @@ def _within(objects: Iterable[Any]) -> set[int]:
     found = deque(objects)
     while found and len(seen) < _MOST:
         obj = found.popleft()
-        if id(obj) in seen or isinstance(obj, torch.Tensor | str | int | float | type):
+        if id(obj) in seen or issubclass(type(obj), (torch.Tensor, str, int, float, type, *weakref.ProxyTypes)):
             continue
         seen.add(id(obj))
         if isinstance(obj, nn.Module):

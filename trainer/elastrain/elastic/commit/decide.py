@@ -39,8 +39,6 @@ class Known:
     """This rank holds the state that the gradients belong to, and the optimizers may change it."""
     incomplete: bool = False
     """Of a learner: a part of its state has not arrived."""
-    warm_up: bool = False
-    """The step is never committed."""
     keeps: bool = False
     """The rank keeps its gradients: it can count the step late, by the result of its peers."""
     asked: bool = False
@@ -50,9 +48,8 @@ class Known:
 
 
 class Why(Enum):
-    """Why a step does not count. The body runs again, but in the warm-up."""
+    """Why a step does not count. Its body runs again."""
 
-    WARM_UP = "it is the warm-up"
     NOT_VOTED = "a peer was lost before this rank had all gradients"
     REPLICAS_DIFFER = "the replicas differ"
     NO_RESULT = "a peer was lost before this rank had the sum of the votes, or its agent does not vouch"
@@ -151,8 +148,6 @@ def decide(known: Known) -> Counts | Repeats | Asks:
 
 def _why_not(known: Known) -> Why | None:
     """Why this rank cannot count the step by its own sum of the votes."""
-    if known.warm_up:
-        return Why.WARM_UP
     if known.summed is None:
         return Why.NOT_VOTED
     if known.replicas is Compared.DIFFERENT:

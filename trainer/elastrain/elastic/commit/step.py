@@ -54,13 +54,13 @@ class Step:
     discarded: bool = False
     """The state was put back to the one with which the step has begun."""
     outcome: Outcome | None = None
-    """Whether it counts; None before its last backward. Only the next three methods set it."""
+    """Whether it counts; None before its last backward, and in the warm-up. Only the next three methods set it."""
 
     def decide(self, known: Known) -> bool:
         """The outcome by what this rank knows now. Returns whether it lacks the result of its vote, which its peers may
         have: the step does not count before.
         """
-        decided = decide(replace(known, warm_up=self.warm_up))
+        decided = decide(known)
         self.outcome = Repeats(Why.NO_RESULT) if decided is Asks.PEERS else decided
         return decided is Asks.PEERS
 

@@ -38,10 +38,6 @@ _REMIND_SECONDS = 10.0
 """Interval of the log lines of a rank that waits for a generation."""
 
 
-AtBoundary = e.Train | e.GiveUp | e.Enter | e.StopFor | e.StandBack | e.GoOn
-"""An instruction that the training thread executes itself."""
-
-
 class ExitRequested(Exception):
     """The agent has asked this rank to end; no further generation includes it."""
 
@@ -141,7 +137,7 @@ class Session:
                     self._changed.notify_all()
 
     # -- the training thread at its boundaries -------------------------------------------------------------------------
-    def boundary(self, *, holds: bool, loop_end: int | None = None) -> AtBoundary:
+    def boundary(self, *, holds: bool, loop_end: int | None = None) -> e.AtBoundary:
         """As of :class:`elastrain.elastic.group.machine.events.Boundary`: the instruction.
 
         Waits as long as the agent lives, since a job below its minimum has nothing else to do; a log line repeats it.

@@ -6,6 +6,7 @@ Everything here happens at a step boundary, on the training thread. Positions ar
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from functools import partial
 
 import structlog
@@ -18,6 +19,7 @@ from elastrain.elastic.boundary import Act, Boundary
 from elastrain.elastic.checkpoint import CheckpointKeeper
 from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
 from elastrain.elastic.comm.header import Kind
+from elastrain.elastic.commit.control import Summed
 from elastrain.elastic.commit.step import Step
 from elastrain.elastic.group import tracing
 from elastrain.elastic.group.copies import WholeCopies
@@ -139,25 +141,48 @@ class World:
         """
         self.position.between = between
         try:
-            while not self._trains():
+            while not self._does(self._session.boundary(holds=self.has_state, loop_end=self.position.loop_end)):
                 pass
         except LoopOver:
             self.place, self._held = Place(0, -1, 1), False  # a state of that loop is of no use any more
             raise
 
-    def _trains(self) -> bool:
-        """Execute the machine's next instruction. Returns whether it is to train."""
+    def missed_result(self, voted: int) -> Summed | None:
+        """The result of this rank's vote in generation ``voted``, which has broken; None: no peer has counted by it.
+
+        Meets the ranks of a generation that includes this rank, and asks them. They wait: this rank enters when its
+        loop body is over. Raises as of :meth:`settle`, but for :class:`LoopOver`.
+        """
+        heard: list[Summed | None] = []
+
+        def asks(generation: Generation, communicator: Communicator) -> None:
+            heard.append(self.position.hear(communicator, self._entry_row(generation)))
+
+        self.position.ledger.voted = voted
         try:
-            match self._session.boundary(holds=self.has_state, loop_end=self.position.loop_end):
+            while not heard:
+                trains = self._does(self._session.boundary(holds=True), asks)
+                assert not trains, "the generation has broken"
+        finally:
+            self.position.ledger.voted = 0
+        return heard[0]
+
+    def _does(
+        self, instruction: e.AtBoundary, enters: Callable[[Generation, Communicator], None] | None = None
+    ) -> bool:
+        """Execute the machine's instruction. Returns whether it is to train. ``enters``: meets the ranks of a
+        generation; default: to train with them."""
+        try:
+            match instruction:
                 case e.Train():
                     return True
                 case e.GiveUp(number=number, why=why):
-                    self.give_up(self._session.communicator_of(number), why)
+                    self._give_up(self._session.communicator_of(number), why)
                 case e.StopFor(generation=g, agreed=agreed):
                     if not agreed or self._hand_over(None):
-                        self.stop_for(g)
+                        self._stop_for(g)
                 case e.Enter(generation=g, agreed=agreed):
-                    self._enter(g, self._session.communicator_of(g.number), agreed=agreed)
+                    self._meet(g, self._session.communicator_of(g.number), enters or self._enter, agreed=agreed)
                 case e.StandBack():
                     raise Withdrawn
                 case e.GoOn(loop_end=loop_end):
@@ -265,7 +290,7 @@ class World:
             self._traces.close()
 
     # -- changes of generation ---------------------------------------------------------------------------------------
-    def give_up(self, communicator: Communicator, cause: str) -> None:
+    def _give_up(self, communicator: Communicator, cause: str) -> None:
         """Leave a broken generation. Raises :class:`RanksDiverged` if the next one would break in the same way, and
         the error by which this rank itself has failed, if any."""
         if communicator.diverged is not None:
@@ -282,7 +307,7 @@ class World:
             self.model.detach()
         self._session.gave_up(communicator, self.step, cause)
 
-    def stop_for(self, generation: Generation) -> None:
+    def _stop_for(self, generation: Generation) -> None:
         """Adopt a generation without a place for this rank: keep the state, save it if all stop, and wait."""
         lost = self.communicator is None and generation.size > 0
         if lost and self._copies.may_be_needed(generation, complete=self.has_state):
@@ -299,25 +324,31 @@ class World:
             self._copies.hand_over(self.communicator, stays=communicator is not None)
         except GenerationBroken as broken:
             for left in filter(None, (self.communicator, communicator)):
-                self.give_up(left, broken.cause)
+                self._give_up(left, broken.cause)
             return False
         return True
 
-    def _enter(self, generation: Generation, communicator: Communicator, *, agreed: bool) -> None:
+    def _meet(
+        self,
+        generation: Generation,
+        communicator: Communicator,
+        enters: Callable[[Generation, Communicator], None],
+        *,
+        agreed: bool,
+    ) -> None:
         if agreed and not self._hand_over(communicator):
             return
         if not agreed:
             self.once.check(generation)
-        with ends_this_rank(communicator):
-            self._enter_with(generation, communicator)
-
-    def _enter_with(self, generation: Generation, communicator: Communicator) -> None:
-        entered, agreed = time.monotonic(), self.communicator is not None
         try:
-            entry = self._synchronise(communicator)
+            with ends_this_rank(communicator):
+                enters(generation, communicator)
         except GenerationBroken as broken:
-            self.give_up(communicator, broken.cause)  # leaves the previous one too: its other ranks may have left it
-            return
+            self._give_up(communicator, broken.cause)  # leaves the previous one too: its other ranks may have left it
+
+    def _enter(self, generation: Generation, communicator: Communicator) -> None:
+        entered, agreed = time.monotonic(), self.communicator is not None
+        entry = self._synchronise(communicator)
         synchronised = time.monotonic()
         assert self.model is not None
         self.model.detach()
@@ -337,7 +368,7 @@ class World:
 
     def _synchronise(self, communicator: Communicator) -> Entry:
         """Bring all ranks to the newest state; equal ones send nothing. Raises as of :meth:`Position.meet`."""
-        entry = self.position.meet(communicator, lambda: self.entry_row(communicator.of), self.state.data)
+        entry = self.position.meet(communicator, lambda: self._entry_row(communicator.of), self.state.data)
         entry = self._copies.begin(entry, communicator, self._resume)
         transfer = entry.transfer(communicator.rank)
         if communicator.rank in entry.sources and transfer.receivers:
@@ -355,7 +386,7 @@ class World:
         self.state.enter(communicator, entry)
         return self._copies.enter(entry, communicator)
 
-    def entry_row(self, generation: Generation) -> EntryRow:
+    def _entry_row(self, generation: Generation) -> EntryRow:
         """This rank's contribution to the entry of ``generation``."""
         assert self.model is not None
         state, position, joined = self.state, self.position, has_joiners(self.generation, generation)

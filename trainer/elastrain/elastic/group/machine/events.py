@@ -263,5 +263,7 @@ class Fail:
     """Generations in a row that it could not connect to because of its peers or the network; 0: by itself."""
 
 
-Instruction = Train | GiveUp | Enter | StopFor | StandBack | GoOn | Leave | Fail
+AtBoundary = Train | GiveUp | Enter | StopFor | StandBack | GoOn
+"""Those that the training thread executes itself."""
+Instruction = AtBoundary | Leave | Fail
 Effect = Send | Host | Connect | CallOff | Abort | Close | Instruction
