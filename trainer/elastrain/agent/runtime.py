@@ -18,27 +18,7 @@ from elastrain import tracing
 from elastrain.agent import logs
 from elastrain.agent import tracing as trace
 from elastrain.agent.core import endings
-from elastrain.agent.core.events import (
-    CloseJob,
-    Effect,
-    End,
-    Event,
-    Fenced,
-    KillRank,
-    KillRanks,
-    Leave,
-    PrintStacks,
-    Publish,
-    PublishProgress,
-    Pulse,
-    RankExited,
-    Registered,
-    Reincarnate,
-    Send,
-    Signalled,
-    StartRanks,
-    Tick,
-)
+from elastrain.agent.core import events as e
 from elastrain.agent.core.machine import Core
 from elastrain.agent.core.vouching import Vouching
 from elastrain.agent.directory import places, private_directory
@@ -113,7 +93,7 @@ class _JobChanged:
     """The membership has a new view of the job, or etcd was lost or has returned."""
 
 
-_Item = Event | _ChildChanged | _JobChanged
+_Item = e.Event | _ChildChanged | _JobChanged
 
 
 class Agent:
@@ -158,7 +138,7 @@ class Agent:
             failed = self._presence.register(self._asked_to_stop)
             if failed is not None:
                 return failed
-            self._handle(Registered(self._presence.id))
+            self._handle(e.Registered(self._presence.id))
             while self._ended is None:
                 self._take(self._next())
             return self._ended
@@ -171,14 +151,14 @@ class Agent:
 
     # ---- events in -------------------------------------------------------------------------------------------------
     def _on_signal(self, signum: int, _frame: FrameType | None) -> None:
-        self._inbox.put(Signalled(signum))
+        self._inbox.put(e.Signalled(signum))
 
     def _on_child(self, _signum: int, _frame: FrameType | None) -> None:
         self._inbox.put(_ChildChanged())
 
     def _asked_to_stop(self) -> bool:
         try:
-            return isinstance(self._inbox.get(timeout=1.0), Signalled)
+            return isinstance(self._inbox.get(timeout=1.0), e.Signalled)
         except queue.Empty:
             return False
 
@@ -188,7 +168,7 @@ class Agent:
         try:
             return self._inbox.get(timeout=wait)
         except queue.Empty:
-            return Tick()
+            return e.Tick()
 
     def _take(self, item: _Item) -> None:
         match item:
@@ -196,7 +176,7 @@ class Agent:
                 self._reap()
             case _JobChanged():
                 pass  # handled below
-            case Signalled(signum=signum):
+            case e.Signalled(signum=signum):
                 log.info("asked to stop", signal=signal.Signals(signum).name)
                 self._handle(item)
             case _:
@@ -206,7 +186,7 @@ class Agent:
                 self._handle(change)
             self._vouch()
         if (beats := self._pages.due(time.monotonic())) is not None:
-            self._handle(Pulse(self._core.incarnation, beats, self._presence.reachable))
+            self._handle(e.Pulse(self._core.incarnation, beats, self._presence.reachable))
 
     def _vouch(self) -> None:
         """Tell the ranks until when they may commit. After the look: a generation that has ended is known by then."""
@@ -214,7 +194,7 @@ class Agent:
         newest = self._core.seen.generation.number if self._core.seen and self._core.seen.generation else 0
         alone = self._vouching.look(lease, newest, away=not self._presence.reachable, now=now)
         if alone is not None:
-            self._handle(Fenced(now - vouched + self._settings.lease_ttl, alone))
+            self._handle(e.Fenced(now - vouched + self._settings.lease_ttl, alone))
         if self._vouch_page is not None:
             self._vouch_page.write(self._vouching.vouch)
 
@@ -224,10 +204,10 @@ class Agent:
                 self._server.wait_hangup(ended.local_rank, HANGUP_SECONDS)
             # After all messages of the rank, which are in the queue by now.
             self._inbox.put(
-                RankExited(self._core.incarnation, ended.local_rank, ended.code, ended.signal, ended.log_tail)
+                e.RankExited(self._core.incarnation, ended.local_rank, ended.code, ended.signal, ended.log_tail)
             )
 
-    def _handle(self, event: Event) -> None:
+    def _handle(self, event: e.Event) -> None:
         now = time.monotonic()
         effects = self._core.handle(event, now)
         for effect in effects:
@@ -236,33 +216,33 @@ class Agent:
             self._tracer.emit(self._settings.job_uid, *spans)
 
     # ---- effects out -----------------------------------------------------------------------------------------------
-    def _execute(self, effect: Effect) -> None:
+    def _execute(self, effect: e.Effect) -> None:
         match effect:
-            case Send(local_rank=local_rank, message=message):
+            case e.Send(local_rank=local_rank, message=message):
                 if self._server is not None:
                     self._server.send(local_rank, message)
-            case Publish():
+            case e.Publish():
                 self._presence.publish(effect)
-            case PublishProgress() | CloseJob():
+            case e.PublishProgress() | e.CloseJob():
                 self._presence.publish_of_job(effect)
-            case StartRanks(incarnation=incarnation, local_ranks=None):
+            case e.StartRanks(incarnation=incarnation, local_ranks=None):
                 self._start_ranks(incarnation)
-            case StartRanks(local_ranks=[*some]):
+            case e.StartRanks(local_ranks=[*some]):
                 self._start_again(some)
-            case KillRanks(signum=signum, why=why):
+            case e.KillRanks(signum=signum, why=why):
                 log.warning("stopping the ranks", signal=signal.Signals(signum).name, why=why)
                 self._supervisor.kill(signum)
-            case PrintStacks(local_rank=local_rank, pid=pid):
+            case e.PrintStacks(local_rank=local_rank, pid=pid):
                 log.warning("a rank hangs; its stacks follow in its output", local_rank=local_rank, pid=pid)
                 pages.print_stacks(pid)
-            case KillRank(local_rank=local_rank, why=why):
+            case e.KillRank(local_rank=local_rank, why=why):
                 log.warning("killing a rank", local_rank=local_rank, why=why)
                 self._supervisor.kill(signal.SIGKILL, local_rank)
-            case Reincarnate(restarts=restarts):
-                self._inbox.put(Registered(self._presence.reincarnate(restarts=restarts)))
-            case Leave():
+            case e.Reincarnate(restarts=restarts):
+                self._inbox.put(e.Registered(self._presence.reincarnate(restarts=restarts)))
+            case e.Leave():
                 self._presence.leave()
-            case End(termination=termination):
+            case e.End(termination=termination):
                 self._ended = termination
 
     def _start_ranks(self, incarnation: int) -> None:

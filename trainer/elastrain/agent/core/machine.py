@@ -8,42 +8,34 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from enum import Enum, auto
 
 from elastrain.agent.core import endings, restart
+from elastrain.agent.core import events as e
 from elastrain.agent.core.bounds import FAILING_SECONDS, KILL_SECONDS, STAND_BY_SECONDS, Bounds, passed
 from elastrain.agent.core.checkup import Checkup, Situation, stragglers
-from elastrain.agent.core.events import (
-    CloseJob,
-    Effect,
-    End,
-    Event,
-    Fenced,
-    JobSnapshot,
-    KillRank,
-    KillRanks,
-    Leave,
-    PrintStacks,
-    PublishProgress,
-    Pulse,
-    RankExited,
-    RankHungUp,
-    RankSaid,
-    Registered,
-    Reincarnate,
-    Send,
-    Signalled,
-    StartRanks,
-)
-from elastrain.agent.core.mode import Mode
 from elastrain.agent.core.outbox import RankContext, messages_for
 from elastrain.agent.core.places import Places
 from elastrain.agent.core.published import PublishedRecord, final_progress, record_of, why_unfit
 from elastrain.agent.core.rank import Rank
-from elastrain.agent.core.repeat import awaited, script_over, why_repeat
+from elastrain.agent.core.restart import awaited, script_over, why_repeat
 from elastrain.agent.settings import Settings
 from elastrain.api.messages import Diverged, Exit, Hello, Misplaced, RankMessage, Report
 from elastrain.api.records import Phase, Progress, Termination
 from elastrain.rendezvous.view import MAX_FAULTS
+
+
+class Mode(Enum):
+    """The phase of the agent's own life."""
+
+    STARTING = auto()
+    """Not registered, or etcd not read yet: no rank runs."""
+    RUNNING = auto()
+    RESTARTING = auto()
+    """The ranks are being reaped, then all restart as a new member."""
+    ENDING = auto()
+    """The outcome is known; the ranks are being reaped."""
+    ENDED = auto()
 
 
 class Core:
@@ -54,7 +46,7 @@ class Core:
         self.mode = Mode.STARTING
         self.incarnation = 1
         self.ranks: list[Rank] = []
-        self.seen: JobSnapshot | None = None
+        self.seen: e.JobSnapshot | None = None
         self.places = Places()
         self.progress: Progress | None = None
         self.published = PublishedRecord()
@@ -73,7 +65,7 @@ class Core:
         return self.places.me
 
     # ---- events ----------------------------------------------------------------------------------------------------
-    def handle(self, event: Event, now: float) -> list[Effect]:
+    def handle(self, event: e.Event, now: float) -> list[e.Effect]:
         """Update the state by ``event``; returns the effects to execute. ``now``: monotonic seconds."""
         effects = list(self._note(event, now))
         effects += self._react(now)
@@ -88,38 +80,38 @@ class Core:
         deadlines = [self.bounds.first(), self._report_broken_at()]
         return min((d for d in deadlines if d is not None), default=None)
 
-    def _note(self, event: Event, now: float) -> Iterator[Effect]:
+    def _note(self, event: e.Event, now: float) -> Iterator[e.Effect]:
         match event:  # others are of an earlier incarnation, or a tick
-            case Registered(member_id=member_id):
+            case e.Registered(member_id=member_id):
                 self.places.me, self.published = member_id, PublishedRecord()
-            case Fenced(seconds=seconds, alone=alone):
+            case e.Fenced(seconds=seconds, alone=alone):
                 self.places.fence(seconds, alone=alone)
-            case JobSnapshot():
+            case e.JobSnapshot():
                 self._note_seen(event)
-            case RankSaid(incarnation=self.incarnation, local_rank=local_rank, message=message):
+            case e.RankSaid(incarnation=self.incarnation, local_rank=local_rank, message=message):
                 if local_rank < len(self.ranks):
                     yield from self._note_message(self.ranks[local_rank], message)
-            case RankHungUp(incarnation=self.incarnation, local_rank=local_rank):
+            case e.RankHungUp(incarnation=self.incarnation, local_rank=local_rank):
                 if local_rank < len(self.ranks):
                     self.ranks[local_rank].hung_up()
-            case RankExited(incarnation=self.incarnation, local_rank=local_rank):
+            case e.RankExited(incarnation=self.incarnation, local_rank=local_rank):
                 self.ranks[local_rank].hung_up()
                 self.ranks[local_rank].exited = event
-            case Signalled():
+            case e.Signalled():
                 first = self.bounds.drain is None
                 self.bounds.drain = now + self.settings.drain_timeout if first else now
-            case Pulse(incarnation=self.incarnation):
+            case e.Pulse(incarnation=self.incarnation):
                 yield from self._note_pulse(event, now)
 
-    def _note_seen(self, seen: JobSnapshot) -> None:
+    def _note_seen(self, seen: e.JobSnapshot) -> None:
         self.seen = seen
         if seen.generation is not None:
             self.places.learn(seen.generation, oldest=self.adopted)
 
-    def _note_message(self, rank: Rank, message: RankMessage) -> Iterator[Effect]:
+    def _note_message(self, rank: Rank, message: RankMessage) -> Iterator[e.Effect]:
         rank.received(message, self.places)
         if isinstance(message, Diverged):
-            yield CloseJob(message.why)
+            yield e.CloseJob(message.why)
         elif isinstance(message, Hello):
             rank.welcomed = False
             rank.proposed.clear()
@@ -127,13 +119,13 @@ class Core:
             self.progress = message.progress.model_copy(
                 update={"stragglers": stragglers(self.seen.members)} if self.seen and self.seen.members else {}
             )
-            yield PublishProgress(self.progress)
+            yield e.PublishProgress(self.progress)
         elif isinstance(message, Misplaced) and not message.ahead and message.member == self.places.me:
             # The other ranks of this worker are in the same place; all receive a Welcome.
             self.places.me, self.ranks = None, [r.renewed() for r in self.ranks]
-            yield Reincarnate(restarts=False)
+            yield e.Reincarnate(restarts=False)
 
-    def _note_pulse(self, pulse: Pulse, now: float) -> Iterator[Effect]:
+    def _note_pulse(self, pulse: e.Pulse, now: float) -> Iterator[e.Effect]:
         """Judge the heartbeat pages. A hanging rank is killed; its exit follows as a separate event."""
         if self.mode is not Mode.RUNNING or self.seen is None or self.member_id is None:
             return
@@ -142,16 +134,16 @@ class Core:
         situation = self._situation(self.member_id, self.seen, pulse.current)
         verdict = self.checkup.look(beats, situation, now)
         for rank in verdict.dump:
-            yield PrintStacks(rank, self.ranks[rank].pid)
+            yield e.PrintStacks(rank, self.ranks[rank].pid)
         for rank, why in verdict.restart:
             if not self.ranks[rank].hung:
                 self.ranks[rank].hung = why
-                yield KillRank(rank, why)
+                yield e.KillRank(rank, why)
         why_resign = self.checkup.why_resign(situation, now)
         if why_resign is not None and not self.leaving:
             self.resigned, self.bounds.drain = why_resign, now + self.settings.drain_timeout
 
-    def _situation(self, me: str, seen: JobSnapshot, current: bool) -> Situation:
+    def _situation(self, me: str, seen: e.JobSnapshot, current: bool) -> Situation:
         unbroken = all(r.broken < r.adopted and r.adopted not in r.aborted for r in self.ranks)
         return Situation(
             me=me,
@@ -164,7 +156,7 @@ class Core:
         )
 
     # ---- reactions -------------------------------------------------------------------------------------------------
-    def _react(self, now: float) -> Iterator[Effect]:
+    def _react(self, now: float) -> Iterator[e.Effect]:
         match self.mode:
             case Mode.STARTING:
                 yield from self._start()
@@ -176,7 +168,7 @@ class Core:
             case Mode.ENDING:
                 yield from self._end(now)
 
-    def _start(self) -> Iterator[Effect]:
+    def _start(self) -> Iterator[e.Effect]:
         if self.bounds.drain is not None:
             yield from self._ended(endings.drained(0, "asked to leave before its ranks started"))
         elif self.member_id is None or self.seen is None:
@@ -189,20 +181,20 @@ class Core:
         else:
             yield from self._start_ranks()
 
-    def _start_ranks(self) -> Iterator[Effect]:
+    def _start_ranks(self) -> Iterator[e.Effect]:
         self.mode = Mode.RUNNING
         self.checkup = Checkup(self.settings.health)
         self.ranks = [Rank(i) for i in range(self.settings.nproc)]
-        yield StartRanks(self.incarnation)
+        yield e.StartRanks(self.incarnation)
 
-    def _restart(self, now: float) -> Iterator[Effect]:
+    def _restart(self, now: float) -> Iterator[e.Effect]:
         if self.leaving:
             yield from self._ended(endings.drained(self.step, "a rank was killed; not restarted while leaving"))
             return
         self.incarnation += 1
         yield from self._start_ranks()
 
-    def _run(self, now: float) -> Iterator[Effect]:
+    def _run(self, now: float) -> Iterator[e.Effect]:
         failed = next((r.exited for r in self.ranks if r.exited and (r.exited.code or r.exited.signal)), None)
         misplaced = next((r.misplaced for r in self.ranks if r.misplaced), "")
         repeats = why_repeat(self.ranks, self.places, self.seen)
@@ -229,7 +221,7 @@ class Core:
             yield from self._talk(repeats, now)
             yield from self._publish(now)
 
-    def _rank_failed(self, exited: RankExited, now: float) -> Iterator[Effect]:
+    def _rank_failed(self, exited: e.RankExited, now: float) -> Iterator[e.Effect]:
         rank = self.ranks[exited.local_rank]
         place = self.places.rank(rank.adopted, rank.local_rank)
         if exited.signal == 0 or rank.failing or rank.diverged:
@@ -237,7 +229,7 @@ class Core:
             yield from self._stop(ending, signal.SIGKILL, now + KILL_SECONDS, now)
         elif rank.ended == "finished" and place != 0 and not rank.told_repeat:
             # Its loop had finished and only rank 0 writes results: a crash during its exit counts as a normal end.
-            rank.exited = RankExited(exited.incarnation, exited.local_rank)
+            rank.exited = e.RankExited(exited.incarnation, exited.local_rank)
             yield from self._run(now)
         elif self.leaving or not restart.may_restart(self.restarts, now):
             if rank.hung and not self.leaving:
@@ -252,16 +244,16 @@ class Core:
             dead = restart.to_start_again(self.ranks)
             yield from self._start_again(dead, now) if dead else self._start_anew(why, now)
 
-    def _end_failing(self, now: float) -> Iterator[Effect]:
+    def _end_failing(self, now: float) -> Iterator[e.Effect]:
         """A process that does not end after its own failure (a thread of the script runs on, say) is killed."""
         failing = [r for r in self.ranks if r.failing and not r.exited]
         self.bounds.watch_failing(bool(failing), now)
         if failing and passed(self.bounds.failing, now):
             self.bounds.failing = now + FAILING_SECONDS
             for rank in failing:
-                yield KillRank(rank.local_rank, f"it has not ended {FAILING_SECONDS:g} s after: {rank.failing}")
+                yield e.KillRank(rank.local_rank, f"it has not ended {FAILING_SECONDS:g} s after: {rank.failing}")
 
-    def _keep(self, why: str, now: float) -> Iterator[Effect]:
+    def _keep(self, why: str, now: float) -> Iterator[e.Effect]:
         """All ranks start again when they have kept the final state, to run their scripts to the end."""
         self.bounds.watch_keeping(True, now)
         if awaited(self.ranks) and not passed(self.bounds.keep, now):
@@ -274,22 +266,22 @@ class Core:
             self.restarts.append(now)
         yield from self._start_anew(why, now)
 
-    def _start_again(self, dead: tuple[int, ...], now: float) -> Iterator[Effect]:
+    def _start_again(self, dead: tuple[int, ...], now: float) -> Iterator[e.Effect]:
         """The dead ranks start again; the others keep process and state, and stand by as ranks of a new member."""
         self.places.me, self.bounds.stand_by = None, now + STAND_BY_SECONDS
         self.ranks = [Rank(r.local_rank) if r.local_rank in dead else r.renewed(stands_by=True) for r in self.ranks]
-        yield Reincarnate()
-        yield StartRanks(self.incarnation, dead)
+        yield e.Reincarnate()
+        yield e.StartRanks(self.incarnation, dead)
 
-    def _start_anew(self, why: str, now: float) -> Iterator[Effect]:
+    def _start_anew(self, why: str, now: float) -> Iterator[e.Effect]:
         """All ranks start again, as a new member."""
         self.mode, self.places.me, self.bounds.stand_by = Mode.RESTARTING, None, None
-        yield Reincarnate()
-        yield KillRanks(signal.SIGKILL, why)
+        yield e.Reincarnate()
+        yield e.KillRanks(signal.SIGKILL, why)
         if self._reaped():
             yield from self._restart(now)
 
-    def _all_ended(self) -> Iterator[Effect]:
+    def _all_ended(self) -> Iterator[e.Effect]:
         finished = self.seen is not None and self.seen.finished
         if any(r.told_exit and r.ended != "finished" for r in self.ranks) and not finished:
             unfit = endings.infrastructure("CannotConnect", self.unfit, self.step) if self.unfit else None
@@ -297,7 +289,7 @@ class Core:
             return
         early = any(r.joined and r.ended is None and not r.told_exit for r in self.ranks)
         if self.places.rank(self.adopted, 0) == 0 and not finished:
-            yield PublishProgress(final_progress(self.progress, self.places[self.ranks[0].adopted], self.step))
+            yield e.PublishProgress(final_progress(self.progress, self.places[self.ranks[0].adopted], self.step))
         why = self.seen.diverged if self.seen else ""
         yield from self._ended(endings.job_over(self.step, why, "the script left its training loop early" * early))
 
@@ -320,7 +312,7 @@ class Core:
         self.bounds.watch_stragglers(deserted and waiting, now)
 
     # ---- to the ranks ----------------------------------------------------------------------------------------------
-    def _talk(self, repeats: str, now: float) -> Iterator[Effect]:
+    def _talk(self, repeats: str, now: float) -> Iterator[e.Effect]:
         """``repeats``: why the scripts run again; empty: they do not."""
         if self.member_id is None or self.seen is None:
             return
@@ -332,7 +324,7 @@ class Core:
             for message in messages_for(rank, context):
                 if isinstance(message, Exit):
                     self.bounds.exit = self.bounds.exit or now + self.settings.drain_timeout
-                yield Send(rank.local_rank, message)
+                yield e.Send(rank.local_rank, message)
 
     # ---- to etcd ---------------------------------------------------------------------------------------------------
     @property
@@ -376,7 +368,7 @@ class Core:
             return Phase.READY
         return Phase.WARMING
 
-    def _publish(self, now: float) -> Iterator[Effect]:
+    def _publish(self, now: float) -> Iterator[e.Effect]:
         if self.member_id is None:
             return
         kept = self.kept and self.places.mine(self.adopted) is None
@@ -393,24 +385,24 @@ class Core:
     def _reaped(self) -> bool:
         return all(r.exited for r in self.ranks)
 
-    def _stop(self, ending: Termination, signum: int, kill_at: float, now: float) -> Iterator[Effect]:
+    def _stop(self, ending: Termination, signum: int, kill_at: float, now: float) -> Iterator[e.Effect]:
         """Stop the ranks that still run, then end with ``ending``."""
         self.mode, self.termination, self.bounds.kill = Mode.ENDING, ending, kill_at
         if not self._reaped():
-            yield KillRanks(signum, ending.message or ending.outcome)
-        yield Leave()
+            yield e.KillRanks(signum, ending.message or ending.outcome)
+        yield e.Leave()
         yield from self._end(now)
 
-    def _end(self, now: float) -> Iterator[Effect]:
+    def _end(self, now: float) -> Iterator[e.Effect]:
         assert self.termination is not None
         if self._reaped():
             yield from self._ended(self.termination)
         elif passed(self.bounds.kill, now):
             self.bounds.kill = None
-            yield KillRanks(signal.SIGKILL, "they did not end when requested")
+            yield e.KillRanks(signal.SIGKILL, "they did not end when requested")
 
-    def _ended(self, ending: Termination) -> Iterator[Effect]:
+    def _ended(self, ending: Termination) -> Iterator[e.Effect]:
         self.mode, self.termination = Mode.ENDED, ending
         self.bounds = Bounds()
-        yield Leave()
-        yield End(ending)
+        yield e.Leave()
+        yield e.End(ending)

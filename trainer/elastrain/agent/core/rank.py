@@ -7,21 +7,7 @@ from typing import Literal
 
 from elastrain.agent.core.events import RankExited
 from elastrain.agent.core.places import Places
-from elastrain.api.messages import (
-    Adopted,
-    Broken,
-    Diverged,
-    Finished,
-    Hello,
-    Holds,
-    Kept,
-    Left,
-    Locate,
-    Misplaced,
-    RankMessage,
-    Ready,
-    Report,
-)
+from elastrain.api import messages as m
 
 
 @dataclass(slots=True)
@@ -114,49 +100,49 @@ class Rank:
             step=self.step, ended=self.ended, exited=self.exited,
         )  # fmt: skip
 
-    def received(self, message: RankMessage, places: Places) -> None:
+    def received(self, message: m.RankMessage, places: Places) -> None:
         """Update the state from a message of the rank. ``places``: its member's."""
-        if self.stands_by and isinstance(message, Adopted | Broken):
+        if self.stands_by and isinstance(message, m.Adopted | m.Broken):
             return  # of the generation in which its worker was another member
         match message:
-            case Hello(pid=pid, stays=stays):
+            case m.Hello(pid=pid, stays=stays):
                 self.joined = self.connected = True
                 self.pid, self.stays = pid, stays
-            case Locate():
+            case m.Locate():
                 self.locating = True
-            case Ready(store_port=port, step=step, loop_end=loop_end):
+            case m.Ready(store_port=port, step=step, loop_end=loop_end):
                 self.ready, self.store_port, self.step = True, port, max(self.step, step)
                 self.stands_by = False
                 self.loop_end = loop_end
-            case Misplaced(why=why, ahead=True):
+            case m.Misplaced(why=why, ahead=True):
                 self.misplaced = why
-            case Adopted(generation=number, step=step, complete=complete):
+            case m.Adopted(generation=number, step=step, complete=complete):
                 self.learning = not complete
                 if complete and places.rank(number, self.local_rank) is not None:
                     self.faults = 0
                 self.adopted, self.step = max(self.adopted, number), max(self.step, step)
-            case Broken(step=step):
+            case m.Broken(step=step):
                 self.step = max(self.step, step)
                 self._gave_up(message)
-            case Report(progress=progress):
+            case m.Report(progress=progress):
                 self.step = max(self.step, progress.step)
-            case Diverged(why=why):
+            case m.Diverged(why=why):
                 self.diverged = why
-            case Left() | Finished() | Holds() | Kept():
+            case m.Left() | m.Finished() | m.Holds() | m.Kept():
                 self._ends(message)
 
-    def _ends(self, message: Left | Finished | Holds | Kept) -> None:
+    def _ends(self, message: m.Left | m.Finished | m.Holds | m.Kept) -> None:
         match message:
-            case Left(step=step):
+            case m.Left(step=step):
                 self.ended, self.step = "left", max(self.step, step)
-            case Finished(step=step):
+            case m.Finished(step=step):
                 self.ended, self.step = "finished", max(self.step, step)
-            case Holds():
+            case m.Holds():
                 self.waits = True
-            case Kept(why=why, holds=holds):
+            case m.Kept(why=why, holds=holds):
                 self.kept, self.holds = why, holds
 
-    def _gave_up(self, message: Broken) -> None:
+    def _gave_up(self, message: m.Broken) -> None:
         """It has left a generation, or could not enter it."""
         number, trains = message.generation, self.broken < self.adopted < message.generation
         self.failing = message.error if message.leaves else self.failing
