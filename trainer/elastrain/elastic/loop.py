@@ -188,7 +188,7 @@ class Loop:
     @property
     def loss(self) -> float | None:
         """As of :attr:`Job.loss`."""
-        return self._world.loss if self._returned is None else self._returned.item()
+        return self._world.state.reporter.loss if self._returned is None else self._returned.item()
 
     def backward(
         self, loss: torch.Tensor, unscaled: torch.Tensor, count: int | None = None, *, retain_graph: bool

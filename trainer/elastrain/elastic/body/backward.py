@@ -9,6 +9,7 @@ from dataclasses import replace
 import structlog
 import torch
 
+from elastrain.api.records import Generation
 from elastrain.data.order import Slice
 from elastrain.elastic.batching import ScriptsBatch
 from elastrain.elastic.body.learning import Learning
@@ -191,15 +192,29 @@ class Backward:
         if step.backwards <= 1:
             world.state.replicas.schedule.stepped(receiving=step.result.learning)
 
-    def _missed_result(self, communicator: Communicator) -> Summed | None:
-        """As of :meth:`World.missed_result`. None if this rank has to leave: the end of its loop body meets the reason
-        again."""
+    def _missed_result(self, voted: Communicator) -> Summed | None:
+        """The result of this rank's vote over ``voted``, if a peer has counted the step by it.
+
+        Meets the ranks of a generation that includes this rank, and asks them. They wait for this rank, which enters
+        when its loop body is over. None also if it has to leave: the end of the loop body meets the reason again.
+        """
+        world, position, heard = self._world, self._world.position, list[Summed | None]()
+
+        def ask(generation: Generation, communicator: Communicator) -> None:
+            heard.append(position.hear(communicator, world.entry_row(generation)))
+
         self._heartbeat.runtime()
-        communicator.abort("the vote for the step has failed")
+        voted.abort("the vote for the step has failed")
+        position.ledger.voted = voted.generation
         try:
-            return self._world.missed_result(communicator.generation)
+            while not heard:
+                trains = world.follow(ask)
+                assert not trains, "the generation is broken"
         except ExitRequested:
             return None
+        finally:
+            position.ledger.voted = 0
+        return heard[0]
 
     # -- what surrounds them -------------------------------------------------------------------------------------------
     @contextmanager

@@ -19,7 +19,6 @@ from elastrain.elastic.boundary import Act, Boundary
 from elastrain.elastic.checkpoint import CheckpointKeeper
 from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
 from elastrain.elastic.comm.header import Kind
-from elastrain.elastic.commit.control import Summed
 from elastrain.elastic.commit.step import Step
 from elastrain.elastic.group import tracing
 from elastrain.elastic.group.copies import WholeCopies
@@ -38,6 +37,9 @@ from elastrain.elastic.state.handover import Handover
 from elastrain.elastic.strategies.strategy import ElasticModule, Strategy
 
 log = structlog.get_logger(__name__)
+
+Enter = Callable[[Generation, Communicator], None]
+"""Meets the ranks of a generation. Raises ``GenerationBroken``."""
 
 
 class World:
@@ -93,14 +95,14 @@ class World:
         return self.state.boundary(self.position.loop_end)
 
     @property
-    def loss(self) -> float | None:
-        """Mean loss over the last committed global batch."""
-        return self._reporter.loss
-
-    @property
     def receiving(self) -> bool:
         """Whether a part of this rank's state has not arrived yet."""
         return self._handover.receiving
+
+    @property
+    def partial_state(self) -> str:
+        """As of :attr:`Handover.partial_state`."""
+        return self._handover.partial_state
 
     @property
     def has_state(self) -> bool:
@@ -141,39 +143,20 @@ class World:
         """
         self.position.between = between
         try:
-            while not self._does(self._session.boundary(holds=self.has_state, loop_end=self.position.loop_end)):
+            while not self.follow(self._enter, loop_end=self.position.loop_end):
                 pass
         except LoopOver:
             self.place, self._held = Place(0, -1, 1), False  # a state of that loop is of no use any more
             raise
 
-    def missed_result(self, voted: int) -> Summed | None:
-        """The result of this rank's vote in generation ``voted``, which has broken; None: no peer has counted by it.
+    def follow(self, enter: Enter, *, loop_end: int | None = None) -> bool:
+        """Execute the machine's next instruction. Returns whether it is to train.
 
-        Meets the ranks of a generation that includes this rank, and asks them. They wait: this rank enters when its
-        loop body is over. Raises as of :meth:`settle`, but for :class:`LoopOver`.
+        ``enter(generation, communicator)``: meets the ranks of a generation. ``loop_end``: of the script's loop, if the
+        script can go on to a later one. Raises as of :meth:`settle`.
         """
-        heard: list[Summed | None] = []
-
-        def asks(generation: Generation, communicator: Communicator) -> None:
-            heard.append(self.position.hear(communicator, self._entry_row(generation)))
-
-        self.position.ledger.voted = voted
         try:
-            while not heard:
-                trains = self._does(self._session.boundary(holds=True), asks)
-                assert not trains, "the generation has broken"
-        finally:
-            self.position.ledger.voted = 0
-        return heard[0]
-
-    def _does(
-        self, instruction: e.AtBoundary, enters: Callable[[Generation, Communicator], None] | None = None
-    ) -> bool:
-        """Execute the machine's instruction. Returns whether it is to train. ``enters``: meets the ranks of a
-        generation; default: to train with them."""
-        try:
-            match instruction:
+            match self._session.boundary(holds=self.has_state, loop_end=loop_end):
                 case e.Train():
                     return True
                 case e.GiveUp(number=number, why=why):
@@ -182,11 +165,11 @@ class World:
                     if not agreed or self._hand_over(None):
                         self._stop_for(g)
                 case e.Enter(generation=g, agreed=agreed):
-                    self._meet(g, self._session.communicator_of(g.number), enters or self._enter, agreed=agreed)
+                    self._meet(g, enter, agreed=agreed)
                 case e.StandBack():
                     raise Withdrawn
-                case e.GoOn(loop_end=loop_end):
-                    self.position.catch_up(loop_end)
+                case e.GoOn(loop_end=later):
+                    self.position.catch_up(later)
         except Withdrawn:
             self.position.stand_back()
             self.say_ready()
@@ -198,7 +181,7 @@ class World:
         self.communicator.step = self.step
         self._handover.resume(self._reporter.step_seconds)
         if self.share.learner and self.model.learner is not None and not self.model.learner.active:
-            self._begin_learner_step(self.communicator, receiving=self._handover.receiving)
+            self.model.learner.begin(self.communicator, receiving=self._handover.receiving)
         self._handover.before_body(self.communicator)
         self._note_state()
 
@@ -273,10 +256,6 @@ class World:
         self._session.feed(e.Agreed(agreed))
         return result
 
-    def check_end(self) -> None:
-        """The script of a rank without state has ended. Raises as of :meth:`Position.check_end`."""
-        self.position.check_end(self._handover.partial_state)
-
     def fails(self, error: BaseException) -> None:
         """The script ends by ``error``: peers and agent need not wait for the end of its process."""
         if self._session.fails(error) and self.communicator is not None:
@@ -328,21 +307,15 @@ class World:
             return False
         return True
 
-    def _meet(
-        self,
-        generation: Generation,
-        communicator: Communicator,
-        enters: Callable[[Generation, Communicator], None],
-        *,
-        agreed: bool,
-    ) -> None:
+    def _meet(self, generation: Generation, enter: Enter, *, agreed: bool) -> None:
+        communicator = self._session.communicator_of(generation.number)
         if agreed and not self._hand_over(communicator):
             return
         if not agreed:
             self.once.check(generation)
         try:
             with ends_this_rank(communicator):
-                enters(generation, communicator)
+                enter(generation, communicator)
         except GenerationBroken as broken:
             self._give_up(communicator, broken.cause)  # leaves the previous one too: its other ranks may have left it
 
@@ -368,7 +341,7 @@ class World:
 
     def _synchronise(self, communicator: Communicator) -> Entry:
         """Bring all ranks to the newest state; equal ones send nothing. Raises as of :meth:`Position.meet`."""
-        entry = self.position.meet(communicator, lambda: self._entry_row(communicator.of), self.state.data)
+        entry = self.position.meet(communicator, lambda: self.entry_row(communicator.of), self.state.data)
         entry = self._copies.begin(entry, communicator, self._resume)
         transfer = entry.transfer(communicator.rank)
         if communicator.rank in entry.sources and transfer.receivers:
@@ -378,7 +351,8 @@ class World:
         elif communicator.rank in entry.receivers:
             self.state.changes.before_receive(entry.changes, keep=self.has_state)
             if entry.shares:
-                self._begin_learner_step(communicator, receiving=entry.in_rounds)
+                assert self.model is not None and self.model.learner is not None
+                self.model.learner.begin(communicator, receiving=entry.in_rounds)
             self._handover.receive(communicator, transfer, in_rounds=entry.in_rounds, keep=self.has_state)
         if communicator.broken is not None:
             raise GenerationBroken(communicator.generation, communicator.broken)
@@ -386,7 +360,7 @@ class World:
         self.state.enter(communicator, entry)
         return self._copies.enter(entry, communicator)
 
-    def _entry_row(self, generation: Generation) -> EntryRow:
+    def entry_row(self, generation: Generation) -> EntryRow:
         """This rank's contribution to the entry of ``generation``."""
         assert self.model is not None
         state, position, joined = self.state, self.position, has_joiners(self.generation, generation)
@@ -410,10 +384,6 @@ class World:
             back=state.replicas.back,
         )
         return self._copies.contribution(row, generation)
-
-    def _begin_learner_step(self, communicator: Communicator, *, receiving: bool) -> None:
-        assert self.model is not None and self.model.learner is not None
-        self.model.learner.begin(communicator, receiving=receiving)
 
     # -- state -------------------------------------------------------------------------------------------------------
     def _note_state(self) -> None:

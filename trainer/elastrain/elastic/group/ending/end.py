@@ -32,7 +32,7 @@ class End:
         """
         world = self._world
         if not world.has_state:
-            world.check_end()
+            world.position.check_end(world.partial_state)
             return
         world.once.ends = True
         try:
