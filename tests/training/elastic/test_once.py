@@ -6,7 +6,7 @@ import pytest
 
 import builders
 from elastrain.api.records import Generation
-from elastrain.elastic.group.ending.once import Once, RankZeroLost
+from elastrain.elastic.group.ending import Once, RankZeroLost
 
 
 def generation(number: int, *workers: str) -> Generation:

@@ -44,7 +44,7 @@ def test_the_loss_is_that_of_the_last_step_committed_by_a_peer():
     commit(ahead, 1.25)
     behind.state.load(ahead.state.tree())
     assert behind.step == 2
-    assert behind.loss == 1.25
+    assert behind.state.reporter.loss == 1.25
 
 
 def test_training_has_ended_for_a_rank_that_takes_over_the_last_step_from_a_peer():
@@ -73,7 +73,7 @@ def test_callbacks_run_before_a_state_with_their_effects_is_adopted():
 
     def call_back() -> None:
         here.value += 1
-        seen.append((behind.step, behind.loss))
+        seen.append((behind.step, behind.state.reporter.loss))
 
     behind.state.on_adopt = call_back
     behind.state.load(ahead.state.tree())

@@ -32,10 +32,9 @@ from elastrain.elastic.boundary import Act, Boundary
 from elastrain.elastic.commit.step import Step
 from elastrain.elastic.commit.updates import left_by_break
 from elastrain.elastic.contract import Call, Contract, Phase
-from elastrain.elastic.group.ending.end import End
+from elastrain.elastic.group.end import End
 from elastrain.elastic.group.heartbeat import Heartbeat
-from elastrain.elastic.group.position import LoopOver
-from elastrain.elastic.group.shell import ExitRequested, Session
+from elastrain.elastic.group.shell import ExitRequested, LoopOver, Session
 from elastrain.elastic.group.world import World
 from elastrain.elastic.state import transfer
 from elastrain.elastic.state.buffers import Buffers

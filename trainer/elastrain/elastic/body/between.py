@@ -8,7 +8,7 @@ from elastrain.data.share import Place
 from elastrain.elastic.comm.header import Kind
 from elastrain.elastic.contract import Phase
 from elastrain.elastic.group.heartbeat import Heartbeat
-from elastrain.elastic.group.position import LoopOver
+from elastrain.elastic.group.shell import LoopOver
 from elastrain.elastic.group.world import World
 
 

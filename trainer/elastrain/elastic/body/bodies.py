@@ -15,7 +15,7 @@ from elastrain.elastic.comm.transport import described
 from elastrain.elastic.commit.decide import End, left
 from elastrain.elastic.commit.step import Step
 from elastrain.elastic.commit.updates import Applied, Updates
-from elastrain.elastic.group.ending.hold import start_anew
+from elastrain.elastic.group.ending import start_anew
 from elastrain.elastic.group.heartbeat import Heartbeat
 from elastrain.elastic.group.shell import Session
 from elastrain.elastic.group.world import World

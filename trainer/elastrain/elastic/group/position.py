@@ -20,11 +20,11 @@ from elastrain.elastic.comm.header import Kind
 from elastrain.elastic.commit.control import Summed
 from elastrain.elastic.commit.ledger import Ledger
 from elastrain.elastic.encoding.integers import from_integers, to_integers
-from elastrain.elastic.group.ending.hold import start_anew
+from elastrain.elastic.group.ending import start_anew
 from elastrain.elastic.group.entry import Entry, EntryRow, Outcome
 from elastrain.elastic.group.machine.events import CatchesUp, Withdraws
 from elastrain.elastic.group.machine.states import State
-from elastrain.elastic.group.shell import Session, Withdrawn
+from elastrain.elastic.group.shell import LoopOver, Session, Withdrawn
 from elastrain.elastic.state.data_order import DataOrder
 from elastrain.elastic.strategies.strategy import ElasticModule
 
@@ -34,10 +34,6 @@ STAND_BACK_SECONDS = 30.0
 """Most seconds for which a rank waits for the others to begin a loop, before it tries again to enter a generation."""
 _LOOK_SECONDS = 0.2
 """Interval at which it looks."""
-
-
-class LoopOver(Exception):
-    """The job has left the loop in which this rank waits: its script goes on to a later one."""
 
 
 class Position:

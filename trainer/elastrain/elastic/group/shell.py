@@ -50,6 +50,10 @@ class Withdrawn(Exception):
     """This rank can enter no generation until it is ready again, as a new member."""
 
 
+class LoopOver(Exception):
+    """The job has left the loop in which this rank waits: its script goes on to a later one."""
+
+
 class NotConnected(RuntimeError):
     """No generation could be connected: the network between the workers does not work."""
 

@@ -20,17 +20,15 @@ from elastrain.elastic.checkpoint import CheckpointKeeper
 from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
 from elastrain.elastic.comm.header import Kind
 from elastrain.elastic.commit.step import Step
-from elastrain.elastic.group import tracing
 from elastrain.elastic.group.copies import WholeCopies
-from elastrain.elastic.group.ending.once import Once
-from elastrain.elastic.group.ending.own_failure import ends_this_rank
+from elastrain.elastic.group.ending import Once, ends_this_rank
 from elastrain.elastic.group.entry import Entry, EntryRow, Script, has_joiners, smaller
 from elastrain.elastic.group.machine import events as e
-from elastrain.elastic.group.position import LoopOver, Position
+from elastrain.elastic.group.position import Position
 from elastrain.elastic.group.rank_state import RankState
-from elastrain.elastic.group.report import Switch
+from elastrain.elastic.group.report import Switch, recorder
 from elastrain.elastic.group.saving import Saving
-from elastrain.elastic.group.shell import Session, Withdrawn
+from elastrain.elastic.group.shell import LoopOver, Session, Withdrawn
 from elastrain.elastic.reshard.restore import FRESH, ShardRef
 from elastrain.elastic.state import capture
 from elastrain.elastic.state.handover import Handover
@@ -68,7 +66,7 @@ class World:
         self.once = Once()
         self._session, self._strategy, self._keeper, self._copies = session, strategy, keeper, copies
         self._held = False  # the state, except for shards
-        self._traces, self._reporter = tracing.recorder(lambda: self.place.rank), state.reporter
+        self._traces, self._reporter = recorder(lambda: self.place.rank), state.reporter
         self._reporter.on_rescale = self._traces
         self._tree = partial(state.tree, emptied=copies.apart)
         self._handover = Handover(state.tracked, self._tree, state.load)

@@ -9,8 +9,7 @@ from typing import NoReturn
 import structlog
 
 from elastrain.elastic.comm.header import Kind
-from elastrain.elastic.group.ending.hold import hold, kept
-from elastrain.elastic.group.ending.once import RankZeroLost
+from elastrain.elastic.group.ending import RankZeroLost, hold, kept
 from elastrain.elastic.group.shell import ExitRequested, Session
 from elastrain.elastic.group.world import World
 from elastrain.link import AgentLost, MessageFailed

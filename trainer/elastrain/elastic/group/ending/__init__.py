@@ -1,1 +1,0 @@
-"""How a rank ends: after its script, by an own failure, or to start again."""
