@@ -100,13 +100,13 @@ RUN python3 -m venv /opt/elastrain/venv \
         /opt/elastrain/venv/bin/pip install --no-cache-dir --no-compile $EXTRA_PACKAGES; fi \
     && find /opt/elastrain/venv -exec touch -h -d @315532800 {} + \
     && python3 -c "import compileall; compileall.compile_dir('/opt/elastrain/venv/lib', quiet=2)"
+# Workers may not write compiled files. What pip installs is compiled here, but the base image may lack the standard
+# library's, and then every start of a process would compile it again.
+RUN python3 -c "import compileall, sysconfig; compileall.compile_dir(sysconfig.get_path('stdlib'), quiet=2)"
 COPY --from=wheel /wheels /opt/elastrain/wheels
 RUN /opt/elastrain/venv/bin/pip install --no-cache-dir --no-compile --no-deps --no-index /opt/elastrain/wheels/*.whl \
     && find /opt/elastrain/venv -newermt @315532800 -exec touch -h -d @315532800 {} + \
     && python3 -c "import compileall; compileall.compile_dir('/opt/elastrain/venv/lib', quiet=2)"
-# Workers may not write compiled files. pip has compiled what it installed, but the base image may lack the standard
-# library's, and then every start of a process would compile it again.
-RUN python3 -c "import compileall, sysconfig; compileall.compile_dir(sysconfig.get_path('stdlib'), quiet=2)"
 
 FROM trainer-environment AS trainer-sbom
 COPY --from=operator-environment /pip /pip

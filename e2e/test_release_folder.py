@@ -20,6 +20,8 @@ from harness.published import Release
 
 pytestmark = [pytest.mark.nightly, pytest.mark.alone]
 NEXT = "0.99.0"
+TRAINERS = release.WORKER_NODES[0]
+"""The only node with the trainers' images."""
 STEPS = 1_000_000
 """Of a job that is not meant to end by itself."""
 
@@ -40,7 +42,7 @@ def install(made: Release) -> None:
     """Its images onto the nodes, and its chart, told where the images are; the chart itself has the digest."""
     nodes = (release.CONTROL_PLANE, *release.WORKER_NODES)
     made.load("operator", *nodes)
-    made.load("trainer", *release.WORKER_NODES)
+    made.load("trainer", TRAINERS)
     release.install(made.chart, operator={"image": {"repository": f"{published.REPOSITORY}/operator"}, "replicas": 2})
 
 
@@ -49,7 +51,9 @@ def storm(name: str, made: Release, steps: int, replicas: int) -> dict[str, Any]
     values = {"STEPS": str(steps), "STEP_SECONDS": "0.1"}
     manifest = manifest_of("02-storm", values=values, place=f"{name}/", gpus=0, replicas=replicas)
     manifest["metadata"]["name"] = name
-    manifest["spec"]["template"]["spec"]["containers"][0]["image"] = made.image("trainer")
+    pod = manifest["spec"]["template"]["spec"]
+    pod["containers"][0]["image"] = made.image("trainer")
+    pod["nodeSelector"] = {"kubernetes.io/hostname": TRAINERS}
     return manifest
 
 

@@ -1,19 +1,20 @@
 """Writes an image of the Docker engine as an OCI archive, the same for the same content. For `ctr images import`,
 `skopeo copy oci-archive:`, `podman load` and `docker load`.
 
-    docker save IMAGE | oci_archive.py --name elastrain/operator --tag 0.1.0 --epoch SECONDS --base-layers N FILE
+    docker save IMAGE | oci_archive.py --name elastrain/operator --tag 0.1.0 --created SECONDS --base-created SECONDS
+        --base-layers N --cache FOLDER FILE
 
-A build gives each file that it writes the present time. Here a file of our layers that is not older than the commit
-(``--epoch``) gets one fixed date, so that a layer without changes keeps its digest from release to release. Python's
-compiled files name the date of their source: the Dockerfile sets that date before it compiles. Layers of the base image
-are copied as they are. Prints the digest of the manifest, by which a registry knows the image.
+A build gives each file that it writes the present time. Here a file of our layers that is not older than the base image
+gets one fixed date, so that a layer without changes keeps its digest from release to release. Python's compiled files
+name the date of their source: the Dockerfile sets that date before it compiles. Layers of the base image are copied as
+they are.
+Prints the digest of the manifest, by which a registry knows the image.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
-import io
 import json
 import shutil
 import sys
@@ -32,14 +33,14 @@ BLOCK = 1 << 20
 Json = dict[str, Any]
 
 
-def normalized(source: IO[bytes], target: IO[bytes], epoch: int) -> None:
-    """Copy a layer: the same files in the same order, and no trace of when or by whom it was built."""
+def normalized(source: IO[bytes], target: IO[bytes], since: int) -> None:
+    """Copy a layer: the same files in the same order, and no trace of when or by whom it was built, ``since`` then."""
     with (
         tarfile.open(fileobj=source, mode="r|*") as old,
         tarfile.open(fileobj=target, mode="w|", format=tarfile.PAX_FORMAT) as new,
     ):
         for entry in old:
-            entry.mtime = DATE if entry.mtime >= epoch else int(entry.mtime)
+            entry.mtime = DATE if entry.mtime >= since else int(entry.mtime)
             entry.uname = entry.gname = ""
             kept = {k: v for k, v in entry.pax_headers.items() if k.startswith("SCHILY.xattr.")}
             entry.pax_headers = dict(sorted(kept.items()))
@@ -49,9 +50,11 @@ def normalized(source: IO[bytes], target: IO[bytes], epoch: int) -> None:
 class Blobs:
     """The folder blobs/sha256 of an OCI layout."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, cache: Path) -> None:
+        """``cache``: layers that were compressed before; most of an image is the same in each release."""
+        self._folder, self._cache = folder, cache
         folder.mkdir(parents=True)
+        cache.mkdir(parents=True, exist_ok=True)
 
     def json(self, media_type: str, content: Json) -> Json:
         """Store a document; its descriptor."""
@@ -62,49 +65,44 @@ class Blobs:
 
     def layer(self, write: Callable[[IO[bytes]], None]) -> tuple[str, Json]:
         """Store what ``write`` writes, compressed; the digest of the uncompressed layer, and the descriptor."""
-        path = self._folder / "new"
-        with path.open("wb") as file:
-            packed = _Packed(file)
-            write(packed)
-            packed.finish()
-        path.rename(self._folder / packed.outer.hexdigest())
-        digest, size = f"sha256:{packed.outer.hexdigest()}", packed.size
-        descriptor = {"mediaType": "application/vnd.oci.image.layer.v1.tar+gzip", "digest": digest, "size": size}
-        return f"sha256:{packed.inner.hexdigest()}", descriptor
+        plain = self._folder / "plain"
+        with plain.open("wb") as file:
+            write(file)
+        diff_id = _digest(plain)
+        packed = self._cache / f"{diff_id}-{zlib.ZLIB_RUNTIME_VERSION}.gz"
+        if not packed.exists():
+            _compress(plain, packed)
+        plain.unlink()
+        digest = _digest(packed)
+        shutil.copyfile(packed, self._folder / digest)
+        media_type = "application/vnd.oci.image.layer.v1.tar+gzip"
+        descriptor = {"mediaType": media_type, "digest": f"sha256:{digest}", "size": packed.stat().st_size}
+        return f"sha256:{diff_id}", descriptor
 
 
-class _Packed(io.RawIOBase):
-    """Compresses what is written to it, with no date in the header, and hashes both sides."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self.inner, self.outer, self.size = hashlib.sha256(), hashlib.sha256(), 0
-        self._file, self._pack = file, zlib.compressobj(6, zlib.DEFLATED, 16 + zlib.MAX_WBITS)
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        self.inner.update(data)
-        self._put(self._pack.compress(data))
-        return len(data)
-
-    def finish(self) -> None:
-        self._put(self._pack.flush())
-
-    def _put(self, data: bytes) -> None:
-        self.outer.update(data)
-        self.size += len(data)
-        self._file.write(data)
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def configuration(old: Json, layers: list[str], epoch: int) -> Json:
+def _compress(plain: Path, packed: Path) -> None:
+    """With no date in the header. ``packed`` appears when it is whole."""
+    pack = zlib.compressobj(6, zlib.DEFLATED, 16 + zlib.MAX_WBITS)
+    with plain.open("rb") as source, tempfile.NamedTemporaryFile(dir=packed.parent, delete=False) as target:
+        while block := source.read(BLOCK):
+            target.write(pack.compress(block))
+        target.write(pack.flush())
+    Path(target.name).rename(packed)
+
+
+def configuration(old: Json, layers: list[str], created: int) -> Json:
     """What a container is started with. The history is left out: it names the settings of the machine that built it."""
     runs = {k: v for k, v in old["config"].items() if v and k in {
         "User", "ExposedPorts", "Env", "Entrypoint", "Cmd", "Volumes", "WorkingDir", "Labels", "StopSignal",
     }}  # fmt: skip
     platform = {k: old[k] for k in ("os", "architecture", "variant") if old.get(k)}
-    created = datetime.fromtimestamp(epoch, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return {**platform, "created": created, "config": runs, "rootfs": {"type": "layers", "diff_ids": layers}}
+    date = datetime.fromtimestamp(created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {**platform, "created": date, "config": runs, "rootfs": {"type": "layers", "diff_ids": layers}}
 
 
 @dataclass(frozen=True)
@@ -114,15 +112,19 @@ class Naming:
     name: str
     """For `docker load`."""
     tag: str
-    epoch: int
+    created: int
     """The commit's time, in seconds."""
+    base_created: int
+    """That of the base image."""
     base_layers: int
-    """Number of layers of the base image."""
+    """Number of its layers."""
+    cache: Path
+    """Folder of compressed layers."""
 
 
 def convert(saved: tarfile.TarFile, layout: Path, naming: Naming) -> str:
     """Write the OCI layout of the image in ``saved`` into the empty folder ``layout``; the digest of its manifest."""
-    blobs = Blobs(layout / "blobs/sha256")
+    blobs = Blobs(layout / "blobs/sha256", naming.cache)
     (image,) = json.load(_member(saved, "manifest.json"))
     old = json.load(_member(saved, image["Config"]))
     layers, ids = [], []
@@ -132,14 +134,14 @@ def convert(saved: tarfile.TarFile, layout: Path, naming: Naming) -> str:
 
         def write(target: IO[bytes], source: IO[bytes] = source, ours: bool = ours) -> None:
             if ours:
-                normalized(source, target, naming.epoch)
+                normalized(source, target, naming.base_created)
             else:
                 shutil.copyfileobj(source, target, BLOCK)
 
         diff_id, descriptor = blobs.layer(write)
         ids.append(diff_id)
         layers.append(descriptor)
-    made = configuration(old, ids, naming.epoch)
+    made = configuration(old, ids, naming.created)
     config = blobs.json("application/vnd.oci.image.config.v1+json", made)
     media_type = "application/vnd.oci.image.manifest.v1+json"
     manifest = blobs.json(media_type, {"schemaVersion": 2, "mediaType": media_type, "config": config, "layers": layers})
@@ -186,16 +188,20 @@ def main() -> None:
     parser.add_argument("archive", type=Path, metavar="FILE")
     parser.add_argument("--name", required=True, help="for `docker load`")
     parser.add_argument("--tag", required=True)
-    parser.add_argument("--epoch", type=int, required=True, help="the commit's time")
+    parser.add_argument("--created", type=int, required=True, help="the commit's time")
+    parser.add_argument("--base-created", type=int, required=True, help="the base image's time")
     parser.add_argument("--base-layers", type=int, required=True, help="number of layers of the base image")
+    parser.add_argument("--cache", type=Path, required=True, help="a folder for compressed layers")
     options = parser.parse_args()
+    given = (options.name, options.tag, options.created, options.base_created, options.base_layers, options.cache)
+    naming = Naming(*given)
     with tempfile.TemporaryDirectory(dir=options.archive.parent) as folder:
         saved, layout = Path(folder, "saved.tar"), Path(folder, "layout")
         with saved.open("wb") as file:
             shutil.copyfileobj(sys.stdin.buffer, file, BLOCK)
         layout.mkdir()
         with tarfile.open(saved, "r:") as tar:
-            digest = convert(tar, layout, Naming(options.name, options.tag, options.epoch, options.base_layers))
+            digest = convert(tar, layout, naming)
         pack(layout, options.archive)
     print(digest)  # noqa: T201 - its result
 

@@ -15,7 +15,7 @@ import pytest
 from oci_archive import DATE, Naming
 
 COMMIT = 1_700_000_000
-NAMING = Naming("elastrain/operator", "1.2.3", COMMIT, base_layers=1)
+BASED = COMMIT - 5000
 
 
 def layer(*files: tuple[str, int], owner: str = "root") -> bytes:
@@ -33,7 +33,7 @@ def layer(*files: tuple[str, int], owner: str = "root") -> bytes:
     return buffer.getvalue()
 
 
-BASE = layer(("etc/base", COMMIT + 99))
+BASE = layer(("etc/base", BASED - 99))
 
 
 def saved(*layers: bytes, container: str = "host-1") -> tarfile.TarFile:
@@ -58,7 +58,8 @@ def saved(*layers: bytes, container: str = "host-1") -> tarfile.TarFile:
 
 def written(folder: Path, *layers: bytes, **options: Any) -> tuple[str, Path]:
     folder.mkdir()
-    return oci_archive.convert(saved(*layers, **options), folder, NAMING), folder
+    naming = Naming("elastrain/operator", "1.2.3", COMMIT, BASED, base_layers=1, cache=folder.parent / "cache")
+    return oci_archive.convert(saved(*layers, **options), folder, naming), folder
 
 
 def blob(layout: Path, digest: str) -> bytes:
@@ -68,7 +69,7 @@ def blob(layout: Path, digest: str) -> bytes:
 
 
 def test_a_later_build_of_the_same_files_has_the_same_digest(tmp_path: Path) -> None:
-    one, first = written(tmp_path / "a", BASE, layer(("app", COMMIT + 10)), container="host-1")
+    one, first = written(tmp_path / "a", BASE, layer(("app", BASED + 10)), container="host-1")
     two, second = written(tmp_path / "b", BASE, layer(("app", COMMIT + 5000), owner="ci"), container="host-2")
     assert one == two
     for layout in (first, second):
@@ -77,7 +78,7 @@ def test_a_later_build_of_the_same_files_has_the_same_digest(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    "other", [layer(("app", COMMIT - 10)), layer(("else", COMMIT + 10))], ids=["an older file", "another name"]
+    "other", [layer(("app", BASED - 10)), layer(("else", COMMIT + 10))], ids=["an older file", "another name"]
 )
 def test_other_files_have_another_digest(tmp_path: Path, other: bytes) -> None:
     one, _ = written(tmp_path / "a", BASE, layer(("app", COMMIT + 10)))
@@ -86,17 +87,28 @@ def test_other_files_have_another_digest(tmp_path: Path, other: bytes) -> None:
 
 
 def test_our_layers_have_one_date_where_the_build_wrote_and_a_base_layer_is_copied(tmp_path: Path) -> None:
-    digest, layout = written(tmp_path / "a", BASE, layer(("old", COMMIT - 10), ("new", COMMIT)))
+    digest, layout = written(tmp_path / "a", BASE, layer(("old", BASED - 10), ("new", BASED)))
     manifest = json.loads(blob(layout, digest))
     config = json.loads(blob(layout, manifest["config"]["digest"]))
     layers = [gzip.decompress(blob(layout, found["digest"])) for found in manifest["layers"]]
     assert config["rootfs"]["diff_ids"] == ["sha256:" + hashlib.sha256(data).hexdigest() for data in layers]
     assert layers[0] == BASE
     with tarfile.open(fileobj=io.BytesIO(layers[1])) as tar:
-        assert {e.name: e.mtime for e in tar} == {"old": COMMIT - 10, "new": DATE, "again": COMMIT - 10}
+        assert {e.name: e.mtime for e in tar} == {"old": BASED - 10, "new": DATE, "again": BASED - 10}
         assert {e.uname for e in tar} == {""}
         assert tar.getmember("new").pax_headers == {"SCHILY.xattr.security.capability": "cap"}
         assert tar.extractfile("again").read() == b"text"  # type: ignore[union-attr]
+
+
+def test_a_layer_that_was_compressed_before_is_taken_from_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, _ = written(tmp_path / "a", BASE)
+    monkeypatch.setattr(oci_archive, "_compress", lambda *_: pytest.fail("compressed again"))
+    two, layout = written(tmp_path / "b", BASE)
+    assert one == two
+    (found,) = json.loads(blob(layout, two))["layers"]
+    assert gzip.decompress(blob(layout, found["digest"])) == BASE
 
 
 def test_what_a_container_needs_is_kept_and_the_machine_that_built_it_is_not_named(tmp_path: Path) -> None:
