@@ -67,7 +67,7 @@ def view(job: JobRef, status: JobStatus, report: Progress | None, usage: Acceler
         generation=status.generation.number if status.generation else 0,
         world_size=report.world_size if report and trains else 0,
         step=report.step if report else status.step or 0,
-        total_steps=report.total_steps if report else None,
+        total_steps=reported.total_steps(report) if report else None,
         samples_per_second=(reported.samples_per_second(report) or 0.0) if report and trains else 0.0,
         remaining_seconds=reported.eta_seconds(report) if report and trains else None,
         restarts=status.restarts,

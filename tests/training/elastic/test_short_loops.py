@@ -87,6 +87,9 @@ def test_no_rank_waits_long_and_the_joiner_enters_in_the_end_if_code_between_loo
     assert attempts > 1
     allow(world, LONG_EPOCHS * LONG)
     ends_alike(world, "a", "b", "c", epochs=LONG_EPOCHS, steps=LONG)
+    reports = world.ranks["a"].of_type("report")
+    assert {r.progress.goal for r in reports} == {LONG_EPOCHS * LONG}
+    assert {r.progress.total_steps for r in reports} <= set(range(LONG, LONG_EPOCHS * LONG + 1, LONG)), "of its loop"
 
 
 def test_a_waiting_rank_goes_on_to_the_loop_that_its_agent_names(world):

@@ -52,6 +52,13 @@ def test_pace_is_reported_as_soon_as_it_is_known():
     assert progress_status(unknown, report(), NOW).samples_per_second == 512.0
 
 
+def test_the_end_is_that_of_the_scripts_epochs_and_not_of_the_loop_of_one():
+    status = progress_status(None, report(goal=4000), NOW)
+    assert status.of == 4000
+    assert datetime.fromisoformat(status.eta) == NOW + timedelta(seconds=1950)
+    assert progress_status(None, report(goal=500), NOW).of == 1000, "a script may train on after its epochs"
+
+
 @pytest.mark.parametrize("fields", [{"total_steps": None}, {"step_seconds": None}, {"finished": True}])
 def test_no_end_is_estimated_if(fields):
     assert progress_status(None, report(**fields), NOW).eta is None

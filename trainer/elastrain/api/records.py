@@ -316,13 +316,18 @@ class CheckpointState(Record):
 class Progress(Record):
     """The progress of training. Written by rank 0's agent at most once a second; read by the operator and the CLI."""
 
-    shown = frozenset({"total_steps", "epoch", "samples", "loss", "step_seconds", "rescales", "stragglers", "batch"})
+    shown = frozenset(
+        {"total_steps", "goal", "epoch", "samples", "loss", "step_seconds", "rescales", "stragglers", "batch"}
+    )
 
     generation: int
     world_size: int
     members: int
     step: int
     total_steps: int | None = None
+    """Committed steps at the end of the present loop: joiners enter it."""
+    goal: int | None = None
+    """Committed steps at the end of ``job.epochs``, of which the present loop is a part; None: the script has none."""
     epoch: int = 0
     samples: int = 0
     """Samples of committed steps, over all epochs."""
@@ -331,7 +336,7 @@ class Progress(Record):
     step_seconds: float | None = None
     """Smoothed duration of an undisturbed step, in seconds; with ``batch``, for each batch of the script in it."""
     batch: BatchFigures | None = None
-    """Of a job with ``spec.batch``: ``step`` and ``total_steps`` then count batches of the script."""
+    """Of a job with ``spec.batch``: ``step``, ``total_steps`` and ``goal`` then count batches of the script."""
     rescales: tuple[Rescale, ...] = ()
     """The newest ten, oldest first."""
     checkpoint: CheckpointState | None = None

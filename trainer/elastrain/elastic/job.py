@@ -234,7 +234,7 @@ class Job(JobValues):
         (an evaluation, a schedule) runs once for each epoch in which this process takes part. Raises ``ValueError`` for
         data without a length.
         """
-        for epoch in range(self._world.position.first_epoch(loader.order.steps_per_epoch), epochs):
+        for epoch in self._world.position.epochs(loader.order.steps_per_epoch, epochs):
             begin(loader.randomness, "epoch", epoch)
             yield epoch
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from elastrain.api.accelerators import AcceleratorUnclear
-from elastrain.api.job import JobSpec, JobStatus
+from elastrain.api.job import JobSpec, JobStatus, reported
 from elastrain.sizing.speedup import Batches, Measured
 from elastrain_operator.allocation.snapshot import PODS, Claims, Held, Job, Obstacle, Worker, WorkerShape
 from elastrain_operator.facts import UNSCHEDULABLE, Coordination, Observed, Pod, Refusal
@@ -169,9 +169,10 @@ def _ranks(spec: JobSpec) -> int:
 
 def _remaining(etcd: Coordination | None) -> float | None:
     report = etcd.progress if etcd else None
-    if report is None or report.total_steps is None or report.step_seconds is None:
+    end = reported.total_steps(report) if report is not None else None
+    if report is None or end is None or report.step_seconds is None:
         return None
-    return max(report.total_steps - report.step, 0) * report.step_seconds
+    return max(end - report.step, 0) * report.step_seconds
 
 
 def _samples(etcd: Coordination | None) -> float | None:

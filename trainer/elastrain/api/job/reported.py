@@ -19,13 +19,14 @@ def progress_status(previous: ProgressStatus | None, report: Progress | None, no
     """
     if report is None:
         return previous
-    same = previous is not None and (previous.step, previous.of) == (report.step, report.total_steps)
+    end = total_steps(report)
+    same = previous is not None and (previous.step, previous.of) == (report.step, end)
     pace = samples_per_second(report)
     if same and previous is not None and (previous.samples_per_second is None) == (pace is None):
         return previous
     return ProgressStatus(
         step=report.step,
-        of=report.total_steps,
+        of=end,
         epoch=report.epoch,
         samples=report.samples,
         effective_samples=_effective_samples(report),
@@ -33,6 +34,12 @@ def progress_status(previous: ProgressStatus | None, report: Progress | None, no
         loss=_loss(report),
         eta=_eta(report, now),
     )
+
+
+def total_steps(report: Progress) -> int | None:
+    """Committed steps at the end of training, as far as the script has said: that of its epochs, else of its loop."""
+    known = [steps for steps in (report.goal, report.total_steps) if steps is not None]
+    return max(known, default=None)
 
 
 def samples_per_second(report: Progress) -> float | None:
@@ -50,9 +57,10 @@ def samples_per_second(report: Progress) -> float | None:
 def eta_seconds(report: Progress) -> float | None:
     """Seconds that the remaining steps take, at most a century; None: unknown."""
     seconds = step_seconds(report)
-    if report.total_steps is None or seconds is None:
+    end = total_steps(report)
+    if end is None or seconds is None:
         return None
-    left = min(max(0, report.total_steps - report.step), 2**53)  # larger integers have no exact float
+    left = min(max(0, end - report.step), 2**53)  # larger integers have no exact float
     return min(left * seconds, _CENTURY)
 
 

@@ -167,7 +167,8 @@ class ProgressStatus(Figures):
     step: int
     """Committed steps."""
     of: int | None = None
-    """Committed steps at which the job finishes. Absent: the script has not set it."""
+    """Committed steps at which the job finishes, as far as the script has said: the end of `job.epochs`, else of its
+    present loop. Absent: unknown."""
     epoch: int = 0
     """Epochs completed."""
     samples: int | None = None

@@ -181,9 +181,7 @@ class _Run:
                 self._job.kill()
 
     def _conclude(self, status: LocalStatus) -> int:
-        # Progress is reported once a second; a worker's end says its last step.
-        steps = [w.step for w in status.workers if w.ended] + ([status.progress.step] if status.progress else [])
-        where = f"at step {max(steps)}" if any(steps) else "before the first step"
+        where = f"at step {status.step}" if status.step else "before the first step"
         match self._job.result:
             case Result.FINISHED:
                 text, style = finished_line(status)

@@ -73,6 +73,13 @@ class LocalStatus(BaseModel):
         return tuple(w for w in self.workers if not w.ended)
 
     @property
+    def step(self) -> int | None:
+        """The last known committed step: ranks report once a second, and the end of a worker says its last one."""
+        last = {m.worker for m in self.generation.members} if self.generation else set()
+        known = [w.step for w in self.workers if w.ended and w.name in last]
+        return max([*known, *([self.progress.step] if self.progress else [])], default=None)
+
+    @property
     def in_force(self) -> int:
         """Workers of the newest generation that have adopted it. All members adopt together: one report suffices."""
         if self.generation is None:
@@ -119,7 +126,8 @@ def phase_of(
 
 def resource(job: ElasticTrainingJob, status: LocalStatus, now: datetime) -> ElasticTrainingJob:
     """``job`` with the status that the operator of a cluster would write, as far as this machine has its facts."""
-    progress, generation = status.progress, status.generation
+    generation = status.generation
+    progress = status.progress.model_copy(update={"step": status.step}) if status.progress else None
     rescales = [r for r in progress.rescales if r.from_size > 0] if progress else []
     failed = Condition(
         type=ConditionType.FAILED, status="True", reason="Failed", message=status.message,
@@ -135,7 +143,7 @@ def resource(job: ElasticTrainingJob, status: LocalStatus, now: datetime) -> Ela
         generation=GenerationStatus(number=generation.number, size=generation.size, reason=generation.reason)
         if generation
         else None,
-        step=progress.step if progress else None,
+        step=status.step,
         progress=reported.progress_status(None, progress, now),
         last_rescale=reported.rescale_status(rescales[-1]) if rescales else None,
         batch=reported.batch_status(progress.batch) if progress and progress.batch else None,

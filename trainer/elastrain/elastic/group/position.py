@@ -43,6 +43,8 @@ class Position:
         """``saved_step()``: step of the newest checkpoint, with which the job begins if no rank holds state."""
         self.loop_end = 0
         """Committed steps at which the loop ends that the script is in, or was in last."""
+        self.goal: int | None = None
+        """Committed steps at the end of the script's epochs; None: it has not named them."""
         self.order: Order | None = None
         """Of the data of that loop."""
         self.between = False
@@ -70,15 +72,16 @@ class Position:
             self._start = self._locate()
         return self._start
 
-    def first_epoch(self, steps_per_epoch: int) -> int:
-        """The epoch in which this process joins, for a script that leaves earlier ones out.
+    def epochs(self, steps_per_epoch: int, epochs: int) -> range:
+        """The epochs of a script, without those before the one in which this process joins.
 
         A state of the end of an epoch belongs into that epoch: the code after it has not run.
         """
+        self.goal = steps_per_epoch * epochs
         first = max(self.start() - 1, 0) // steps_per_epoch
         if first:
             self._passed = max(self._passed, first * steps_per_epoch)
-        return first
+        return range(first, epochs)
 
     def begin_loop(self, order: Order, end: int, *, joins: bool) -> bool:
         """The script begins a loop up to ``end`` committed steps. Returns False if the job has left it already.

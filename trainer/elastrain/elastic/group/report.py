@@ -176,9 +176,10 @@ class Reporter:
         step: int,
         order: Order,
         loop_end: int,
+        goal: int | None,
         checkpoint: CheckpointState | None,
     ) -> Progress:
-        """``order``: of the data in the loop up to ``loop_end`` committed steps."""
+        """``order``: of the data in the loop up to ``loop_end`` committed steps. ``goal``: as of ``Progress``."""
         samples = order.samples_before(step)
         return Progress(
             generation=generation.number,
@@ -186,6 +187,7 @@ class Reporter:
             members=generation.size,
             step=step,
             total_steps=loop_end,
+            goal=goal,
             epoch=step // order.steps_per_epoch,
             samples=samples,
             loss=self.loss,

@@ -410,6 +410,8 @@ class World:
     def _report(self) -> None:
         if self.generation is None or (order := self.position.order) is None:
             return  # this process has committed nothing
-        of, at, saved = self.generation, self.position.loop_end, self._keeper.result
-        progress = self._reporter.progress(of, step=self.step, order=order, loop_end=at, checkpoint=saved)
+        progress = self._reporter.progress(
+            self.generation, step=self.step, order=order, loop_end=self.position.loop_end, goal=self.position.goal,
+            checkpoint=self._keeper.result,
+        )  # fmt: skip
         self._session.send(Report(progress=progress))
