@@ -13,7 +13,7 @@ import sys
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -72,9 +72,10 @@ class Untracked:
                 "job.all_gather_object() after a loop",
                 stacklevel=3,
             )
-        for obj in gc.get_objects():
-            if issubclass(type(obj), _KINDS):  # not isinstance: it reads obj.__class__, which a proxy computes
-                self._watch(obj)
+        kinds = {id(kind): kind for base in _KINDS for kind in _heirs(base)}
+        # One look-up for each of a million objects. Not isinstance: a proxy computes __class__.
+        for obj in [o for o in gc.get_objects() if id(type(o)) in kinds]:
+            self._watch(obj)
 
     def _watch(self, obj: Any) -> None:
         """``obj`` may belong to a library, or be half made: one that cannot be read is none that the script uses."""
@@ -132,6 +133,13 @@ _MESSAGE = (
     "{}: it changes what the job trains, and is not tracked: it would act in the warm-up and in repeated steps, and "
     "joiners would not receive its state: call job.track({}) before the loop"
 )
+
+
+def _heirs(base: type) -> Iterator[type]:
+    """``base`` and all classes that inherit from it."""
+    yield base
+    for kind in type.__subclasses__(base):
+        yield from _heirs(kind)
 
 
 def _within(objects: Iterable[Any]) -> set[int]:
