@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import subprocess
 import uuid
 from collections.abc import Callable, Iterator
@@ -54,6 +55,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return late and uses_programs(item.nodeid), place(item.nodeid) if several else 0, comes_last(item.nodeid)
 
     items.sort(key=key)
+
+
+def pytest_collection_finish() -> None:
+    """What all tests are made of stays to the end: no search for garbage looks at these millions of objects again, nor
+    does a job that looks for the script's schedulers."""
+    gc.freeze()
 
 
 @pytest.fixture
