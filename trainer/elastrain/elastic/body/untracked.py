@@ -138,8 +138,9 @@ _MESSAGE = (
 def _heirs(base: type) -> Iterator[type]:
     """``base`` and all classes that inherit from it."""
     yield base
-    for kind in type.__subclasses__(base):
-        yield from _heirs(kind)
+    heirs: list[type] = type.__subclasses__(base)
+    for heir in heirs:
+        yield from _heirs(heir)
 
 
 def _within(objects: Iterable[Any]) -> set[int]:
