@@ -89,6 +89,8 @@ class ScriptedJob:
     def receive(self, step):
         for name, state in copy.deepcopy(self.peer.states[step]).items():
             self.tracked[name].load_state_dict(state)
+            if name == "trainer":
+                assert self.tracked[name].state_dict() == state, "as the job asserts"
         self.step = step
 
     def commit(self, bodies):

@@ -22,18 +22,20 @@ class Carried:
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
-        self._received: tuple[Any, ...] | None = None
+        self._received: bytes | None = None
         self._held: tuple[Any, ...] | None = None
 
     def state_dict(self) -> dict[str, bytes]:
         """Of the last committed step."""
+        if self._received is not None:
+            return {"pickled": self._received}
         t = self._trainer
         state = {name: value for name, value in vars(t.state).items() if name not in _OF_A_RANK}
         return {"pickled": pickle.dumps((state, *(self._held or self._of_events()), plain_attributes(t)))}
 
     def load_state_dict(self, state: dict[str, bytes]) -> None:
         """Keep it for :meth:`apply`."""
-        self._received = pickle.loads(state["pickled"])  # noqa: S301 - from ranks, or a checkpoint, of the same job
+        self._received = state["pickled"]
 
     def hold(self) -> None:
         """The loop calls events of the next step: they are no part of the last one's state."""
@@ -47,7 +49,8 @@ class Carried:
         """The state that has arrived becomes that of the loop. ``keep``: also at the next call."""
         if self._received is None:
             return
-        state, control, callbacks, attributes = copy.deepcopy(self._received)
+        # From ranks, or a checkpoint, of the same job:
+        state, control, callbacks, attributes = pickle.loads(self._received)  # noqa: S301
         t, self._held = self._trainer, None
         vars(t.state).update(state)
         vars(t.control).update(control)
