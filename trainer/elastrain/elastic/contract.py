@@ -73,6 +73,7 @@ class Call(StrEnum):
     STEPS = "job.steps()"
     SET_UP = "job.wrap(), job.track(), job.variables(), job.every(), job.at()"
     BACKWARD = "job.backward()"
+    ADD = "job.add()"
     CLOSURE = "step(closure) of tracked optimizers"
     CLIP = "job.clip_grad_norm_()"
     UPDATE = "step() of tracked objects, unscale_() and update() of scalers, updates of averages"
@@ -133,6 +134,7 @@ _NO_MEETING = _raises(
 _ALONE = _raises(
     "other ranks may be in a loop body: call it there, behind job.backward(), or in a function given to job.every()"
 )
+_SUMMED = _raises("its sums travel with the gradients: call it in a loop body, before job.backward()")
 _NO_SUM = _raises("the step has no result before its last job.backward(): call it behind that")
 _NOT_OPEN = _raises("no loop body runs, or that of the warm-up, which is given to job.steps(…, warm_up=…)")
 
@@ -158,6 +160,7 @@ RULES: Mapping[Call, Mapping[Phase, Rule]] = {
         Phase.PASSED: _IN_BODY_ONLY,
         Phase.LEAVING: _IN_BODY_ONLY,
     },
+    Call.ADD: {phase: _ACTS if phase in (Phase.FRESH, Phase.PARTIAL) else _SUMMED for phase in Phase},
     Call.CLOSURE: {
         Phase.SETUP: _ACTS,
         Phase.FRESH: _ACTS,

@@ -327,6 +327,17 @@ class Job(JobValues):
         whole = None if count is None else reduction.whole(count)
         return self._loop.backward(loss, self._tracker.unscaled(loss), whole, retain_graph=retain_graph)
 
+    def add(self, **numbers: float) -> None:
+        """Add to numbers that are summed over the global batch of this step, as counts of tokens or of right answers.
+
+        Called in a loop body before its :meth:`backward`, on each micro-batch; the sums travel with the gradients.
+        After the last backward of a step that counts, :attr:`sums` has them, on all ranks. The bodies of a process add
+        to the names of its first one. Raises ``ValueError`` for another name, ``RuntimeError`` elsewhere.
+        """
+        self._loop.contract.acts(Call.ADD)
+        assert self._loop.step is not None
+        self._loop.sums.add(numbers, self._loop.step)
+
     @checked
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor | None:
         """Scale the gradients of the wrapped model so that their norm is at most ``max_norm``.

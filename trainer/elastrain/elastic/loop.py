@@ -26,6 +26,7 @@ from elastrain.elastic.body.between import Between
 from elastrain.elastic.body.bodies import Bodies
 from elastrain.elastic.body.learning import Learning
 from elastrain.elastic.body.replica_check import ReplicaCheck
+from elastrain.elastic.body.script_sums import ScriptSums
 from elastrain.elastic.body.several import SeveralBackwards
 from elastrain.elastic.body.undo import Undo
 from elastrain.elastic.boundary import Act, Boundary
@@ -89,9 +90,11 @@ class Loop:
         self._tracked = tracked
         self._learning = Learning(world, heartbeat)
         self._check = ReplicaCheck(world)
+        self.sums = ScriptSums()
         self._backward = Backward(
-            session, strategy, heartbeat, world, learning=self._learning, batch=batch, check=self._check
-        )
+            session, strategy, heartbeat, world,
+            learning=self._learning, batch=batch, check=self._check, sums=self.sums,
+        )  # fmt: skip
         self._warmed_by: ElasticLoader | None = None
         """The data of the last warm-up."""
         self._left = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -105,6 +106,11 @@ class JobValues:
     def loss(self) -> float | None:
         """In a loop body what its last :meth:`backward` returned; else that of the last committed step, or None."""
         return self._loop.loss
+
+    @property
+    def sums(self) -> Mapping[str, float]:
+        """The sums of :meth:`Job.add` over the global batch of the last step that counts, by name."""
+        return self._loop.sums.totals
 
     @property
     def chooses_batch(self) -> bool:

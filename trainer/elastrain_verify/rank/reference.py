@@ -46,6 +46,7 @@ class Reference(AbstractContextManager["Reference"]):
     loss: float | None = None
     chooses_batch = _at_boundary = False
     _last = property(lambda self: self._body == len(self._bodies) - 1 or not self._bodies)  # part of the step, or none
+    sums = property(lambda self: dict(self._added))
     synchronised = committed = property(lambda self: self._last and self._backwards > 0)
     effective_samples = property(lambda self: float(self._order.samples_before(self.step)) if self._order else 0.0)
 
@@ -64,6 +65,7 @@ class Reference(AbstractContextManager["Reference"]):
         self._body = self._backwards = 0
         self._losses = self._count = 0.0
         self._sums: dict[nn.Parameter, torch.Tensor] = {}
+        self._added: dict[str, float] = {}
         self.drew = self._asked = self._stops = self._stopped = False  # drew: a loop body has drawn random numbers
         self._scaled: tuple[Any, Any] = (None, None)
 
@@ -151,6 +153,7 @@ class Reference(AbstractContextManager["Reference"]):
         cuts = [loader.order.micro_slices(self.step, *share) for share in shares]
         self._bodies, self._body = [part for cut in cuts for part in cut], -1
         self.epoch, self._losses, self._count, self._sums = cuts[0][0].epoch, 0.0, 0.0, {}
+        self._added = {}
         try:
             for share in shares:
                 for part in loader.begin(self.step, share):
@@ -213,6 +216,10 @@ class Reference(AbstractContextManager["Reference"]):
 
     def _parameters(self) -> list[nn.Parameter]:
         return list(dict.fromkeys([*self._wrapped, *(p for model in self._models for p in model.parameters())]))
+
+    def add(self, **numbers: float) -> None:
+        for name, number in numbers.items():
+            self._added[name] = self._added.get(name, 0.0) + float(number)
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor | None:
         return nn.utils.clip_grad_norm_(self._parameters(), max_norm, norm_type) if self._last else None

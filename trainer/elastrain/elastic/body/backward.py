@@ -14,6 +14,7 @@ from elastrain.data.order import Slice
 from elastrain.elastic.batching import ScriptsBatch
 from elastrain.elastic.body.learning import Learning
 from elastrain.elastic.body.replica_check import ReplicaCheck
+from elastrain.elastic.body.script_sums import ScriptSums
 from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.comm.header import RanksDiverged
 from elastrain.elastic.commit import control
@@ -59,11 +60,12 @@ class Backward:
         learning: Learning,
         batch: ScriptsBatch,
         check: ReplicaCheck,
+        sums: ScriptSums,
     ) -> None:
         self.stop_asked = False
         """Whether this rank asks to end training."""
         self._session, self._strategy, self._heartbeat, self._world = session, strategy, heartbeat, world
-        self._learning, self._batch, self._check = learning, batch, check
+        self._learning, self._batch, self._check, self._sums = learning, batch, check, sums
 
     def run(
         self,
@@ -134,11 +136,18 @@ class Backward:
         world, model = self._world, self._world.model
         assert model is not None
         connected, replica = self._session.connected(), world.state.replicas.take_number(communicator)
-        of_model, of_batch = model.votes(), self._batch.votes(world.place)
+        of_model, of_batch, of_script = model.votes(), self._batch.votes(world.place), self._sums.votes(step)
         if step.share.learner:
             learning = model.learner is not None and model.learner.receiving
             connected = frozenset[int]() if learning else connected  # no switch before its state is complete
-            return Vote(connected, learning=learning, of_model=of_model, of_batch=of_batch, replica=replica)
+            return Vote(
+                connected,
+                learning=learning,
+                of_model=of_model,
+                of_script=of_script,
+                of_batch=of_batch,
+                replica=replica,
+            )
         first = world.place.rank % self._strategy.tensor == 0  # of the ranks that compute the same samples
         return Vote(
             connected,
@@ -150,6 +159,7 @@ class Backward:
             save=world.saving.vote(world.step + 1),
             kept=step.keeps and first,
             of_model=of_model,
+            of_script=of_script if first else [0.0] * len(of_script),
             of_batch=of_batch,
             replica=replica,
         )
@@ -185,6 +195,7 @@ class Backward:
         if not step.counts:
             log.info("the step does not count", step=step.number, outcome=step.outcome)
             return
+        self._sums.take(step.result.summed.of_script)
         if self._strategy.votes:
             assert world.model is not None
             world.model.take_votes(step.result.summed.of_model)

@@ -47,6 +47,8 @@ class Summed:
     """The proposals that this rank had published."""
     of_model: Sequence[float] = ()
     """The sums of :meth:`elastrain.elastic.strategies.strategy.ElasticModule.votes`."""
+    of_script: Sequence[float] = ()
+    """Those of :meth:`elastrain.elastic.body.script_sums.ScriptSums.votes`."""
     of_batch: Sequence[float] = ()
     """Those of :meth:`elastrain.elastic.batching.ScriptsBatch.votes`."""
     replicas: Sequence[int] = ()

@@ -47,6 +47,8 @@ class Vote:
     """Whether this rank adds the gradients of this step to those of a step before."""
     of_model: Sequence[float] = ()
     """As of :meth:`elastrain.elastic.strategies.strategy.ElasticModule.votes`; equally many on all ranks."""
+    of_script: Sequence[float] = ()
+    """As of :meth:`elastrain.elastic.body.script_sums.ScriptSums.votes`; equally many on all ranks."""
     of_batch: Sequence[float] = ()
     """As of :meth:`elastrain.elastic.batching.ScriptsBatch.votes`; equally many on all ranks."""
     replica: int | None = None
@@ -65,17 +67,20 @@ def cast(communicator: Communicator, own: Callable[[], Vote]) -> Summed:
     fixed = [
         vote.loss, vote.compute, vote.learning, vote.stop, vote.counted, vote.count, vote.save, vote.kept
     ]  # fmt: skip
-    values = torch.tensor([*control.encode(connected), *fixed, *vote.of_model, *vote.of_batch], dtype=torch.float64)
+    others = [*vote.of_model, *vote.of_script, *vote.of_batch]
+    values = torch.tensor([*control.encode(connected), *fixed, *others], dtype=torch.float64)
     replicas = torch.zeros(0 if vote.replica is None else communicator.world_size, dtype=torch.int64)
     if vote.replica is not None:
         replicas[communicator.rank] = vote.replica  # 63 bits, which no floating-point sum keeps
     beside = [replicas] if len(replicas) else []
     torch.futures.wait_all(communicator.sum_together(*beside, values, kind=Kind.CONTROL))
     sums, model = values.tolist(), control.SIZE + len(vote.of_model)
+    script = model + len(vote.of_script)
     return Summed(
         sums[: control.SIZE],
         connected,
         of_model=sums[control.SIZE : model],
-        of_batch=sums[model:],
+        of_script=sums[model:script],
+        of_batch=sums[script:],
         replicas=replicas.tolist(),
     )

@@ -1,0 +1,41 @@
+"""Numbers of a script that are summed over the global batch of a step. They travel with the votes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from elastrain.elastic.commit.step import Step
+
+
+class ScriptSums:
+    """Of one rank. For the training thread."""
+
+    def __init__(self) -> None:
+        self.totals: dict[str, float] = {}
+        """Of the last step that counts, by name."""
+        self._own: dict[str, float] = {}
+        self._of: Step | None = None
+
+    def add(self, numbers: Mapping[str, float], step: Step) -> None:
+        """To those of ``step``. Raises ``ValueError`` for a name that the warm-up did not have: the ranks sum equally
+        many."""
+        self._begin(step)
+        if not step.warm_up and (unknown := numbers.keys() - self._own.keys()):
+            raise ValueError(
+                f"job.add({sorted(unknown)[0]}=…): add 0 to it in the loop bodies before, from the first on"
+            )
+        for name, number in numbers.items():
+            self._own[name] = self._own.get(name, 0.0) + float(number)
+
+    def votes(self, step: Step) -> list[float]:
+        """This rank's part, by name."""
+        self._begin(step)
+        return [self._own[name] for name in sorted(self._own)]
+
+    def take(self, sums: Sequence[float]) -> None:
+        """The sums over all ranks, of a step that counts."""
+        self.totals = dict(zip(sorted(self._own), sums, strict=True))
+
+    def _begin(self, step: Step) -> None:
+        if step is not self._of:
+            self._of, self._own = step, dict.fromkeys(self._own, 0.0)
