@@ -9,9 +9,9 @@ from typing import Any
 from elastrain.api.job import JobStatus
 from elastrain.api.records import Target
 from elastrain_operator.__main__ import cli
-from elastrain_operator.job import executor
+from elastrain_operator.job import statuses
 
-_patch, _encode = executor.status_patch, Target.encode
+_patch, _encode = statuses.status_patch, Target.encode
 MARK = "writtenByTheNextVersion"
 ARCHIVED = {
     "type": "Archived",
@@ -38,6 +38,6 @@ def newer_target(target: Target) -> bytes:
 
 
 if __name__ == "__main__":
-    executor.status_patch = newer_status
+    statuses.status_patch = newer_status
     Target.encode = newer_target  # type: ignore[method-assign]
     cli()

@@ -5,29 +5,28 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import structlog
 
 from elastrain.api import names
-from elastrain.api.job import JobSpec, JobStatus
+from elastrain.api.job import JobSpec
 from elastrain.api.keys import JobKeys
-from elastrain.api.records import PHASES
 from elastrain.etcd import EtcdDenied, EtcdError
 from elastrain_operator import clock
 from elastrain_operator.config import OperatorConfig
-from elastrain_operator.facts import Deletion, EndedMember, JobEvent, JobRef, Pod, RefusalKind, Severity
+from elastrain_operator.facts import Deletion, EndedMember, JobEvent, JobRef, Pod, RefusalKind
 from elastrain_operator.job import objects
 from elastrain_operator.job.recorder import Recorder
 from elastrain_operator.job.state import LoopState, Plan
+from elastrain_operator.job.statuses import Statuses
 from elastrain_operator.job.traces import Traces
 from elastrain_operator.kube.answers import NO_ANSWER, ApiError, Refused, is_without_answer, refused
 from elastrain_operator.kube.client import Kube
 from elastrain_operator.kueue.render import charged_to
 from elastrain_operator.pod import manifest as manifests
 from elastrain_operator.pod.template import version
-from elastrain_operator.policy.report import conditions
-from elastrain_operator.policy.report.events import LONGEST
 from elastrain_operator.raw import text
 from elastrain_operator.records import logins
 from elastrain_operator.records.logins import JobLogins
@@ -35,7 +34,6 @@ from elastrain_operator.records.mirror import Mirror
 from elastrain_operator.watch import parse
 from elastrain_operator.watch.owner import owner
 
-LARGEST = 2**63 - 1
 _BESIDE = -1
 """In the place of an ordinal: what is written beside the pods."""
 PARALLEL = 16
@@ -66,13 +64,14 @@ class Executor:
         self._events = events
         self._deletions = asyncio.Semaphore(PARALLEL)
         self._gangs = objects.Gangs(kube, config.gang) if config.gang else None
+        self.statuses = Statuses(kube, events)
 
     async def execute(self, job: JobRef, spec: JobSpec | None, plan: Plan, state: LoopState) -> None:
         """Execute ``plan`` in this order, and stop at the first failed call (the next pass plans it again):
 
         1. leases of members whose processes have ended: survivors wait for this; where it fails, they expire;
         2. the job's label; then status: it records a loss before the pod is deleted, and an ordinal before it names a
-           pod;
+           pod. Where the API server refuses this status, only what needs no record of it follows;
         3. beside each other, since a webhook that hangs keeps no room: creations; the disruption budget; the target,
            and after it the deletions: a leaving worker reads it before its pod is deleted;
         4. deletion of the job. ``spec`` may be None if no pod is created. Events are sent later, by the recorder.
@@ -86,9 +85,10 @@ class Executor:
         if isinstance(first, dict):
             await self._label(job, first, state)
         if plan.status is not None:
-            patch = status_patch(plan.status)
-            state.version = await self._kube.patch_status(job.namespace, job.name, patch, state.version)
-            state.status, state.status_written = plan.status, clock.now()
+            refused = await self.statuses.write(job, plan.status, state)
+            if refused is not None:
+                await _all(self._unrecorded(job, spec, plan, state))
+                raise refused
             if self._traces is not None:
                 self._traces.seen(job, plan.status)
         for uid in plan.departed:  # the status contains their loss
@@ -115,16 +115,6 @@ class Executor:
         else:
             log.info("ended the leases of ended workers", job=_name(job), members=members)
 
-    async def report_unreadable(self, job: JobRef, raw: Any, cause: str, state: LoopState) -> None:
-        """Report that the status ``raw`` of a job cannot be read, and change nothing else. Raises ``ApiError``."""
-        text = conditions.unreadable_message(job.name, cause)
-        patch = conditions.unreadable_patch(raw, text, job.generation, clock.now())
-        if patch is not None:
-            state.version = await self._kube.patch_status(job.namespace, job.name, patch, state.version)
-        if state.unreadable != cause:
-            self._events.record(job, JobEvent(conditions.UNREADABLE, text[:LONGEST], Severity.WARNING))
-            state.unreadable = cause
-
     def _changes(
         self, job: JobRef, first: _Manifest | None, spec: JobSpec | None, plan: Plan, state: LoopState
     ) -> list[Awaitable[None]]:
@@ -137,6 +127,17 @@ class Executor:
                 changes.append(self._probe(job, spec, first, state))
         if plan.target is not None or plan.delete:
             changes.append(self._aim(job, plan))
+        return [*changes, *self._beside(job, spec, plan, state)]
+
+    def _unrecorded(self, job: JobRef, spec: JobSpec | None, plan: Plan, state: LoopState) -> list[Awaitable[None]]:
+        """What is safe without a record in the status: no pod comes or goes, and none is asked to leave."""
+        keeps_all = plan.target is not None and plan.target.desired > 0 and not plan.target.leaving
+        aims = [self._aim(job, replace(plan, delete=()))] if keeps_all else []
+        return [*aims, *self._beside(job, spec, plan, state)]
+
+    def _beside(self, job: JobRef, spec: JobSpec | None, plan: Plan, state: LoopState) -> list[Awaitable[None]]:
+        """What stands beside the pods."""
+        changes: list[Awaitable[None]] = []
         if plan.marks:
             changes.append(objects.write_marks(self._kube, job, plan.marks, state))
         if plan.budget is not None:
@@ -357,33 +358,6 @@ _Manifest = dict[str, Any] | Refused
 """The manifest of a pod, or why there is none."""
 _Result = Pod | Refused | ApiError | EtcdError
 """Result of an attempt to create a pod; an error is worth another attempt."""
-
-
-def status_patch(status: JobStatus) -> dict[str, Any]:
-    """A merge patch that makes a stored status equal to ``status``: absent fields of objects become null, which removes
-    them; in lists, which are replaced as a whole, they are left out."""
-    wire = _storable(status.model_dump(mode="json", by_alias=True, exclude_none=True))
-    patch = _with_nulls(status.model_dump(mode="json", by_alias=True), wire)
-    if status.last_rescale is not None:  # remove the phases of an earlier, unplanned rescale
-        patch["lastRescale"]["phases"] = dict.fromkeys(PHASES) | patch["lastRescale"]["phases"]
-    return patch
-
-
-def _storable(value: Any) -> Any:
-    """``value`` with integers that fit into the API server's 64 bits: a job's records may contain any number."""
-    if isinstance(value, dict):
-        return {name: _storable(inner) for name, inner in value.items()}
-    if isinstance(value, list):
-        return [_storable(inner) for inner in value]
-    return min(max(value, -LARGEST - 1), LARGEST) if isinstance(value, int) and not isinstance(value, bool) else value
-
-
-def _with_nulls(whole: Mapping[str, Any], wire: Mapping[str, Any]) -> dict[str, Any]:
-    """``wire``, with a null for each field that only ``whole`` has."""
-    return {
-        name: _with_nulls(value, wire[name]) if isinstance(value, dict) and name in wire else wire.get(name)
-        for name, value in whole.items()
-    }
 
 
 def _name(job: JobRef) -> str:

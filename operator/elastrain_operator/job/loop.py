@@ -250,11 +250,14 @@ class JobLoop:
         try:
             status = state.status or parse.job_status(body)
         except parse.StatusUnreadable as error:  # nothing may follow from it
-            await self._executor.report_unreadable(self.job, body.get("status"), str(error), state)
+            await self._executor.statuses.report_unreadable(self.job, body.get("status"), str(error), state)
             return self._config.resync
         decided = self._decide(body, status, await self._observe(status))
         self._show(decided)
+        unwritten = dict(state.unwritten)
         await self._executor.execute(self.job, decided.spec, decided.plan, state)
+        if state.unwritten != unwritten:
+            self.wake()  # to say so in the status
         return await self._follow(decided)
 
     def _decide(self, body: Mapping[str, Any], status: JobStatus, observed: Observed) -> PassResult:

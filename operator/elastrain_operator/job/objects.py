@@ -1,6 +1,6 @@
 """Writes what stands beside a job's pods: the disruption budget, the marks for autoscalers, the gang.
 
-A failure is logged and stops no other write. It is repeated in a pass after :data:`RETRY`.
+A failure is logged, stands in a condition, and stops no other write. It is repeated in a pass after :data:`RETRY`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from elastrain.api.job import JobSpec
 from elastrain_operator import clock
 from elastrain_operator.config import GangConfig
 from elastrain_operator.facts import DisruptionBudget, Gang, JobRef, Mark, RefusalKind
-from elastrain_operator.job.state import LoopState
+from elastrain_operator.job.state import BUDGET, GANG, MARKS, LoopState
 from elastrain_operator.kube.answers import ApiError, Refused
 from elastrain_operator.kube.client import Kube
 from elastrain_operator.pod.defaults import evictable
@@ -37,9 +37,12 @@ async def _attempt(what: str, job: JobRef, state: LoopState, write: Callable[[],
         await write()
     except ApiError as error:
         state.retries[what] = clock.now() + RETRY
+        if error.code:  # else the API server has said nothing
+            state.unwritten[what] = str(error)
         log.warning(f"{what} not written", job=f"{job.namespace}/{job.name}", error=str(error))
         return False
     state.retries.pop(what, None)
+    state.unwritten.pop(what, None)
     return True
 
 
@@ -56,7 +59,7 @@ async def write_budget(kube: Kube, job: JobRef, budget: DisruptionBudget, state:
         else:
             await kube.remove(path, f"delete disruption budget {job.namespace}/{name}")
 
-    if await _attempt("disruption budget", job, state, write):
+    if await _attempt(BUDGET, job, state, write):
         state.budget = budget
 
 
@@ -82,7 +85,7 @@ async def write_marks(kube: Kube, job: JobRef, marks: tuple[Mark, ...], state: L
         for mark in marks:
             await kube.annotate_pod(job.namespace, mark.pod, mark.uid, evictable(keep=mark.keep))
 
-    await _attempt("annotations of workers", job, state, write)
+    await _attempt(MARKS, job, state, write)
 
 
 # ---- gangs ---------------------------------------------------------------------------------------------------------
@@ -134,7 +137,7 @@ class Gangs:
             if found is not None:
                 raise found
 
-        await _attempt("gang", job, state, write)
+        await _attempt(GANG, job, state, write)
 
     def mark(self, pod: dict[str, Any], job: JobRef, state: LoopState) -> dict[str, Any]:
         """``pod``, a manifest, with its reference to the group, if there is one."""

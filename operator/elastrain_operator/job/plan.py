@@ -199,7 +199,8 @@ def _silenced(taken: Steps) -> Iterable[Deletion]:
 # ---- a job that ends -----------------------------------------------------------------------------------------------
 def _end(taken: Steps, verdict: Verdict) -> Plan:
     status = status_of(taken, (), (), None)
-    lasting = [c for c in status.conditions if c.type != ConditionType.GROWN]  # an ended job does not grow
+    past = {ConditionType.GROWN, ConditionType.STATE_PROTECTED}  # an ended job does not grow, and holds no state
+    lasting = [c for c in status.conditions if c.type not in past]
     merged = conditions.merge(lasting, conditions.ended(verdict), taken.facts.observed.job.generation, taken.facts.now)
     status = status.model_copy(
         update={

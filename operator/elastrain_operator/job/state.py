@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Any
 
 from elastrain.api.job import AcceleratorSeconds, JobStatus
 from elastrain.api.records import Target
@@ -23,6 +24,9 @@ from elastrain_operator.facts import (
     StartAttempts,
 )
 
+BUDGET, MARKS, GANG = "disruption budget", "annotations of workers", "gang"
+"""What stands beside a job's pods."""
+
 
 @dataclass(slots=True)
 class LoopState:
@@ -35,6 +39,10 @@ class LoopState:
     """When this operator last wrote the status; None: never."""
     status_interval: float = 5.0
     """Seconds between two non-urgent writes of the status: longer with more jobs."""
+    short_status: Mapping[str, Any] = field(default_factory=dict)
+    """What was written in the place of a status that the API server refuses; empty: it refuses none."""
+    unwritten: dict[str, str] = field(default_factory=dict)
+    """Why objects beside the pods could not be written, by :data:`BUDGET`, :data:`MARKS` or :data:`GANG`."""
     version: str | None = None
     """``resourceVersion`` of the job as last seen or written: a status replaces only this version."""
     open_ordinals: tuple[int, ...] = ()

@@ -41,6 +41,11 @@ ERRORS = Counter(
     ["source"],  # api, etcd, operator
     registry=REGISTRY,
 )
+STATUSES_REFUSED = Counter(
+    "elastrain_operator_statuses_refused",
+    "Statuses of jobs that the API server refused to store. Each is tried again; meanwhile no pod comes or goes.",
+    registry=REGISTRY,
+)
 PLAN_SECONDS = Histogram(
     "elastrain_operator_plan_duration_seconds",
     "Time to plan one job.",

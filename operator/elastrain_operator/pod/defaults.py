@@ -84,7 +84,7 @@ def last_words(body: dict[str, Any], trainer: dict[str, Any]) -> None:
 
 
 def resolve_services(body: dict[str, Any]) -> None:
-    """Let a worker in the host's network find etcd: the node's resolver, Kubernetes' default there, knows no Service."""
+    """Let a worker in the host's network find etcd: the node's resolver, the default there, knows no Service."""
     if body.get("hostNetwork") and body.get("dnsPolicy") is None:
         body["dnsPolicy"] = "ClusterFirstWithHostNet"
 

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import time
+import urllib.error
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
+from elastrain.api import names
+from elastrain.api.job import LastFailure
+from elastrain.api.records import Outcome, Termination
+
 pytestmark = pytest.mark.apiserver
 
+STATUS = f"{names.PLURAL}/status"
 WEBHOOKS = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
 
 
@@ -96,3 +102,59 @@ def test_a_job_starts_and_scales_at_once_although_no_event_can_be_recorded(clust
     eventually(lambda: "silent-1" in cluster.pods(), 20, "another worker is created")
     assert time.monotonic() - began < 10, "events are not in the way"
     assert cluster.events("silent") == []
+
+
+def test_a_quota_that_refuses_the_disruption_budget_is_named_and_the_job_trains(cluster, play, eventually):
+    quotas = f"/api/v1/namespaces/{cluster.namespace}/resourcequotas"
+    hard = {"count/poddisruptionbudgets.policy": "0"}
+    cluster.call("POST", quotas, {"metadata": {"name": "none"}, "spec": {"hard": hard}})
+    cluster.merge(f"{quotas}/none/status", {"status": {"hard": hard, "used": hard}})
+    player = play(cluster.create_job("bare", maxReplicas=2))
+    eventually(lambda: cluster.status("bare").get("readyReplicas") == 2, 60, "two workers train")
+    player.commit(10)
+
+    eventually(lambda: cluster.condition("bare", "StateProtected").get("status") == "False", 30, "the refusal is shown")
+    found = cluster.condition("bare", "StateProtected")
+    assert found["reason"] == "BudgetRefused"
+    assert "exceeded quota: none" in found["message"]
+    assert cluster.condition("bare", "PodsReady")["status"] == "True"
+
+
+@contextlib.contextmanager
+def _refuses_statuses(cluster, eventually) -> Iterator[None]:
+    """A policy of the test's namespace that refuses the status of a job with a failure."""
+    name, group = f"no-failures-{cluster.namespace}", "/apis/admissionregistration.k8s.io/v1"
+    rule = {"apiGroups": [names.GROUP], "apiVersions": ["*"], "operations": ["UPDATE"], "resources": [STATUS]}
+    policy = {
+        "matchConstraints": {"resourceRules": [rule]},
+        "validations": [{"expression": "!has(object.status.lastFailure)", "message": "no failures here"}],
+    }
+    chosen = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": cluster.namespace}}}
+    binding = {"policyName": name, "validationActions": ["Deny"], "matchResources": chosen}
+    with contextlib.ExitStack() as undo:
+        for kind, spec in (("validatingadmissionpolicies", policy), ("validatingadmissionpolicybindings", binding)):
+            cluster.call("POST", f"{group}/{kind}", {"metadata": {"name": name}, "spec": spec})
+            undo.callback(cluster.call, "DELETE", f"{group}/{kind}/{name}")
+        failure = LastFailure(time="2030-01-01T00:00:00Z", worker="w", cause="user", reason="R", message="m")
+        wire = {"status": {"lastFailure": failure.model_dump(mode="json", by_alias=True, exclude_none=True)}}
+
+        def is_in_force() -> bool:
+            try:
+                cluster.merge(f"{cluster.job_path('mute')}/status?dryRun=All", wire)
+            except urllib.error.HTTPError as refused:
+                return b"no failures here" in refused.read()
+            return False
+
+        eventually(is_in_force, 30, "the policy is in force")
+        yield
+
+
+def test_a_policy_that_refuses_the_status_leaves_no_old_word_in_it(cluster, play, eventually):
+    player = play(cluster.create_job("mute", maxReplicas=2))
+    eventually(lambda: cluster.status("mute").get("readyReplicas") == 2, 60, "two workers train")
+    with _refuses_statuses(cluster, eventually):
+        player.crash("mute-1", Termination(outcome=Outcome.FAILED, exit_code=1, reason="ScriptFailed", message="boom"))
+        eventually(lambda: refusal(cluster, "mute", "StatusRefused"), 60, "the refusal is shown")
+        assert cluster.status("mute")["readyReplicas"] == 1
+        assert "no failures here" in cluster.condition("mute", "PodsReady")["message"]
+    eventually(lambda: cluster.status("mute").get("readyReplicas") == 2, 60, "the worker is replaced")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -11,10 +12,12 @@ from elastrain.api.job import Condition, JobStatus, LastRescale, ProgressStatus
 from elastrain.api.records import Target
 from elastrain.etcd import EtcdConfig, EtcdDenied, EtcdUnavailable
 from elastrain_operator.config import OperatorConfig, WorkerEtcd
-from elastrain_operator.facts import Deletion, JobEvent, JobRef, RefusalKind
-from elastrain_operator.job.executor import Executor, status_patch
+from elastrain_operator.facts import Deletion, DisruptionBudget, EndedMember, JobEvent, JobRef, RefusalKind
+from elastrain_operator.job.executor import Executor
 from elastrain_operator.job.state import LoopState, Plan
+from elastrain_operator.job.statuses import status_patch
 from elastrain_operator.kube.answers import NO_ANSWER, ApiError
+from elastrain_operator.metrics import process as metrics
 from elastrain_operator.pod.manifest import owner
 
 JOB = JobRef("ns", "job", "uid", 1)
@@ -374,3 +377,92 @@ def test_pod_that_admission_has_renamed_is_deleted_and_reported(world, execute, 
     assert world.calls == ["create job-0", "delete x-job-0"], "one shows it, and none is left that no pass would know"
     assert state.refusal.kind is RefusalKind.ADMISSION_DENIED
     assert "x-job-0" in state.refusal.message
+
+
+# ---- a status that the API server refuses ----------------------------------------------------------------------------
+HARMLESS = replace(EVERYTHING, ended=(EndedMember("m", 7),), budget=DisruptionBudget((0,)))
+
+
+@pytest.fixture
+def refusing(world, monkeypatch):
+    """``refusing(code, short=...)``: the API server refuses statuses, and with ``short`` also the short ones; returns
+    what it stores."""
+
+    def begin(code: int, *, short: bool) -> list[dict]:
+        stored: list[dict] = []
+
+        async def patch_status(namespace, name, status, version=None):
+            world.calls.append("short" if len(status) < 10 else "status")
+            if len(status) >= 10 or short:
+                raise ApiError("write the status", code, "Invalid", "status.step: too large")
+            stored.append(status)
+            return "9"
+
+        async def write(*_):
+            world.calls.append("beside")
+
+        monkeypatch.setattr(world, "patch_status", patch_status)
+        monkeypatch.setattr(world, "apply", write, raising=False)
+        monkeypatch.setattr(world, "end_leases", write, raising=False)
+        return stored
+
+    return begin
+
+
+@pytest.mark.parametrize("code", [400, 403, 413, 422, 500])
+@pytest.mark.parametrize("short", [False, True], ids=["short form stored", "short form refused"])
+def test_refused_status_stops_only_what_needs_its_record(world, execute, refusing, code, short):
+    refusing(code, short=short)
+    counted, state = metrics.STATUSES_REFUSED._value.get(), LoopState()
+    with pytest.raises(ApiError):
+        execute(HARMLESS, state)
+    assert world.calls[:4] == ["beside", "status", "event StatusRefused", "short"], "leases of the dead end first"
+    assert set(world.calls[4:]) == {"target", "beside"}, "no pod comes or goes, and the job stays"
+    assert metrics.STATUSES_REFUSED._value.get() == counted + 1
+    assert not state.open_ordinals
+    assert state.status is None
+
+
+@pytest.mark.parametrize("code", [0, 401, 409, 429, 503])
+def test_answer_of_the_moment_stops_the_pass_and_is_no_refusal(world, execute, refusing, code):
+    refusing(code, short=True)
+    with pytest.raises(ApiError):
+        execute(HARMLESS)
+    assert world.calls == ["beside", "status"]
+
+
+@pytest.mark.parametrize("fields", [{"leaving": ("job-1",)}, {"desired": 0}])
+def test_nobody_is_asked_to_leave_without_a_record_of_it(world, execute, refusing, fields):
+    refusing(422, short=False)
+    with pytest.raises(ApiError):
+        execute(replace(EVERYTHING, target=TARGET.model_copy(update=fields)))
+    assert "target" not in world.calls
+
+
+def test_no_stored_status_reads_as_if_all_train_and_is_older_than_that(world, execute, refusing):
+    stored, state = refusing(422, short=False), LoopState(status=JobStatus(phase="Running", ready_replicas=2))
+    since = "2030-01-01T00:00:00+00:00"
+    words = {"reason": "AllTrain", "message": "2 of 2 workers train", "lastTransitionTime": since}
+    trains = Condition.model_validate({"type": "PodsReady", "status": "True", **words})
+    status = JobStatus(phase="Running", ready_replicas=2, step=7, conditions=[trains])
+    for ready in (2, 2, 1):
+        with pytest.raises(ApiError):
+            execute(Plan(status=status.model_copy(update={"ready_replicas": ready})), state)
+    assert [s["readyReplicas"] for s in stored] == [2, 1], "written again only if it has changed"
+    (condition,) = stored[0]["conditions"]
+    assert (condition["status"], condition["reason"]) == ("Unknown", "StatusRefused")
+    assert "status.step: too large" in condition["message"]
+    assert state.status.conditions[0].reason == "StatusRefused", "the next status is compared with what is stored"
+    assert world.calls.count("event StatusRefused") == 1
+
+
+def test_status_is_whole_again_once_it_is_admitted(world, execute, refusing, monkeypatch):
+    state = LoopState()
+    with monkeypatch.context() as patched:
+        patched.setattr(world, "patch_status", world.patch_status)
+        refusing(422, short=False)
+        with pytest.raises(ApiError):
+            execute(EVERYTHING, state)
+    monkeypatch.undo()
+    execute(EVERYTHING, state)
+    assert (state.short_status, state.status) == ({}, EVERYTHING.status)

@@ -13,7 +13,7 @@ from elastrain.api.job import GenerationStatus, JobStatus
 from elastrain.api.records import CheckpointState, Member, Progress, Rescale, Resumed
 from elastrain_operator.facts import Coordination, DisruptionBudget, JobRef, Observed
 from elastrain_operator.job import objects, plan
-from elastrain_operator.job.state import LoopState
+from elastrain_operator.job.state import BUDGET, MARKS, LoopState
 from elastrain_operator.kube.client import ApiError
 from elastrain_operator.policy.report import durability
 from elastrain_operator.policy.size.protection import disruption_budget
@@ -191,3 +191,45 @@ def test_condition_says_what_training_resumed_from_and_which_copy_failed(make_sp
     events = [e.reason for e in planned.events]
     assert ("ResumedFromCheckpoint" in events) is (found.reason == "Resumed")
     assert ("CheckpointFailed" in events) is (found.reason == "CopyFailed")
+
+
+# ---- a budget that cannot be written ---------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("unwritten", "status", "reason"),
+    [
+        ({BUDGET: "exceeded quota"}, "False", "BudgetRefused"),
+        ({MARKS: "denied by a policy"}, "False", "AnnotationsRefused"),
+        ({BUDGET: "exceeded quota", MARKS: "denied by a policy"}, "False", "BudgetRefused"),
+        ({}, None, None),
+    ],
+    ids=["budget", "annotations", "both", "neither"],
+)
+def test_refused_protection_is_a_condition_and_an_event_with_the_api_server_s_words(
+    make_spec, unwritten, status, reason
+):
+    seen = Observed(JOB, pods=(pod(0), pod(1)), coordination=trained(0, 1))
+    made = plan.plan(make_spec(maxReplicas=2), JobStatus(), seen, NOW, LoopState(unwritten=dict(unwritten)))
+    found = next((c for c in made.status.conditions if c.type == "StateProtected"), None)
+    assert (found and found.status, found and found.reason) == (status, reason)
+    assert not unwritten or next(iter(unwritten.values())) in found.message
+    assert [e.reason for e in made.events if e.reason == reason] == ([reason] if reason else [])
+    again = plan.plan(make_spec(maxReplicas=2), made.status, seen, NOW, LoopState()).status
+    last = next((c for c in (again or made.status).conditions if c.type == "StateProtected"), None)
+    assert (last and last.status) == ("True" if unwritten else None), "it is True once they are written"
+
+
+@pytest.mark.parametrize("code", [403, 422, 500])
+def test_refusal_is_kept_until_the_write_succeeds(code):
+    errors = [ApiError("apply", code, "Forbidden", "exceeded quota: none")]
+
+    class Api:
+        async def apply(self, path, manifest):
+            if errors:
+                raise errors.pop()
+
+    state = LoopState()
+    asyncio.run(objects.write_budget(Api(), JOB, DisruptionBudget((0,)), state))
+    assert "exceeded quota: none" in state.unwritten[BUDGET]
+    state.retries.clear()
+    asyncio.run(objects.write_budget(Api(), JOB, DisruptionBudget((0,)), state))
+    assert not state.unwritten

@@ -231,9 +231,29 @@ def _checkpoint(progress: Progress | None, problem: str) -> ConditionUpdate:
     return ConditionUpdate(kind, "True", "Saved", f"step {state.step} in {state.path}")
 
 
-def gang_scheduled(gang: Gang | None, minimum: int, was_reported: bool) -> Iterable[ConditionUpdate]:
-    """``minimum``: the job's ``minReplicas``. ``was_reported``: the job has the condition."""
+def state_protected(budget: str, marks: str, *, was_reported: bool) -> Iterable[ConditionUpdate]:
+    """``budget``, ``marks``: why the disruption budget, or the annotations for autoscalers, could not be written;
+    empty: they are. Most jobs never get the condition."""
+    kind = ConditionType.STATE_PROTECTED
+    if budget:
+        text = f"{budget}; until it is written, evictions (kubectl drain) may remove the last worker with the state"
+        yield ConditionUpdate(kind, "False", "BudgetRefused", text)
+    elif marks:
+        text = f"{marks}; until they are written, an autoscaler may remove the node of the last worker with the state"
+        yield ConditionUpdate(kind, "False", "AnnotationsRefused", text)
+    elif was_reported:
+        yield ConditionUpdate(kind, "True", "Protected", "the disruption budget and the annotations are written")
+
+
+def gang_scheduled(
+    gang: Gang | None, minimum: int, was_reported: bool, unwritten: str = ""
+) -> Iterable[ConditionUpdate]:
+    """``minimum``: the job's ``minReplicas``. ``was_reported``: the job has the condition. ``unwritten``: why the
+    object could not be written in its present form; empty: it is."""
     kind = ConditionType.GANG_SCHEDULED
+    if unwritten:
+        yield ConditionUpdate(kind, "False", "GangRefused", f"{unwritten}; its present form stays in force")
+        return
     if gang is None:
         return
     if gang.problem:
@@ -248,6 +268,15 @@ def gang_scheduled(gang: Gang | None, minimum: int, was_reported: bool) -> Itera
         yield ConditionUpdate(
             kind, "Unknown", "NoGang", "the job wants no workers, or its template names another scheduler"
         )
+
+
+REFUSED = "StatusRefused"
+
+
+def refused(cause: str) -> ConditionUpdate:
+    """Of a job of which the API server refuses the status."""
+    text = f"{cause}; the other fields of the status are older. No worker is created, drained or deleted meanwhile"
+    return ConditionUpdate(ConditionType.PODS_READY, "Unknown", REFUSED, text)
 
 
 UNREADABLE = "StatusUnreadable"

@@ -90,7 +90,7 @@ def _condition(before: Condition | None, now: Condition) -> JobEvent | None:
             found = JobEvent("CheckpointFailed", text, Severity.WARNING)
         case ConditionType.CHECKPOINT_HEALTHY if is_true and (was_false or now.reason == "Resumed"):
             found = JobEvent("ResumedFromCheckpoint" if now.reason == "Resumed" else "CheckpointRecovered", text)
-        case ConditionType.COORDINATION_AVAILABLE | ConditionType.GANG_SCHEDULED if is_false:
+        case kind if is_false and kind in _FAULTS:
             found = JobEvent(now.reason, text, Severity.WARNING)
         case ConditionType.COORDINATION_AVAILABLE if is_true and before is not None and before.reason == "DataLost":
             found = JobEvent("RecordsRestored", "etcd has the records of this job again")
@@ -104,6 +104,10 @@ def _condition(before: Condition | None, now: Condition) -> JobEvent | None:
         case ConditionType.PODS_READY if is_false and now.reason not in _SELF_EXPLAINING | {"Succeeded", "Failed"}:
             found = JobEvent(now.reason, text, Severity.WARNING)
     return found
+
+
+_FAULTS = frozenset({ConditionType.COORDINATION_AVAILABLE, ConditionType.GANG_SCHEDULED, ConditionType.STATE_PROTECTED})
+"""Conditions of which False is a fault."""
 
 
 def _cut(text: str) -> str:

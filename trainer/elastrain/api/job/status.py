@@ -36,6 +36,9 @@ class ConditionType(StrEnum):
     """The operator reaches etcd."""
     GANG_SCHEDULED = "GangScheduled"
     """The scheduler binds ``minReplicas`` workers together or none. Absent where no scheduler is told of gangs."""
+    STATE_PROTECTED = "StateProtected"
+    """The disruption budget and the annotations that keep the last worker with the job's state are written. Absent
+    until the API server first refuses one of them."""
     UP_TO_DATE = "UpToDate"
     """All workers use the present template. Absent until the first change of the template."""
     NODES_EXCLUDED = "NodesExcluded"
