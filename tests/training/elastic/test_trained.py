@@ -222,6 +222,24 @@ def test_all_ranks_know_the_difference_if_their_sets_differ(pair, each, change) 
     assert one is not None and one.startswith(f"rank 0 and rank 1 train different parameters in step 1: {expected}")
 
 
+def test_buckets_are_looked_at_again_whenever_the_set_may_have_changed(pair, each) -> None:
+    def steps(communicator: Communicator) -> list[bool]:
+        rank = Rank(communicator, agreed=False)
+
+        def may_train_others() -> bool:
+            return rank.set.before_backward(communicator, first=True, learners=False)
+
+        found = [may_train_others(), may_train_others()]
+        rank.net[0].requires_grad_(True)
+        found += [may_train_others(), may_train_others()]
+        rank.net[0].requires_grad_(False)
+        found += [may_train_others(), may_train_others()]
+        communicator.abort("a worker is lost")
+        return [*found, may_train_others()]
+
+    assert each(steps, pair)[0] == [True, False, True, False, True, False, True]
+
+
 def test_error_names_the_remedy_if_the_set_changes_within_a_step(pair) -> None:
     rank = Rank(pair[0])
     rank.backward()

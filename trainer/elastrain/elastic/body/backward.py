@@ -111,7 +111,9 @@ class Backward:
     ) -> None:
         """Compute those of ``part``, and sum them over the ranks if it is the last one."""
         learners = self._world.share != self._world.place.share
-        self._world.state.trained.before_backward(communicator, first=step.done == 1, learners=learners)
+        assert self._world.model is not None
+        if self._world.state.trained.before_backward(communicator, first=step.done == 1, learners=learners):
+            self._world.model.may_train_others = True
         self._heartbeat.backward(loss)
         self._batch.of_part(step, part, loss, unscaled)
         step.add_loss(part, unscaled)

@@ -82,14 +82,18 @@ class TrainedSet:
         self._agreed_on = self.describe()
         self._agreed = self._signal() if agreed else None
 
-    def before_backward(self, communicator: Communicator, *, first: bool, learners: bool) -> None:
+    def before_backward(self, communicator: Communicator, *, first: bool, learners: bool) -> bool:
         """A backward follows: return when all ranks train the same parameters, or with a broken communicator.
+
+        Returns whether they may be others than in the backward before.
 
         ``first``: of its step. ``learners``: some ranks have begun the sums of this step without a backward.
         Raises ``RuntimeError`` if the script has changed the set after the first backward.
         """
-        if communicator.broken is not None or (self._agreed is not None and self._agreed == self._signal()):
-            return
+        if communicator.broken is not None:
+            return True
+        if self._agreed is not None and self._agreed == self._signal():
+            return False
         if not first:
             raise RuntimeError(
                 "job.backward(): the parameters that train, or their groups, have changed between the backwards of a "
@@ -99,6 +103,7 @@ class TrainedSet:
             communicator.abort("the parameters that train change while a rank receives its state")
         else:
             self._agree(communicator)
+        return True
 
     def _agree(self, communicator: Communicator) -> None:
         """Compare the set with those of all ranks. The communicator is *diverged* if they differ."""

@@ -176,7 +176,7 @@ class ReplicatedModule(ElasticModule):
 
     def attach(self, communicator: Communicator, *, keep: bool) -> None:
         self.detach()
-        self.communicator = communicator
+        self.communicator, self.may_train_others = communicator, True
         if not keep:
             self._cut([])
 
@@ -248,8 +248,9 @@ class ReplicatedModule(ElasticModule):
         ``renew``: gradients of an earlier backward of the step stay.
         """
         self.communicator = communicator or self.communicator
-        if self.buckets is None or self._trains_others:
+        if self.buckets is None or (self.may_train_others and self._trains_others):
             self._cut([])
+        self.may_train_others = False
         assert self.buckets is not None
         self.buckets.open(overlaps=not self._several, renew=renew)
 
@@ -321,7 +322,7 @@ class ReplicatedModule(ElasticModule):
 
     @property
     def _trains_others(self) -> bool:
-        """Whether other parameters require gradients than those with a place in a bucket; takes microseconds.
+        """Whether other parameters require gradients than those with a place in a bucket.
 
         A model without any is switched off for a moment, as in a GAN; of several models some always are.
         """

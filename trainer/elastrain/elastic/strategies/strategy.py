@@ -47,6 +47,8 @@ class ElasticModule(nn.Module):
     """Whether a loop body runs: then a forward with gradients is one of training, also in ``eval()`` mode."""
     warms_up = False
     """Whether the warm-up's loop body runs."""
+    may_train_others = True
+    """Whether other parameters may train than in the backward before."""
     aside: Mapping[nn.Parameter, torch.Tensor] = {}
     """Gradients that the backward under way adds to, and which the parameters do not have meanwhile."""
     products: tuple[float, float, float] | None = None
