@@ -109,7 +109,8 @@ class App:
             on_job=lambda body: self._loops.see(body, pods.of), on_deleted=self._job_deleted,
         )  # fmt: skip
         if self._capacity:
-            inventory = Inventory(self._kube, self._capacity.nudge, partial(is_allowed, self._kube), pods.see)
+            allowed, shared = partial(is_allowed, self._kube), self._capacity
+            inventory = Inventory(self._kube, shared.nudge, allowed, pods.see, shared.quota_seen)
             self._run("inventory", inventory.run)
             self._run("capacity", partial(self._capacity.run, inventory))
         await pods.listed(FIRST_LIST_SECONDS)  # no job is planned while its pods are unknown

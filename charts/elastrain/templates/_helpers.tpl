@@ -262,7 +262,7 @@ matchExpressions:
 {{- /* Additional rights for cluster sharing (the operator's CAPACITY_PERMISSIONS). */}}
 {{- define "elastrain.capacityRules" -}}
 - apiGroups: [""]
-  resources: [nodes]
+  resources: [nodes, resourcequotas]
   verbs: [list, watch]
 - apiGroups: [scheduling.k8s.io]
   resources: [priorityclasses]

@@ -32,8 +32,9 @@ from elastrain_operator.allocation import explanations, trials, worth
 from elastrain_operator.allocation.fair import Tier
 from elastrain_operator.allocation.goals import Budget, Goals, review
 from elastrain_operator.allocation.grant import Grant, Stop
-from elastrain_operator.allocation.granting import Granting, Quotas
+from elastrain_operator.allocation.granting import Granting
 from elastrain_operator.allocation.match import lets_go
+from elastrain_operator.allocation.quotas import Quotas
 from elastrain_operator.allocation.room import Idle, May, Room
 from elastrain_operator.allocation.snapshot import (
     Allocation,
@@ -84,9 +85,9 @@ class _Allocator:
         for node in snapshot.nodes:
             for resource, amount in node.room.items():
                 totals[resource] = totals.get(resource, 0) + max(amount, 0)
+        self._quotas = Quotas(policy.quotas, snapshot.quotas, snapshot.jobs)
         self._grants = {job.uid: self._grant_of(job, totals) for job in snapshot.jobs}
         self._queue = sorted(self._grants.values(), key=_order)
-        self._quotas = Quotas(policy.quotas)
         self._granting = Granting(self.room, self._quotas, self._grants)
         self._goals = Goals(self.room, policy, now)
         self._idle: dict[WorkerShape, Idle] = {}
@@ -103,6 +104,9 @@ class _Allocator:
                 grant.why = explanations.trial_lasts(job) if tries else ""
         if job.usable is not None and job.usable < grant.limit:
             grant.limit, grant.hold = job.usable, Stop.UNUSED
+        if job.quota_room is not None and max(job.quota_room, job.size) < grant.limit:
+            grant.limit, grant.hold = max(job.quota_room, job.size), Stop.QUOTA
+            grant.why = f"not grown: {self._quotas.shortage(job, grant.limit)}"
         return grant
 
     def run(self) -> None:

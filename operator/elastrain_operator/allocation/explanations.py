@@ -133,6 +133,13 @@ def quota(namespace: str, resource: str, used: int, most: int, need: int, *, wor
     return f"{have} of namespace {namespace}'s quota used, {amount(resource, need)} needed for the next {what}"
 
 
+def resource_quota(key: str, resource: str, left: int, hard: int, need: int) -> str:
+    """A ResourceQuota (``namespace/name``) has no room for another worker, or for several together."""
+    unit = resource.removeprefix("requests.").removeprefix("limits.")
+    have = f"{amount(unit, hard - left)} of {amount(unit, hard)} {resource}"
+    return f"{have} of ResourceQuota {key} used, {amount(unit, need)} more needed"
+
+
 def amount(resource: str, value: int) -> str:
     """An amount for people: cores, GiB, pieces."""
     if resource == "cpu":

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from elastrain_operator.allocation import explanations
 from elastrain_operator.allocation.fair import Tier
 from elastrain_operator.allocation.grant import Grant, Stop
+from elastrain_operator.allocation.quotas import Quotas
 from elastrain_operator.allocation.room import May, Room
 from elastrain_operator.allocation.snapshot import Amounts, Job, Worker, WorkerShape
 
@@ -41,7 +41,7 @@ class Granting:
     def attempt(self, grant: Grant, take: Callable[[Grant], bool]) -> bool:
         """``take`` for a job; all of it is undone if it returns False. An attempt may be part of another one."""
         made = _Attempt({grant.job.uid: grant.copy()})
-        used = self._quotas.copy_of(grant.job.namespace)
+        used = self._quotas.copy_of(grant.job)
         self._room.begin()
         self._attempts.append(made)
         done = take(grant)
@@ -56,7 +56,7 @@ class Granting:
         self._room.rollback()
         for uid, before in made.grants.items():
             self._grants[uid].restore(before)
-        self._quotas.restore(grant.job.namespace, used)
+        self._quotas.restore(grant.job, used)
         for other in made.lost:
             assert self.tier is not None, "a tier's attempts end before the tier"
             self.tier.lost(other, -1)
@@ -110,9 +110,10 @@ class Granting:
 
     def use_quota(self, grant: Grant, workers: int) -> bool:
         """Count so many workers that wait for nodes; False: the quota does not permit all of them."""
-        permitted = self._within_quota(grant, grant.job.kind.demand, workers)
+        permitted = self._within_quota(grant, grant.job.kind.demand, workers) and self._is_admitted(grant, workers)
         if permitted:
             self._quotas.use(grant.job.namespace, grant.job.kind.demand, workers)
+            self._quotas.charge(grant.job, grant.granted, workers)
         return permitted
 
     def places(self, job: Job, workers: int) -> bool:
@@ -141,8 +142,9 @@ class Granting:
     def _new(self, grant: Grant, may: May | None, *, at_once: bool = False) -> bool:
         """A free place, else the place of workers that leave for it: never for a job of which no pod was admitted."""
         demand = grant.job.kind.demand
-        if not self._within_quota(grant, demand):
+        if not self._within_quota(grant, demand) or not self._is_admitted(grant):
             return False
+        before = grant.granted
         asks = grant.job.admitted and not at_once and (may is not None or self._room.has_spares)
         if self._room.place(grant.job.kind, at_once=at_once):
             grant.fresh += 1
@@ -152,6 +154,7 @@ class Granting:
             grant.stop = Stop.NO_ROOM
             return False
         self._quotas.use(grant.job.namespace, demand)
+        self._quotas.charge(grant.job, before)
         return True
 
     def displace(self, kind: WorkerShape, may: May | None) -> bool:
@@ -182,39 +185,10 @@ class Granting:
             self.refused[grant.job.uid] = refused
         return refused is None
 
-
-class Quotas:
-    """The use of all quotas."""
-
-    def __init__(self, most: Mapping[str, Mapping[str, int]]) -> None:
-        """``most``: namespace → resource → bound."""
-        self._most = most
-        self._used: dict[str, dict[str, int]] = {namespace: {} for namespace in most}
-
-    def refusal(self, namespace: str, demand: Amounts, times: int = 1) -> str | None:
-        """Why the quota of the namespace does not permit so many times ``demand`` more; None: it does."""
-        bounds = self._most.get(namespace, {})
-        for resource, amount in demand:
-            most, used = bounds.get(resource), self._used.get(namespace, {}).get(resource, 0)
-            if most is not None and used + times * amount > most:
-                return explanations.quota(namespace, resource, used, most, times * amount, workers=times)
-        return None
-
-    def use(self, namespace: str, demand: Amounts, times: int = 1) -> None:
-        used = self._used.get(namespace)
-        if used is not None:
-            for resource, amount in demand:
-                used[resource] = used.get(resource, 0) + times * amount
-
-    def left(self) -> dict[str, dict[str, int]]:
-        """Namespace → resource → amount that is still permitted."""
-        return {n: {r: most - self._used[n].get(r, 0) for r, most in b.items()} for n, b in self._most.items()}
-
-    def copy_of(self, namespace: str) -> dict[str, int] | None:
-        """The use of one namespace, for :meth:`restore`."""
-        used = self._used.get(namespace)
-        return None if used is None else dict(used)
-
-    def restore(self, namespace: str, used: dict[str, int] | None) -> None:
-        if used is not None:
-            self._used[namespace] = used
+    def _is_admitted(self, grant: Grant, workers: int = 1) -> bool:
+        """Whether ResourceQuotas admit so many pods more; pods of a minimum of which one is refused do not start."""
+        refused = self._quotas.shortage(grant.job, grant.granted, workers)
+        if refused is not None:
+            grant.stop = Stop.QUOTA
+            self.refused[grant.job.uid] = refused
+        return refused is None

@@ -41,6 +41,8 @@ class Promise:
     """When the grant expires (``since`` is set), or when the job may be granted more again; None: neither."""
     obstacle: Obstacle | None = None
     """Why the last grant expired; None: none has expired, or no cause was known."""
+    room: int | None = None
+    """Workers that ResourceQuotas admitted then; None: unknown."""
     generation: int | None = None
     """``metadata.generation`` of the spec: a changed one is tried at once."""
 
@@ -64,7 +66,9 @@ def after(
         old = Promise(generation=job.generation)
     bound = sum(1 for w in job.workers if w.node)
     if usable(old, now) is not None:
-        return replace(old, bound=bound, granted=granted, since=None)
+        if not _has_more_quota(old, job):
+            return replace(old, bound=bound, granted=granted, since=None)
+        old = replace(old, until=None)
     if bound == old.bound >= granted == old.granted and old.since is None and old.usable is None:
         return old  # at rest, as most jobs always are
     progress = bound > old.bound or granted > old.granted or job.paced
@@ -79,7 +83,13 @@ def after(
     until = since + timedelta(seconds=patience or (HINDERED_SECONDS if job.hindered else SILENT_SECONDS))
     if now < until and not (job.refused and job.refused > since):
         return replace(made, until=until)
-    return _expired(replace(made, obstacle=obstacle), job, now)
+    return _expired(replace(made, obstacle=obstacle, room=job.quota_room), job, now)
+
+
+def _has_more_quota(old: Promise, job: Job) -> bool:
+    """Whether a quota that ended the grant admits more workers since: they need not wait for the back-off."""
+    refused = old.obstacle is not None and old.obstacle.refused
+    return refused and old.room is not None and (job.quota_room is None or job.quota_room > old.room)
 
 
 def _is_success(old: Promise, job: Job, bound: int, granted: int) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from decimal import ROUND_CEILING, Decimal
 from functools import lru_cache
 from typing import Any
@@ -52,15 +52,49 @@ def demand(pod_spec: Mapping[str, Any]) -> Amounts:
     """A pod's resource requests as kube-scheduler counts them: its containers together with its restartable init
     containers (sidecars), at least each other init container, plus its overhead. A missing request equals the limit.
     """
-    running = _sum(map(_requests, objects(pod_spec.get("containers"))))
+    return frozen({**_total(pod_spec, _requests), PODS: 1})
+
+
+def _total(pod_spec: Mapping[str, Any], of: Callable[[Mapping[str, Any]], dict[str, int]]) -> dict[str, int]:
+    """Requests or limits of a pod, from those ``of`` its containers."""
+    running = _sum(map(of, objects(pod_spec.get("containers"))))
     starting: dict[str, int] = {}
     for container in objects(pod_spec.get("initContainers")):
         if container.get("restartPolicy") == "Always":
-            running = _sum([running, _requests(container)])
+            running = _sum([running, of(container)])
         else:
-            starting = _greatest(starting, _requests(container))
-    total = _sum([_greatest(running, starting), amounts(mapping(pod_spec.get("overhead")))])
-    return frozen({**total, PODS: 1})
+            starting = _greatest(starting, of(container))
+    return _sum([_greatest(running, starting), amounts(mapping(pod_spec.get("overhead")))])
+
+
+_BOTH = ("cpu", "memory", "ephemeral-storage")
+"""Native resources that a ResourceQuota also names without ``requests.``."""
+
+
+def charge(pod_spec: Mapping[str, Any]) -> Amounts:
+    """What ResourceQuotas count of a pod, by the names of their resources: ``pods``, ``requests.nvidia.com/gpu``,
+    ``limits.memory``, ..."""
+    found = {PODS: 1, f"count/{PODS}": 1}
+    for resource, amount in demand(pod_spec):
+        if resource != PODS:
+            found[f"requests.{resource}"] = amount
+            if resource in _BOTH or resource.startswith("hugepages-"):
+                found[resource] = amount
+    limits = _total(pod_spec, _limits)
+    return frozen({**found, **{f"limits.{r}": a for r, a in limits.items() if r in _BOTH}})
+
+
+def charged(resource: str, text: str) -> int:
+    """An amount of a resource as a ResourceQuota names it. Raises ``ValueError``."""
+    return quantity(resource.removeprefix("requests.").removeprefix("limits."), text)
+
+
+def scopes(pod_spec: Mapping[str, Any]) -> frozenset[str]:
+    """The scopes of ResourceQuotas that a pod belongs to; ``PriorityClass=NAME`` names its class."""
+    ends = "Terminating" if pod_spec.get("activeDeadlineSeconds") is not None else "NotTerminating"
+    named = {r for r, _ in demand(pod_spec)} | _total(pod_spec, _limits).keys()
+    quality = "NotBestEffort" if named & {"cpu", "memory"} else "BestEffort"
+    return frozenset({ends, quality, f"PriorityClass={pod_spec.get('priorityClassName') or ''}"})
 
 
 def frozen(amount: Mapping[str, int]) -> Amounts:
@@ -76,6 +110,10 @@ def _shared(amount: Amounts) -> Amounts:
 def _requests(container: Mapping[str, Any]) -> dict[str, int]:
     resources = mapping(container.get("resources"))
     return amounts({**mapping(resources.get("limits")), **mapping(resources.get("requests"))})
+
+
+def _limits(container: Mapping[str, Any]) -> dict[str, int]:
+    return amounts(mapping(mapping(container.get("resources")).get("limits")))
 
 
 def _sum(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:

@@ -176,6 +176,12 @@ class Job:
     """The same for people: what became of that grant, or why its pods are refused."""
     obstacle: str = ""
     """Reason of the refusal that holds its grants back, one CamelCase word: ``QuotaExceeded``; empty: none does."""
+    charge: Amounts = ()
+    """What ResourceQuotas count of one of its pods, by the names of their resources; empty: unknown."""
+    quotas: tuple[str, ...] = ()
+    """ResourceQuotas (``namespace/name``) that bound its pods."""
+    quota_room: int | None = None
+    """Most workers, those that exist included, that these quotas admit now; None: unknown, or no bound."""
     may_ask: bool = True
     """It may keep workers Pending, so that an autoscaler adds nodes."""
     unknown: tuple[str, ...] = ()
@@ -198,6 +204,25 @@ class Obstacle:
 
 
 @dataclass(frozen=True, slots=True)
+class PodCharge:
+    """What ResourceQuotas count of a pod, and which of them apply to it."""
+
+    amounts: Amounts = ()
+    scopes: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaRoom:
+    """A ResourceQuota of Kubernetes: the API server refuses each pod beyond it."""
+
+    key: str
+    """``namespace/name``."""
+    hard: Amounts
+    left: Amounts
+    """Of the same resources, as the quota names them; all pods of the namespace that exist are counted."""
+
+
+@dataclass(frozen=True, slots=True)
 class Claims:
     """What one job contributes to a snapshot."""
 
@@ -208,6 +233,7 @@ class Claims:
     leaving: tuple[Held, ...] = ()
     obstacle: Obstacle | None = None
     """Why a worker is not bound; None: no reason is known."""
+    charge: PodCharge = PodCharge()
 
     def differs(self, other: Claims | None) -> bool:
         """Whether the difference requires a new allocation; mere progress does not."""
@@ -231,6 +257,8 @@ class Snapshot:
     """What leaving workers still hold: of jobs that shrink, have ended or were suspended."""
     reserved: tuple[tuple[WorkerShape, int], ...] = ()
     """Pods that Kueue has admitted and that are not bound yet, by kind: their room is not shared out."""
+    quotas: tuple[QuotaRoom, ...] = ()
+    """ResourceQuotas that bound the jobs' pods."""
 
 
 class Sharing(StrEnum):

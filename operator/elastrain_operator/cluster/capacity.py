@@ -16,6 +16,7 @@ from elastrain_operator.allocation import faults
 from elastrain_operator.allocation import promise as promises
 from elastrain_operator.allocation.allocate import allocate
 from elastrain_operator.allocation.snapshot import Claims, Held, Job, Node, Policy, Share, Snapshot, WorkerShape
+from elastrain_operator.cluster.quotas import Quota, bounded
 from elastrain_operator.facts import Pod
 from elastrain_operator.metrics import process as metrics
 from elastrain_operator.waiting import until
@@ -58,6 +59,8 @@ class ClusterView(Protocol):
     def next_change(self, now: datetime) -> float | None: ...
 
     def priority(self, name: str) -> int: ...
+
+    def quotas(self, namespace: str) -> Iterable[Quota]: ...
 
 
 class Capacity:
@@ -151,6 +154,11 @@ class Capacity:
         if self._pods.get(pod_uid) != before:
             self.nudge()
 
+    def quota_seen(self, namespace: str) -> None:
+        """A ResourceQuota of a namespace has changed."""
+        if any(c.job is not None and c.job.namespace == namespace for c in self._claims.values()):
+            self.nudge()
+
     def nudge(self) -> None:
         """Something may have changed."""
         self._changed.set()
@@ -202,7 +210,8 @@ class Capacity:
         leaving = [held for c in self._claims.values() for held in c.leaving]
         leaving += [held for job, held in self._pods.values() if job not in self._claims]
         reserved = [item for kinds in self._reserved.values() for item in kinds.items()]
-        return Snapshot(cluster.nodes(now), jobs, tuple(leaving), tuple(reserved))
+        quotas = [q.room for namespace in {j.namespace for j in jobs} for q in cluster.quotas(namespace)]
+        return Snapshot(cluster.nodes(now), jobs, tuple(leaving), tuple(reserved), tuple(quotas))
 
     def _known_faults(self, jobs: Iterable[Job], now: datetime) -> dict[str, str]:
         """Faults of earlier passes, by UID: of jobs that have not changed since, for a while."""
@@ -247,7 +256,7 @@ class Capacity:
         priority = cluster.priority(claims.priority_class)
         return self._promises.follow(
             replace(
-                job,
+                bounded(job, claims.charge, cluster.quotas(job.namespace)),
                 # Admission decides whether the job may use its class.
                 priority=priority if job.admitted else min(priority, cluster.priority("")),
                 size=given.size if given and given.size is not None else job.size,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from types import MappingProxyType
@@ -14,9 +14,10 @@ from elastrain.reflector import CallError, Reflector, Source
 from elastrain_operator import clock
 from elastrain_operator.allocation import resources
 from elastrain_operator.allocation.snapshot import Held, Node
-from elastrain_operator.cluster import nodes, permission
+from elastrain_operator.cluster import nodes, permission, quotas
 from elastrain_operator.cluster.nodes import NodeFacts
 from elastrain_operator.cluster.permission import Reviews, Right
+from elastrain_operator.cluster.quotas import Quota
 from elastrain_operator.waiting import until
 
 # The claims of the jobs contain the workers.
@@ -38,7 +39,7 @@ class PriorityClass:
 
 
 class Inventory:
-    """Kept current by three watches; that of pods shows bound pods that are not workers."""
+    """Kept current by four watches; that of pods shows bound pods that are not workers."""
 
     def __init__(
         self,
@@ -46,9 +47,11 @@ class Inventory:
         on_change: Callable[[], None],
         is_allowed: Callable[[Right], Awaitable[bool]],
         is_worker: Callable[[Mapping[str, Any]], bool] = lambda _: False,
+        on_quota: Callable[[str], None] = lambda _: None,
     ) -> None:
         """``is_allowed``: the API server's review of a right of this operator; raises ``CallError`` without one.
-        ``is_worker`` is called with each pod without the workers' label, and counts it if it is a worker."""
+        ``is_worker`` is called with each pod without the workers' label, and counts it if it is a worker.
+        ``on_quota``: with the namespace of a changed ResourceQuota."""
         self._on_change = on_change
         self._is_worker = is_worker
         self._is_allowed = is_allowed
@@ -62,6 +65,12 @@ class Inventory:
         self._nodes = Reflector(source, "/api/v1/nodes", "nodes", parse=nodes.node, **node_hooks)
         self._others = Reflector(source, "/api/v1/pods", "pods", _OTHERS, parse=self._other, **hooks)
         self._classes = Reflector(source, classes, "priority classes", parse=_priority_class, **hooks)
+        # Without the right to read them, quotas are known by the API server's refusals only.
+        self._quotas: dict[str, dict[str, Quota]] = {}
+        self._on_quota = on_quota
+        self._limits = Reflector(
+            source, "/api/v1/resourcequotas", "resource quotas", parse=quotas.quota, on_change=self._quota_changed
+        )
         self._all: tuple[Reflector[Any], ...] = (self._nodes, self._others, self._classes)
         resources_of = (("", "nodes"), ("", "pods"), (group, "priorityclasses"))
         self._rights = {
@@ -74,7 +83,7 @@ class Inventory:
 
     async def run(self) -> None:
         """Until cancelled."""
-        await asyncio.gather(*(kept.run() for kept in self._all), self._review())
+        await asyncio.gather(*(kept.run() for kept in self._all), self._limits.run(), self._review())
 
     @property
     def problem(self) -> str | None:
@@ -121,7 +130,19 @@ class Inventory:
             return next((c.value for c in classes if c.name == name), 0)
         return next((c.value for c in classes if c.is_default), 0)
 
+    def quotas(self, namespace: str) -> Collection[Quota]:
+        """The ResourceQuotas of a namespace; empty: none, or unknown."""
+        return self._quotas.get(namespace, {}).values()
+
     # ---- inside ------------------------------------------------------------------------------------------------------
+    def _quota_changed(self, key: str, _before: Quota | None, after: Quota | None) -> None:
+        namespace = key.partition("/")[0]
+        there = self._quotas.setdefault(namespace, {})
+        there.pop(key, None)
+        if after is not None:
+            there[key] = after
+        self._on_quota(namespace)
+
     def _node_changed(self, _key: str, before: NodeFacts | None, after: NodeFacts | None) -> None:
         facts = after or before
         assert facts is not None, "a change has a value before or after it"

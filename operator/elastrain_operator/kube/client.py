@@ -38,6 +38,7 @@ change, and without it the chart grants no `patch`."""
 CAPACITY_PERMISSIONS: Mapping[tuple[str, str], frozenset[str]] = {
     ("", "nodes"): frozenset({"list", "watch"}),
     ("scheduling.k8s.io", "priorityclasses"): frozenset({"list", "watch"}),
+    ("", "resourcequotas"): frozenset({"list", "watch"}),
 }
 """Additional verbs for sharing the cluster out; they are cluster-scoped and include the pods of all namespaces."""
 CLUSTER_PERMISSIONS: Mapping[tuple[str, str], frozenset[str]] = {("", "namespaces"): frozenset({"get"})}

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 
 from elastrain.api.accelerators import extended
 from elastrain.api.job import trainer_container
-from elastrain_operator.allocation.resources import demand
-from elastrain_operator.allocation.snapshot import NodeRules, Requirement, Toleration, WorkerShape
+from elastrain_operator.allocation import resources
+from elastrain_operator.allocation.snapshot import NodeRules, PodCharge, Requirement, Toleration, WorkerShape
 from elastrain_operator.pod import defaults
 from elastrain_operator.raw import Raw
 
@@ -22,7 +22,13 @@ def shape(template: Raw, avoid: Iterable[str] = ()) -> WorkerShape:
     """
     spec = dict(template.get("spec") or {})
     defaults.tolerate(spec, extended(trainer_container(dict(template))))
-    return WorkerShape(demand(spec), _rules(spec, tuple(sorted(avoid))))
+    return WorkerShape(resources.demand(spec), _rules(spec, tuple(sorted(avoid))))
+
+
+def charge(template: Raw) -> PodCharge:
+    """What ResourceQuotas count of a worker of this pod template. Raises as :func:`shape`."""
+    spec = template.get("spec") or {}
+    return PodCharge(resources.charge(spec), resources.scopes(spec))
 
 
 def unknown(template: Raw) -> tuple[str, ...]:

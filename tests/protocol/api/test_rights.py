@@ -47,6 +47,8 @@ CAPACITY = {
     ("", "nodes", "watch"): "the same, when it changes",
     ("scheduling.k8s.io", "priorityclasses", "list"): "who comes before whom",
     ("scheduling.k8s.io", "priorityclasses", "watch"): "the same, when it changes",
+    ("", "resourcequotas", "list"): "how many pods of a minimum the API server will admit",
+    ("", "resourcequotas", "watch"): "the same, when it changes",
 }
 """In the whole cluster, where the operator shares it out."""
 LEASE = {

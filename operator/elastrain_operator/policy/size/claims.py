@@ -10,9 +10,9 @@ from datetime import datetime
 from elastrain.api.accelerators import AcceleratorUnclear
 from elastrain.api.job import JobSpec, JobStatus, reported
 from elastrain.sizing.speedup import Batches, Measured
-from elastrain_operator.allocation.snapshot import PODS, Claims, Held, Job, Obstacle, Worker, WorkerShape
+from elastrain_operator.allocation.snapshot import PODS, Claims, Held, Job, Obstacle, PodCharge, Worker, WorkerShape
 from elastrain_operator.facts import UNSCHEDULABLE, Coordination, Observed, Pod, Refusal
-from elastrain_operator.pod.shape import shape, unknown
+from elastrain_operator.pod.shape import charge, shape, unknown
 from elastrain_operator.policy.losses import starting
 from elastrain_operator.policy.size import leavers, protection, replicas
 
@@ -79,7 +79,7 @@ def claims(
         unknown=_unknown(spec),
     )
     named = (spec.template.get("spec") or {}).get("priorityClassName")
-    return Claims(job, str(named or ""), leaving, _obstacle(active, creation))
+    return Claims(job, str(named or ""), leaving, _obstacle(active, creation), _charge(spec))
 
 
 def _workers(spec: JobSpec, seen: Observed, active: Sequence[Pod], size: int) -> tuple[Worker, ...]:
@@ -151,6 +151,13 @@ def _kind(spec: JobSpec, status: JobStatus) -> WorkerShape:
         return shape(spec.template, (e.node for e in status.excluded_nodes))
     except (AttributeError, KeyError, TypeError, ValueError):
         return _BARE  # no valid pod: the API server refuses it, and the job's conditions report it
+
+
+def _charge(spec: JobSpec) -> PodCharge:
+    try:
+        return charge(spec.template)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return PodCharge()  # no valid pod, as above
 
 
 def _unknown(spec: JobSpec) -> tuple[str, ...]:
