@@ -52,11 +52,12 @@ def demand(pod_spec: Mapping[str, Any]) -> Amounts:
     """A pod's resource requests as kube-scheduler counts them: its containers together with its restartable init
     containers (sidecars), at least each other init container, plus its overhead. A missing request equals the limit.
     """
-    return frozen({**_total(pod_spec, _requests), PODS: 1})
+    total = _sum([_total(pod_spec, _requests), amounts(mapping(pod_spec.get("overhead")))])
+    return frozen({**total, PODS: 1})
 
 
 def _total(pod_spec: Mapping[str, Any], of: Callable[[Mapping[str, Any]], dict[str, int]]) -> dict[str, int]:
-    """Requests or limits of a pod, from those ``of`` its containers."""
+    """Requests or limits of a pod without its overhead, from those ``of`` its containers."""
     running = _sum(map(of, objects(pod_spec.get("containers"))))
     starting: dict[str, int] = {}
     for container in objects(pod_spec.get("initContainers")):
@@ -64,7 +65,7 @@ def _total(pod_spec: Mapping[str, Any], of: Callable[[Mapping[str, Any]], dict[s
             running = _sum([running, of(container)])
         else:
             starting = _greatest(starting, of(container))
-    return _sum([_greatest(running, starting), amounts(mapping(pod_spec.get("overhead")))])
+    return _greatest(running, starting)
 
 
 _BOTH = ("cpu", "memory", "ephemeral-storage")
@@ -80,7 +81,8 @@ def charge(pod_spec: Mapping[str, Any]) -> Amounts:
             found[f"requests.{resource}"] = amount
             if resource in _BOTH or resource.startswith("hugepages-"):
                 found[resource] = amount
-    limits = _total(pod_spec, _limits)
+    limits, overhead = _total(pod_spec, _limits), amounts(mapping(pod_spec.get("overhead")))
+    limits = {r: a + overhead.get(r, 0) for r, a in limits.items()}
     return frozen({**found, **{f"limits.{r}": a for r, a in limits.items() if r in _BOTH}})
 
 

@@ -12,10 +12,10 @@ from typing import ParamSpec, Protocol, TypeVar
 import structlog
 
 from elastrain_operator import clock
-from elastrain_operator.allocation import faults
 from elastrain_operator.allocation import promise as promises
 from elastrain_operator.allocation.allocate import allocate
 from elastrain_operator.allocation.snapshot import Claims, Held, Job, Node, Policy, Share, Snapshot, WorkerShape
+from elastrain_operator.cluster import faults
 from elastrain_operator.cluster.quotas import Quota, bounded
 from elastrain_operator.facts import Pod
 from elastrain_operator.metrics import process as metrics
@@ -92,9 +92,8 @@ class Capacity:
             since, error = self._failing
             return f"failing since {since.isoformat(timespec='seconds')}: {error}"
         if self._faulty:
-            return (
-                f"jobs set aside: {', '.join(sorted(f'{j.namespace}/{j.name}' for _, j, _ in self._faulty.values()))}"
-            )
+            names = sorted(f"{job.namespace}/{job.name}" for _, job, _ in self._faulty.values())
+            return f"jobs set aside: {', '.join(names)}"
         return "current"
 
     @property

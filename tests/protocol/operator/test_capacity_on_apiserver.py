@@ -79,6 +79,41 @@ def test_no_worker_leaves_for_a_job_whose_pods_are_refused(cluster, pool, play, 
     eventually(lambda: cluster.status("refused").get("readyReplicas") == 1, 90, "it starts when the policy has changed")
 
 
+def test_no_worker_leaves_for_a_minimum_that_a_quota_admits_in_part(cluster, pool, play, eventually):
+    pool.join("one", 4)
+    low = play(cluster.create_job("low", minReplicas=1, maxReplicas=4, template=pool.template()))
+    low.may_start = pool.bound
+    eventually(lambda: cluster.status("low").get("readyReplicas") == 4, 60, "the job has all")
+    uids = {n: p["metadata"]["uid"] for n, p in cluster.pods().items()}
+
+    urgent = f"urgent-{cluster.namespace}"
+    cluster.call("POST", "/apis/scheduling.k8s.io/v1/priorityclasses", {"metadata": {"name": urgent}, "value": 1000})
+    quotas, hard = f"/api/v1/namespaces/{cluster.namespace}/resourcequotas", {f"requests.{GPU}": "2"}
+    scope = {"scopeName": "PriorityClass", "operator": "In", "values": [urgent]}
+    spec = {"hard": hard, "scopeSelector": {"matchExpressions": [scope]}}
+    cluster.call("POST", quotas, {"metadata": {"name": "urgent"}, "spec": spec})
+    # In a complete cluster a controller writes this status.
+    cluster.merge(f"{quotas}/urgent/status", {"status": {"hard": hard, "used": {f"requests.{GPU}": "0"}}})
+    gang = cluster.create_job("gang", minReplicas=3, maxReplicas=3, template=pool.template(priorityClassName=urgent))
+
+    def grown() -> dict[str, Any]:
+        return cluster.condition("gang", "Grown")
+
+    eventually(lambda: "ResourceQuota" in grown().get("message", ""), 60, "the quota is named")
+    assert grown()["message"].endswith(
+        f"2 of 2 requests.{GPU} of ResourceQuota {cluster.namespace}/urgent used, 1 more needed"
+    )
+    assert {n: p["metadata"]["uid"] for n, p in cluster.pods().items()} == uids, "no pod was created, and none has left"
+    assert cluster.status("low")["desiredReplicas"] == 4
+
+    more = {f"requests.{GPU}": "3"}
+    cluster.merge(f"{quotas}/urgent", {"spec": {"hard": more}})
+    cluster.merge(f"{quotas}/urgent/status", {"status": {"hard": more}})
+    play(gang).may_start = pool.bound
+    eventually(lambda: cluster.status("gang").get("readyReplicas") == 3, 90, "it starts when the quota is raised")
+    assert cluster.status("low")["readyReplicas"] == 1
+
+
 def refuses(cluster: Cluster, spec: dict[str, Any]) -> bool:
     """Whether the API server refuses such a pod."""
     try:

@@ -196,6 +196,9 @@ class Inventory:
     def next_change(self, now: datetime) -> float | None:
         return nodes.next_change(self._closed.values(), now)
 
+    def quotas(self, _namespace: str) -> tuple[()]:
+        return ()
+
     def priority(self, name: str) -> int:
         return 0
 

@@ -35,6 +35,9 @@ class Cluster:
     def next_change(self, now):
         return None
 
+    def quotas(self, namespace):
+        return ()
+
     def priority(self, name):
         return {"high": 9}.get(name, 0)
 

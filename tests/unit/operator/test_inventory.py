@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
 from conditions import until
 from elastrain.reflector import Problem
 from elastrain_operator import clock
+from elastrain_operator.allocation import resources
 from elastrain_operator.allocation.match import lets_go, takes
-from elastrain_operator.allocation.snapshot import NodeRules, Toleration
+from elastrain_operator.allocation.snapshot import Job, NodeRules, PodCharge, Toleration, Worker, WorkerShape
 from elastrain_operator.cluster import nodes, permission
 from elastrain_operator.cluster.inventory import Inventory
 from elastrain_operator.cluster.permission import Reviews, Right, is_allowed
+from elastrain_operator.cluster.quotas import bounded, quota
 from elastrain_operator.kube.client import ApiError
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -38,6 +41,12 @@ class Everything:
                 {
                     "metadata": {"name": "p", "uid": "p"},
                     "spec": {"nodeName": "n", "containers": [{"resources": {"requests": {GPU: "3", "cpu": "1"}}}]},
+                }
+            ],
+            "/api/v1/resourcequotas": [
+                {
+                    "metadata": {"name": "q", "namespace": "a", "uid": "q"},
+                    "status": {"hard": {"pods": "3"}, "used": {"pods": "1"}},
                 }
             ],
             "/apis/scheduling.k8s.io/v1/priorityclasses": [
@@ -73,6 +82,9 @@ def test_inventory_is_the_nodes_capacity_minus_other_pods():
         await until(lambda: inventory.problem is None, "the cluster is known")
         (node,) = inventory.nodes(NOW)
         assert (node.room[GPU], node.room["cpu"]) == (5, 3000)
+        await until(lambda: inventory.quotas("a"), "its quotas, too")
+        assert [q.room.key for q in inventory.quotas("a")] == ["a/q"]
+        assert not inventory.quotas("b")
         assert [inventory.priority(name) for name in ("high", "", "silent_agents")] == [1000, 5, 0]
         task.cancel()
 
@@ -247,3 +259,66 @@ def test_a_toleration_for_seconds_only_postpones_the_end(monkeypatch):
     seen.show(**taint("maintenance", "NoExecute"))
     assert not seen.moves(NodeRules(tolerations=(Toleration("maintenance", "Exists"),)))
     assert seen.moves(NodeRules(tolerations=(Toleration("maintenance", "Exists", bounded=True),)))
+
+
+def selector(operator: str, *values: str) -> dict[str, Any]:
+    """A quota's scope by priority class."""
+    one = {"scopeName": "PriorityClass", "operator": operator, "values": list(values)}
+    return {"scopeSelector": {"matchExpressions": [one]}}
+
+
+# ---- resource quotas -------------------------------------------------------------------------------------------------
+TRAINS = {
+    "priorityClassName": "research",
+    "overhead": {"cpu": "1"},
+    "containers": [
+        {"name": "trainer", "resources": {"requests": {"cpu": "500m"}, "limits": {GPU: "2", "memory": "1Gi"}}}
+    ],
+}
+CHARGE = PodCharge(resources.charge(TRAINS), resources.scopes(TRAINS))
+
+
+def test_a_pod_is_charged_by_the_names_that_quotas_use():
+    assert dict(CHARGE.amounts) == {
+        "pods": 1, "count/pods": 1, "cpu": 1500, "requests.cpu": 1500, "memory": 2**30, "requests.memory": 2**30,
+        "limits.memory": 2**30, f"requests.{GPU}": 2,
+    }  # fmt: skip
+    assert {"NotTerminating", "NotBestEffort", "PriorityClass=research"} == CHARGE.scopes
+
+
+def resource_quota(hard: dict[str, str], used: dict[str, str], **spec) -> Any:
+    body = {"metadata": {"namespace": "a", "name": "q"}, "spec": {"hard": hard, **spec}}
+    return quota({**body, "status": {"hard": hard, "used": used}})
+
+
+def test_the_room_of_a_quota_is_what_is_left_for_pods():
+    found = resource_quota({f"requests.{GPU}": "6", "cpu": "10", "requests.storage": "1Gi"}, {f"requests.{GPU}": "1"})
+    job = bounded(Job("u", "a", "u", 1, 8, WorkerShape(()), workers=(Worker("w"),)), CHARGE, [found])
+    assert (job.quotas, job.quota_room) == (("a/q",), 1 + 2), "one exists, and five accelerators are two workers"
+    assert dict(found.room.left) == {f"requests.{GPU}": 5, "cpu": 10_000}
+
+
+@pytest.mark.parametrize(
+    ("spec", "applies"),
+    [
+        ({}, True),
+        ({"scopes": ["NotTerminating", "NotBestEffort"]}, True),
+        ({"scopes": ["Terminating"]}, False),
+        ({"scopes": ["BestEffort"]}, False),
+        ({"scopes": ["OfAnotherVersion"]}, False),
+        (selector("In", "research", "ops"), True),
+        (selector("In", "ops"), False),
+        (selector("NotIn", "ops"), True),
+        (selector("Exists"), True),
+        (selector("DoesNotExist"), False),
+    ],
+)
+def test_a_quota_bounds_the_pods_that_have_its_scopes(spec, applies):
+    job = Job("u", "a", "u", 1, 8, WorkerShape(()))
+    bound = bounded(job, CHARGE, [resource_quota({"pods": "0"}, {}, **spec)])
+    assert bound.quota_room == (0 if applies else None)
+
+
+@pytest.mark.parametrize("status", [{}, {"hard": {}}, {"hard": {"services": "1"}}, {"hard": {"pods": "many"}}])
+def test_a_quota_that_bounds_no_pods_is_ignored(status):
+    assert quota({"metadata": {"namespace": "a", "name": "q"}, "spec": {}, "status": status}) is None

@@ -138,6 +138,9 @@ class Cluster:
     def next_change(self, now: datetime) -> None:
         return None
 
+    def quotas(self, namespace):
+        return ()
+
     def priority(self, name: str) -> int:
         return 0
 
