@@ -17,13 +17,15 @@ from threaded_world import RankThread, ThreadWorld
 STEPS, BATCH = 6, 8
 
 
-def train(job: Job, rank: RankThread, *, micro: int | None = 3, late: str = "") -> list[tuple[int, float, float]]:
+def train(
+    job: Job, rank: RankThread, *, micro: int | None = 3, late: str = "", batch: int = BATCH
+) -> list[tuple[int, float, float]]:
     """What each committed step has summed: (step, samples, their numbers)."""
     data = TensorDataset(torch.arange(48.0, dtype=torch.float64)[:, None])
     net = nn.Linear(1, 1).double()
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-6)
     model = job.wrap(net, optimizer=optimizer)
-    loader = job.dataloader(data, global_batch_size=BATCH, shuffle=False, micro_batch_size=micro)
+    loader = job.dataloader(data, global_batch_size=batch, shuffle=False, micro_batch_size=micro)
     seen: list[tuple[int, float, float]] = []
     for (x,) in job.steps(loader, steps=STEPS):
         rank.body()
@@ -53,8 +55,8 @@ def world(tmp_path: Path) -> Iterator[Callable[..., ThreadWorld]]:
         made.close()
 
 
-def of(step: int) -> tuple[int, float, float]:
-    return step, float(BATCH), float(sum(range(step * BATCH, (step + 1) * BATCH)))
+def of(step: int, batch: int = BATCH) -> tuple[int, float, float]:
+    return step, float(batch), float(sum(range(step * batch, (step + 1) * batch)))
 
 
 @pytest.mark.parametrize("ranks", ["a", "ab", "abc"])
@@ -65,6 +67,14 @@ def test_sums_are_those_of_the_global_batch_on_all_ranks(world, ranks) -> None:
     for rank in ranks:
         assert made.error(rank) is None, made.ranks[rank].log.read_text()
         assert made.result(rank) == [of(step) for step in range(STEPS)]
+
+
+def test_rank_without_a_sample_of_the_batch_adds_nothing(world) -> None:
+    made = world(lambda job, rank: train(job, rank, micro=None, batch=2))
+    made.train("a", "b", "c")
+    made.serve("a", "b", "c")
+    assert made.error("a") is None, made.ranks["a"].log.read_text()
+    assert made.result("a") == [of(step, batch=2) for step in range(STEPS)]
 
 
 def test_body_that_is_repeated_after_a_loss_adds_once(world) -> None:

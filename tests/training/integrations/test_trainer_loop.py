@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter, defaultdict
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,6 +36,9 @@ class ScriptedJob:
         self.step, self.phase, self.body, self.met = 0, Phase.SETUP, None, 0
         self.tracked: dict[str, Any] = {}
         self.states: dict[int, dict[str, Any]] = {}
+        self.others: dict[str, float] = {}
+        """What the other ranks add to each step's sums."""
+        self.added: tuple[int, Counter[str]] = (0, Counter())
         self.ranks: dict[int, int] = {}
         """By execution: the rank from then on."""
         self.rank_at_end: int | None = None
@@ -101,6 +105,16 @@ class ScriptedJob:
         loss.backward()
         self.phase = OUTCOMES.get(getattr(self, "outcome", ""), Phase.WARM_UP)
         return loss.detach().double()
+
+    def add(self, **numbers):
+        assert self.phase in (Phase.WARM_UP, Phase.FRESH)
+        if self.body and self.added[0] != self.body.execution:
+            self.added = self.body.execution, Counter(self.others)
+        self.added[1].update(numbers)
+
+    @property
+    def sums(self):
+        return self.added[1]
 
     def clip_grad_norm_(self, max_norm, norm_type=2.0):
         return nn.utils.clip_grad_norm_(self.tracked["model"].parameters(), max_norm)
@@ -272,6 +286,33 @@ def test_counter_of_a_derived_trainer_leaves_out_bodies_that_do_not_count(train)
     train(ScriptedJob("committed", "discarded", "discarded"), mixin=Counts, eval_strategy="no", save_strategy="no",
           load_best_model_at_end=False)  # fmt: skip
     assert seen == [1, 1, 2, 2, *range(2, STEPS + 1)]
+
+
+def test_numbers_that_a_derived_trainer_collects_are_those_of_the_global_batch(train):
+    class Collects:  # as TRL's trainers do
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self._metrics, self._total_train_tokens = {"train": defaultdict(list)}, 0
+
+        def compute_loss(self, model, inputs, **kwargs):
+            if model.training:
+                self._metrics["train"]["score"].append(0.25)
+                self._total_train_tokens += 10
+                self._metrics["train"]["num_tokens"] = [self._total_train_tokens]
+            return super().compute_loss(model, inputs, **kwargs)
+
+        def log(self, logs, *args):
+            lists = self._metrics["train"] if "loss" in logs else {}
+            super().log(logs | {name: sum(values) / len(values) for name, values in lists.items()}, *args)
+            lists.clear()
+
+    job = ScriptedJob("committed", "discarded", "partial", "committed")
+    job.others = {"score": 24 * 0.75, "weight": 24, "num_tokens": 30}
+    rows = [row for row in train(job, mixin=Collects)["rows"] if "loss" in row]
+    of_two = (2 * 8 * 0.25 + 24 * 0.75) / 40
+    of_one = (8 * 0.25 + 24 * 0.75) / 32
+    assert [row["score"] for row in rows] == pytest.approx([(2 * of_one + of_two) / 3, of_one, of_one])
+    assert [row["num_tokens"] for row in rows] == [3 * 40 + 10, 6 * 40 + 10, 9 * 40 + 10], "one has two micro-batches"
 
 
 def test_overridden_dataloader_keeps_its_order(train):

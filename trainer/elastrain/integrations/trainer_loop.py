@@ -22,6 +22,7 @@ import torch
 from accelerate import Accelerator, PartialState
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset
 from transformers import Trainer
+from transformers.trainer_pt_utils import find_batch_size
 
 from elastrain.api import names
 from elastrain.data.loader import ElasticLoader
@@ -29,6 +30,7 @@ from elastrain.data.rng import Kept
 from elastrain.elastic.contract import Call
 from elastrain.elastic.job import Job
 from elastrain.elastic.strategies.strategy import ElasticModule
+from elastrain.integrations.trainer_numbers import Numbers
 from elastrain.integrations.trainer_state import Carried, plain_attributes, put_back
 from elastrain.integrations.training_data import KEPT, in_order_of
 
@@ -42,6 +44,9 @@ class JobsAccelerator(Accelerator):
     job: Job
     options: dict[str, Any]
     """Of ``job.wrap()``."""
+    numbers: Numbers
+    samples = 0
+    """Of this body."""
     tokens: torch.Tensor | None = None
     """Of this body, if its loss is a mean over them."""
     ghost = False
@@ -66,6 +71,7 @@ class JobsAccelerator(Accelerator):
     def backward(self, loss: torch.Tensor, **options: Any) -> None:
         """On the mean over samples, or on the sum over a count of tokens."""
         self.given = loss.detach()
+        self.numbers.before_backward(self.samples if self.tokens is None else float(self.tokens))
         if self.tokens is not None:
             loss, options = loss * self.tokens.clamp(min=1), {"count": self.tokens.long()}
         self.whole = self.job.backward(self.scaler.scale(loss) if self.scaler is not None else loss, **options)
@@ -138,6 +144,7 @@ class Seams(Trainer):
     def create_accelerator_and_postprocess(self) -> None:
         super().create_accelerator_and_postprocess()
         self.accelerator.__class__, self.accelerator.job = JobsAccelerator, self.job
+        self.accelerator.numbers = Numbers(self)
         # Of DDP, if the arguments give them: the Trainer's own default is for models that leave parameters out.
         given = {name: getattr(self.args, f"ddp_{name}") for name in ("find_unused_parameters", "bucket_cap_mb")}
         self.accelerator.options = {name: value for name, value in given.items() if value}
@@ -243,6 +250,7 @@ class Seams(Trainer):
             self._set_ghost(self.accelerator.ghost)
             return torch.zeros((), device=self.args.device)
         execution, before = self._execution(), plain_attributes(self)
+        self.accelerator.numbers.begin()
         while True:
             returned = self._run_body(model, inputs)
             if self.job.acts(Call.UPDATE, "training_step()"):
@@ -257,6 +265,7 @@ class Seams(Trainer):
                 self._set_ghost(True)
                 return self.accelerator.given
             execution = self._execution()
+            self.accelerator.numbers.begin()
             self._show_place()
             self._replace_writer()
 
@@ -265,18 +274,21 @@ class Seams(Trainer):
         carried = self._at.carried
         carried.apply()  # the last part of a large state may have come with the gradients
         carried.release()
+        self.accelerator.numbers.counts()
         self._silence(silent=not self.job.committed)  # until it has, events and evaluations would see half of it
         whole = self.accelerator.whole.to(self.args.device)
         return whole if float(returned) == float(self.accelerator.given) else returned
 
     def _warm_up(self, inputs: Any) -> None:
         before = plain_attributes(self)
+        self.accelerator.numbers.begin()
         self._run_body(self._at.prepared, inputs)
         self._at.prepared.zero_grad()
         put_back(self, before)
 
     def _run_body(self, model: Any, inputs: Any) -> torch.Tensor:
         tokens = self._get_num_items_in_batch([inputs], self.args.device)
+        self.accelerator.samples = find_batch_size(inputs) or 0
         self.accelerator.tokens, self.current_gradient_accumulation_steps = tokens, 1
         return super().training_step(model, inputs, None if tokens is None else tokens.clamp(min=1))
 

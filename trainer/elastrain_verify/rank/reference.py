@@ -219,7 +219,7 @@ class Reference(AbstractContextManager["Reference"]):
 
     def add(self, **numbers: float) -> None:
         for name, number in numbers.items():
-            self._added[name] = self._added.get(name, 0.0) + float(number)
+            self._added[name] = self._added.get(name, 0.0) + float(number) * bool(self._bodies[self._body].indices)
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor | None:
         return nn.utils.clip_grad_norm_(self._parameters(), max_norm, norm_type) if self._last else None

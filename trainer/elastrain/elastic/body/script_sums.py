@@ -24,8 +24,9 @@ class ScriptSums:
             raise ValueError(
                 f"job.add({sorted(unknown)[0]}=…): add 0 to it in the loop bodies before, from the first on"
             )
+        counts = bool(step.parts[step.begun - 1].indices)  # a rank without samples runs its body on one that counts not
         for name, number in numbers.items():
-            self._own[name] = self._own.get(name, 0.0) + float(number)
+            self._own[name] = self._own.get(name, 0.0) + (float(number) if counts else 0.0)
 
     def votes(self, step: Step) -> list[float]:
         """This rank's part, by name."""
