@@ -357,3 +357,17 @@ def test_writer_that_is_lost_before_its_files_are_complete_is_replaced(train, tm
     train(job, **options)
     assert (tmp_path / f"out/checkpoint-{at}/model.safetensors").exists()
     assert (tmp_path / f"out/checkpoint-{at}/trainer_state.json").exists()
+
+
+def test_transformers_without_a_seam_is_refused_by_its_name(train, monkeypatch):
+    from transformers import Trainer
+
+    from elastrain.integrations import trainer_loop
+
+    overridden = {
+        name for name, value in vars(trainer_loop.Seams).items() if callable(value) and hasattr(Trainer, name)
+    }
+    assert overridden == {*trainer_loop.SEAMS}
+    monkeypatch.delattr(Trainer, "_init_training_state")
+    with pytest.raises(RuntimeError, match=r"has no Trainer\._init_training_state, where"):
+        train(ScriptedJob())

@@ -25,7 +25,7 @@ from elastrain.api import names
 from elastrain.elastic.job import Job
 from elastrain.integrations.launcher import single_process
 from elastrain.integrations.refusals import Refusal, refuse, refuse_chosen_batch, word
-from elastrain.integrations.trainer_loop import Seams
+from elastrain.integrations.trainer_loop import Seams, check_seams
 
 _ONE_PART = "each rank would count its own part of the batch"
 _REFUSALS = (
@@ -112,13 +112,15 @@ class ElasticTrainer(Trainer):
     def __new__(cls, *args: Any, job: Job | None = None, **kwargs: Any) -> Any:
         if job is None or getattr(job, "is_reference", False):  # of elastrain verify: the Trainer itself
             return object.__new__(cls)
+        check_seams()
         return object.__new__(type(cls.__name__, (Seams, cls), {"__module__": cls.__module__, "__doc__": cls.__doc__}))
 
     def __init__(self, *args: Any, job: Job, **kwargs: Any) -> None:
         """``job``: from :func:`elastrain.join`; all other arguments are the Trainer's, with
         :class:`ElasticTrainingArguments`.
 
-        Raises ``TypeError`` for other arguments classes.
+        Raises ``TypeError`` for other arguments classes, ``RuntimeError`` for a version of transformers whose loop has
+        other methods.
         """
         self.job = job
         refuse_chosen_batch(job, "ElasticTrainer(job=job)")

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import transformers
 from accelerate import Accelerator, PartialState
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset
 from transformers import Trainer
@@ -34,6 +35,13 @@ from elastrain.integrations.trainer_numbers import Numbers
 from elastrain.integrations.trainer_state import Carried, plain_attributes, put_back
 from elastrain.integrations.training_data import KEPT, in_order_of
 
+SEAMS = (
+    "create_accelerator_and_postprocess", "is_world_process_zero", "is_local_process_zero",
+    "get_total_train_batch_size", "_inner_training_loop", "get_train_dataloader", "_init_training_state",
+    "_prepare_for_training", "_load_rng_state", "training_step", "floating_point_ops", "_evaluate",
+    "_save_checkpoint", "_save_rng_state", "_finalize_training",
+)  # fmt: skip
+"""Methods of the Trainer that the job is at."""
 _OVER = object()
 """In place of a batch: the job has no further body."""
 
@@ -89,6 +97,15 @@ class _Bodies(Dataset[Any]):
 
     def __len__(self) -> int:
         return len(self.dataset)
+
+
+def check_seams() -> None:
+    """Raises ``RuntimeError`` naming the seams that this transformers does not have."""
+    if missing := [name for name in SEAMS if not hasattr(Trainer, name)]:
+        raise RuntimeError(
+            f"ElasticTrainer: transformers {transformers.__version__} has no Trainer.{', Trainer.'.join(missing)}, "
+            "where the job meets its loop: install transformers 5.24, which is tested"
+        )
 
 
 def loader_of(trainer: Any, source: Any) -> ElasticLoader:
