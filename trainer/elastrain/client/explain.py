@@ -30,7 +30,9 @@ def explain(job: ElasticTrainingJob, workers: Sequence[Worker]) -> list[Reason]:
         return found.message if found and found.status == "True" else None
 
     if (message := holds(ConditionType.FAILED)) is not None:
-        return [Reason(f"the job failed: {message}", f"elastrain logs {job.name}; then delete it and submit it again")]
+        here = "uid" not in job.metadata  # no API server has given the job one: it runs on this machine
+        remedy = "" if here else f"elastrain logs {job.name}; then delete it and submit it again"
+        return [Reason(f"the job failed: {message}", remedy)]
     if (message := holds(ConditionType.SUCCEEDED)) is not None:
         return [Reason(f"the job finished: {message}")]
     if status.observed_generation is None:

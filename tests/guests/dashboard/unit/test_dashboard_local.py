@@ -78,6 +78,11 @@ def test_the_page_has_the_workers_and_the_words_of_the_terminal() -> None:
     assert (page["phase"], page["step"], page["of"]) == ("Running", 50, 100)
 
 
+def test_a_failed_job_of_this_machine_is_not_explained_by_commands_for_a_cluster() -> None:
+    (page,) = pages(status(phase="Failed", message="digits-0: ScriptFailed: KeyError: 1", progress=progress(step=50)))
+    assert page["explain"] == [{"text": "the job failed: digits-0: ScriptFailed: KeyError: 1", "change": ""}]
+
+
 def test_a_watch_says_that_its_objects_are_old_once_they_have_changed() -> None:
     now = [status(progress=progress(step=1))]
     machine = Machine(JOB, lambda: now[0], lambda: NOW)
