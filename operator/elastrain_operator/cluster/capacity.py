@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import ParamSpec, Protocol, TypeVar
@@ -29,6 +29,8 @@ IDLE_PARTS = 5
 """The pause after an allocation is at least this multiple of the processor time it took: see :func:`rest`."""
 NEW_EXPLANATIONS = 20
 """Most jobs for which only the explanation is updated after an allocation: each update writes a status."""
+NOT_YET = Share(None, "CapacityUnknown", "the cluster is unknown yet", is_answer=False)
+"""The share of a job that the allocator has not seen."""
 AGAIN = 60.0
 """Seconds until an allocation that has failed is tried again without a change."""
 FAULT_LASTS = timedelta(seconds=600)
@@ -83,7 +85,9 @@ class Capacity:
         self._failing: tuple[datetime, str] | None = None
         """Since when allocations fail for a cause that is no job's, and the error."""
         self._changed = asyncio.Event()
-        self._unknown = Share(None, "CapacityUnknown", "the cluster is unknown yet", is_answer=False)
+        self._unknown = NOT_YET
+        self._explained = ""
+        """UID of the job whose explanation alone was updated last: the others come first next time."""
 
     # ---- health ------------------------------------------------------------------------------------------------------
     def health(self) -> str:
@@ -188,7 +192,7 @@ class Capacity:
         if cluster.problem:
             self._not_known(cluster.problem, denied=cluster.denied, looks=cluster.looks)
             return None, 0.0
-        now = clock.now()
+        self._unknown, now = NOT_YET, clock.now()
         snapshot, before = timed(self._snapshot, cluster, now)
         # In a thread, so that the jobs' loops continue; all its arguments are immutable.
         known = self._known_faults(snapshot.jobs, now)
@@ -228,16 +232,17 @@ class Capacity:
                 log.error("job set aside", job=f"{job.namespace}/{job.name}", error=faults[job.uid])
                 metrics.ERRORS.labels("operator").inc()
 
-    def _distribute(self, jobs: Iterable[Job], shares: Mapping[str, Share], now: datetime) -> None:
+    def _distribute(self, jobs: Sequence[Job], shares: Mapping[str, Share], now: datetime) -> None:
         text = NEW_EXPLANATIONS
-        for job in jobs:
+        last = next((n for n, job in enumerate(jobs, 1) if job.uid == self._explained), 0)
+        for job in (*jobs[last:], *jobs[:last]):
             if self._claims.get(job.uid) is None or self._claims[job.uid].job is None:
                 continue  # gone, ended or suspended in the meantime
             share, before = shares[job.uid], self._shares.get(job.uid)
             if share.differs(before):
                 self._give(job, share, now)
             elif before is not None and share.message != before.message and text:
-                text -= 1
+                text, self._explained = text - 1, job.uid
                 self._give(job, share, now)
 
     def _give(self, job: Job, share: Share, now: datetime) -> None:

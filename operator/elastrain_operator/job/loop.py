@@ -364,6 +364,8 @@ class JobLoop:
         """Read a pod that the watch has not shown in time."""
         body = await self._kube.get_pod(self.job.namespace, pod.name)
         now = clock.now()
+        if pod.uid not in self._state.created:
+            return  # the watch has shown its deletion meanwhile
         current = parse.pod(body, now, pod) if body and body["metadata"]["uid"] == pod.uid else None
         if current:
             self._state.created[pod.uid] = (current, now)

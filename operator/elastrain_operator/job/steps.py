@@ -47,9 +47,10 @@ class Facts:
 
     @property
     def is_undecided(self) -> bool:
-        """Whether the job is new and the allocator has not answered yet: it does within about a second."""
+        """Whether the job is new and the allocator has not answered yet: it does within about a second. That it cannot,
+        since the cluster is unknown, is an answer."""
         share, new = self.observed.share, self.status.desired_replicas is None and not self.observed.pods
-        return new and share is not None and share.size is None and not share.blind and not self.spec.suspend
+        return new and share is not None and share.size is None and not share.is_answer and not self.spec.suspend
 
 
 # ---- 1: what may be believed ---------------------------------------------------------------------------------------

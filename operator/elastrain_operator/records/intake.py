@@ -31,6 +31,8 @@ class Limits:
 
     record: int = 512 << 10
     """Bytes of one record. A target that asks 5,000 workers to leave takes 150 kB."""
+    owner: int = 512
+    """Bytes of the record that is kept also of a refused job: the name of its cluster."""
     member: int = 16 << 10
     """Bytes of a member's record, which takes 0.5 kB."""
     job: int = 8 << 20
@@ -76,7 +78,7 @@ class Intake:
             if keys is None or not known or (keys in self.refused and kv.key != keys.owner):
                 self.dropped += 1
                 return None
-            most = self._limits.member if kv.key.startswith(keys.members) else self._limits.record
+            most = self._most(keys, kv.key)
             kept = kv if len(kv.value) <= most else replace(kv, value=b"")
             job = self._jobs.setdefault(keys, _JobRecords())
             self._bytes += job.size(kv.key, len(kv.key) + len(kept.value))
@@ -140,6 +142,12 @@ class Intake:
         job.change(key, event)
         self._changed.add(keys)
 
+    def _most(self, keys: JobKeys, key: str) -> int:
+        """Bytes of a record's value."""
+        if key == keys.owner:
+            return self._limits.owner
+        return self._limits.member if key.startswith(keys.members) else self._limits.record
+
     def _count(self, keys: JobKeys, written: int, *, known: bool) -> None:
         """A job has written so many bytes, under a key that the operator reads or under another one."""
         job, now = self._jobs.setdefault(keys, _JobRecords()), self._clock()
@@ -156,7 +164,9 @@ class Intake:
         if job.bytes > self._limits.job:
             self._refuse(keys, f"its records have more than {self._limits.job >> 10} KiB")
         while self._bytes > self._limits.all:
-            largest = max(self._jobs, key=lambda k: self._jobs[k].bytes)
+            largest = max(self._jobs.keys() - self.refused.keys(), key=lambda k: self._jobs[k].bytes, default=None)
+            if largest is None:
+                return  # nothing is left but owners, which are small
             share, most = self._jobs[largest].bytes >> 10, self._limits.all >> 10
             self._refuse(
                 largest, f"the records of all jobs have more than {most} KiB, and its own {share} KiB the most"

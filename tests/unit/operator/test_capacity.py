@@ -151,6 +151,11 @@ def test_few_jobs_get_new_explanations_at_a_time(monkeypatch):
         shared.nudge()
         await until(lambda: len(told) == 4, "one gets the new numbers")
         assert [uid for uid in ("a", "b", "c") if "9 " in shared.share_of(uid).message] == ["a"]
+        for free in (10, 11, 12):
+            cluster.free = (free,)
+            shared.nudge()
+            await until(lambda count=free - 5: len(told) == count, "another one")
+        assert [told[n] for n in (4, 5, 6)] == ["b", "c", "a"], "each in its turn"
 
     run(cluster, scenario)
 
@@ -224,6 +229,7 @@ def test_jobs_keep_their_size_until_the_cluster_is_known():
         cluster.problem = None
         shared.nudge()
         await until(lambda: shared.share_of("a").size == 4, "its share")
+        assert not shared.share_of("new").is_answer, "a job that comes later is not told of the past"
 
     run(cluster, scenario)
 

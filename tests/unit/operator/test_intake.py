@@ -128,6 +128,19 @@ def test_the_largest_job_is_refused_if_all_have_too_many_records():
     assert {JobKeys.of(key) for key in watched.kept} == set(jobs[:2])
 
 
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 4000)), min_size=30, max_size=60))
+@examples(30)
+def test_bound_holds_whatever_the_records_are_that_refused_jobs_keep(owners):
+    watched = Watched()
+    for number, size in owners:
+        keys = JobKeys("ns", f"job-{number}", f"uid-{number}")
+        watched.write(kv(keys.owner, size), kv(keys.target, 900))
+        watched.drain()
+    kept = {key: value for key, value in watched.kept.items() if key.endswith("owner")}
+    assert all(len(value) <= LIMITS.owner for value in kept.values())
+    assert sum(map(len, watched.kept.values())) <= LIMITS.all + sum(len(k) + LIMITS.owner for k in kept)
+
+
 def test_the_loop_is_told_once_and_gets_the_last_change_of_each_key():
     watched = Watched()
     assert watched.write(kv(ONE.progress, 1))
@@ -174,5 +187,5 @@ def test_the_mirror_has_what_was_written_within_the_limits_after_any_history(his
         if keys is None or (keys in watched.intake.refused and key != keys.owner) or size is None:
             assert key not in watched.kept
         elif not watched.intake.refused:
-            most = LIMITS.member if "/members/" in key else LIMITS.record
+            most = LIMITS.member if "/members/" in key else LIMITS.owner if key == keys.owner else LIMITS.record
             assert len(watched.kept[key]) == (size if size <= most else 0)

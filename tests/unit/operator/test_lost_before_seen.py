@@ -12,6 +12,7 @@ from conditions import until
 from elastrain.api.job import JobStatus, Leaving
 from elastrain.api.records import Outcome, Termination
 from elastrain_operator import clock
+from elastrain_operator.allocation.snapshot import Share
 from elastrain_operator.facts import Coordination, Ending, JobRef, Observed
 from elastrain_operator.job import loop as loop_module
 from elastrain_operator.job.plan import plan
@@ -81,6 +82,31 @@ def test_one_that_the_watch_never_showed_counts_when_it_is_missed(monkeypatch):
     run(scenario)
 
 
+@pytest.mark.usefixtures("quick_loops")
+def test_one_whose_deletion_is_shown_while_it_is_asked_for_is_lost_once_and_holds_no_place(monkeypatch):
+    monkeypatch.setattr(loop_module, "UNSEEN", timedelta(seconds=0.05))
+
+    async def scenario(world, jobs):
+        jobs.see(body(maxReplicas=1, backoffLimit=9), lambda _: world.watched)
+        await until(lambda: world.pods, "a pod")
+        first, answer = dict(world.pods["job-0"]), world.get_pod
+
+        async def shown_meanwhile(namespace, name):
+            """The API server still has it when it answers."""
+            monkeypatch.setattr(world, "get_pod", answer)
+            vanish(world, jobs)
+            return first
+
+        monkeypatch.setattr(world, "get_pod", shown_meanwhile)
+        await asyncio.sleep(0.1)
+        jobs.wake("uid")
+        await until(lambda: "job-1" in world.pods, "its successor")
+        assert world.statuses[-1]["restarts"] == {"user": 0, "infrastructure": 1, "preemption": 0}
+        assert not any(c["reason"] == "OperatorFault" for s in world.statuses for c in s["conditions"])
+
+    run(scenario)
+
+
 def decide(make_spec, *pods, state=None, status=None):
     seen = Observed(REF, pods, Coordination())
     return plan(make_spec(), status or JobStatus(next_ordinal=9), seen, NOW, state or LoopState())
@@ -121,3 +147,16 @@ def test_script_error_of_a_pod_that_is_gone_counts_and_paces_its_successor(make_
     again = plan(make_spec(), made.status, Observed(REF, (), Coordination()), NOW + timedelta(seconds=9), LoopState())
     assert not again.create
     assert plan(make_spec(), made.status, Observed(REF, (), Coordination()), NOW + timedelta(seconds=11)).create
+
+
+def test_new_job_says_what_it_waits_for_while_the_nodes_cannot_be_listed(make_spec):
+    def status_of(share):
+        seen = Observed(REF, (), Coordination(), share=share)
+        return plan(make_spec(), JobStatus(), seen, NOW, LoopState()).status
+
+    text = "the cluster is unknown: no route to host; meanwhile jobs keep their size"
+    waits = status_of(Share(None, "CapacityUnknown", text, is_answer=True))
+    (ready,) = [c for c in waits.conditions if c.type == "PodsReady"]
+    assert (ready.status, ready.message) == ("False", text)
+    assert waits.desired_replicas == 0
+    assert status_of(Share(None, "CapacityUnknown", "not yet", is_answer=False)) is None, "an answer comes in a second"

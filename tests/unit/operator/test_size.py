@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -65,7 +66,12 @@ def test_desired_size_is_the_share_within_the_spec(make_spec, fields, before, gi
 
 
 def test_a_new_job_has_no_status_and_no_action_before_the_allocator_answers(make_spec):
-    made = plan(make_spec(), JobStatus(), Observed(JOB, coordination=Coordination(), share=share(None)), NOW)
+    made = plan(
+        make_spec(),
+        JobStatus(),
+        Observed(JOB, coordination=Coordination(), share=replace(share(None), is_answer=False)),
+        NOW,
+    )
     assert (made.status, made.target, made.create, made.events) == (None, None, (), ())
     assert made.claims.job.cap == 4
     blind = plan(
