@@ -105,7 +105,7 @@ RUN python3 -m venv /opt/elastrain/venv \
 RUN python3 -c "import compileall, sysconfig; compileall.compile_dir(sysconfig.get_path('stdlib'), quiet=2)"
 COPY --from=wheel /wheels /opt/elastrain/wheels
 RUN /opt/elastrain/venv/bin/pip install --no-cache-dir --no-compile --no-deps --no-index /opt/elastrain/wheels/*.whl \
-    && find /opt/elastrain/venv -newermt @315532800 -exec touch -h -d @315532800 {} + \
+    && find /opt/elastrain/venv -newermt @315532800 ! -name '*.pyc' -exec touch -h -d @315532800 {} + \
     && python3 -c "import compileall; compileall.compile_dir('/opt/elastrain/venv/lib', quiet=2)"
 
 FROM trainer-environment AS trainer-sbom
