@@ -135,3 +135,19 @@ def test_budget_ends_with_the_training(cluster, trains, eventually):
     player.finish(20)
     eventually(lambda: cluster.status("job").get("phase") == "Succeeded", 30, "it ends")
     eventually(lambda: not budgets(cluster), 10, "an ended job needs no budget")
+
+
+# ---- budgets of users ------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("spec", "rule"),
+    [({}, {"minAvailable": 1}), ({"replicas": 2}, {"maxUnavailable": 1}), ({"replicas": 2}, {"minAvailable": "50%"})],
+    ids=["an elastic job", "a job of fixed size", "a job of fixed size, as a share"],
+)
+def test_a_user_s_own_budget_lets_a_drain_take_one_worker(cluster, trains, eventually, spec, rule):
+    player = trains("job", 2, protectState=False, **spec)
+    chosen = {"matchLabels": {"elastrain.dev/job": "job"}}
+    path = f"/apis/policy/v1/namespaces/{cluster.namespace}/poddisruptionbudgets"
+    cluster.call("POST", path, {"metadata": {"name": "own"}, "spec": {"selector": chosen, **rule}})
+    eventually(lambda: allows(cluster) == 1, 30, "one of two may be evicted")
+    with player.paused():
+        assert [evict(cluster, pod) for pod in ("job-0", "job-1")] == [True, False]
