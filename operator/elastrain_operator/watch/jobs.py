@@ -17,6 +17,7 @@ from elastrain.api.keys import JobKeys
 from elastrain_operator.kube.client import ApiError, Kube, jobs_path
 from elastrain_operator.waiting import until
 
+_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 SETTLE = 2.0
 """Seconds between the first job of a list and the search: the list is complete by then, or is searched again."""
 REST = 10.0
@@ -55,8 +56,8 @@ class Jobs:
         meta = body["metadata"]
         if kind == "DELETED":
             self._on_deleted(JobKeys(meta["namespace"], meta["name"], meta["uid"]))
-        else:  # without managedFields, which are as large as all the rest
-            self._on_job({**body, "metadata": {k: v for k, v in meta.items() if k != "managedFields"}})
+        else:
+            self._on_job({**body, "metadata": _without_copies(meta)})
 
     async def run(self) -> None:
         """Search for missed deletions, until cancelled."""
@@ -83,3 +84,11 @@ class Jobs:
             if (job := self._known().get(uid)) is not None:  # else the watch has shown its deletion meanwhile
                 log.info("deleted while the watch was interrupted", namespace=job.namespace, job=job.job, uid=uid)
                 self._on_deleted(job)
+
+
+def _without_copies(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """Metadata without managedFields and what ``kubectl apply`` has applied: each is as large as all the rest."""
+    kept = {k: v for k, v in meta.items() if k != "managedFields"}
+    if _APPLIED in (kept.get("annotations") or {}):
+        kept["annotations"] = {k: v for k, v in kept["annotations"].items() if k != _APPLIED}
+    return kept

@@ -110,3 +110,15 @@ def test_a_job_whose_deletion_the_watch_shows_during_the_search_is_forgotten_onc
     world.uids = uids
     searched(world)
     assert world.gone == []
+
+
+@pytest.mark.parametrize("notes", [{}, {"kueue.x-k8s.io/note": "kept"}, None])
+def test_copies_of_the_spec_in_the_metadata_are_not_kept(notes):
+    """``kubectl apply`` writes the whole manifest into an annotation: 1 MB more for a job of 1 MB."""
+    seen: list[dict] = []
+    jobs = Jobs(World(), ("a",), NEVER, known=dict, on_job=seen.append, on_deleted=lambda _: None)
+    applied = {"kubectl.kubernetes.io/last-applied-configuration": "x" * 10**6}
+    meta = {"namespace": "a", "name": "one", "uid": "one", "generation": 3, "labels": {"team": "a"}}
+    given = {**meta, "annotations": None if notes is None else {**applied, **notes}}
+    jobs.event("ADDED", {"metadata": {**given, "managedFields": [{"manager": "kubectl"}]}, "spec": {"maxReplicas": 1}})
+    assert seen == [{"metadata": {**meta, "annotations": notes}, "spec": {"maxReplicas": 1}}]
