@@ -21,7 +21,7 @@ from elastrain.agent.core.events import (
     StartRanks,
 )
 from elastrain.agent.core.machine import Core
-from elastrain.agent.core.places import REPORT_LATER_SECONDS
+from elastrain.agent.core.published import REPORT_LATER_SECONDS
 from elastrain.agent.core.restart import MAX_RESTARTS, WINDOW
 from elastrain.api.messages import AGENT_MESSAGE, Abort, Adopted, Hello, Proposed, Ready, Welcome
 from elastrain.api.records import Outcome, Phase, Target

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from elastrain.agent.core.events import JobSnapshot
-from elastrain.agent.core.places import Places, why_abort
+from elastrain.agent.core.places import Places
 from elastrain.agent.core.rank import Rank
 from elastrain.agent.settings import Settings
 from elastrain.api.messages import Abort, AgentMessage, Exit, Located, Proposed, Repeat, Welcome
@@ -88,13 +88,17 @@ def _waits_in_vain(rank: Rank, context: RankContext) -> bool:
 
 
 def _aborts(rank: Rank, context: RankContext) -> Iterator[Abort]:
-    """Aborts of ended generations that the rank trains in or connects to."""
+    """Aborts of ended generations that the rank trains in or connects to.
+
+    The leader decides which have ended, because only the leader sees all members. Members that left as planned do not
+    count.
+    """
     places = context.places
     for number in sorted(rank.proposed & places.numbers - rank.aborted):
         if number < rank.adopted or number <= rank.broken:
             continue
-        why = places.fenced.get(number) or why_abort(places[number], context.me, context.seen.ended)
-        if why is not None:
+        ended = None if places.mine(number) is None else context.seen.ended.get(number)
+        if (why := places.fenced.get(number) or ended) is not None:
             rank.aborted.add(number)
             yield Abort(generation=number, reason=why)
 

@@ -1,14 +1,10 @@
-"""The generations that an agent knows, the place of its member in each, and what follows from the end of one."""
+"""The generations that an agent knows, and the place of its member in each."""
 
 from __future__ import annotations
 
-from collections.abc import KeysView, Mapping
+from collections.abc import KeysView
 
 from elastrain.api.records import Generation, GenerationMember
-from elastrain.rendezvous.election import FIRST, place_in
-
-REPORT_LATER_SECONDS = 1.0
-"""Seconds for which a member leaves the report of a broken generation to that generation's first members."""
 
 
 class Places:
@@ -59,20 +55,3 @@ class Places:
         for number, generation in self._generations.items():
             if (generation.size == 1 or not alone) and self.mine(number) is not None:
                 self.fenced[number] = f"etcd has not confirmed the lease for {seconds:.1f} s{stopped}"
-
-
-def why_abort(generation: Generation, me: str, ended: Mapping[int, str]) -> str | None:
-    """Why the ranks of ``generation`` must stop waiting in it; None while it can make progress. Pure.
-
-    The leader decides (``ended``), because only the leader sees all members. Members that left as planned do not count.
-    """
-    return ended.get(generation.number) if generation.member(me) is not None else None
-
-
-def report_broken_at(generation: Generation | None, me: str, since: float) -> float:
-    """When to write that ``generation`` broke at ``since``, unless the leader has ended it by then. Pure.
-
-    It breaks on all ranks, but the leader needs one report: O(1) writes instead of O(N).
-    """
-    place = place_in(generation, me)
-    return since if place is None or place < FIRST else since + REPORT_LATER_SECONDS
