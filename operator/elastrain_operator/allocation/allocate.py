@@ -299,6 +299,8 @@ class _Allocator:
         reason, message = self._why(grant, size)
         if job.uid in revoked:
             reason, message = Stop.VAIN, revoked[job.uid]
+        if reason in _BY_NEED:
+            message += explanations.altered(job)
         return Share(
             size=size,
             reason=reason.value,
@@ -373,6 +375,10 @@ class _Allocator:
             going = frozenset(n.name for n in self._snapshot.nodes if lets_go(n, place))
             self._troubled[place] = (going, going | {n.name for n in self._snapshot.nodes if not n.ready})
         return self._troubled[place]
+
+
+_BY_NEED = frozenset({Stop.MINIMUM, Stop.NO_ROOM, Stop.NO_NODE, Stop.NODES})
+"""Reasons that follow from what a worker needs."""
 
 
 def _order(grant: Grant) -> tuple[int, bool, float, str]:

@@ -154,6 +154,11 @@ def blind(job: Job) -> str:
     return f"the allocator does not know the template's {', '.join(job.unknown)}" if job.unknown else ""
 
 
+def altered(job: Job) -> str:
+    """What admission has changed of what a worker of the template needs; empty: nothing, or that is unknown."""
+    return f"; admission changes its pods: {', '.join(job.altered)}" if job.altered else ""
+
+
 def _figure(value: float) -> str:
     """Two digits: the figure is a prediction."""
     return f"{float(f'{value:.2g}'):,.10g}"

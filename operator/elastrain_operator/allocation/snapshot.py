@@ -186,6 +186,8 @@ class Job:
     """It may keep workers Pending, so that an autoscaler adds nodes."""
     unknown: tuple[str, ...] = ()
     """Constraints of its template that the allocator does not know, for messages."""
+    altered: tuple[str, ...] = ()
+    """What admission has changed of what a worker needs, by field, for messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +236,8 @@ class Claims:
     obstacle: Obstacle | None = None
     """Why a worker is not bound; None: no reason is known."""
     charge: PodCharge = PodCharge()
+    priority: int | None = None
+    """As admission has set it; None: by ``priority_class``."""
 
     def differs(self, other: Claims | None) -> bool:
         """Whether the difference requires a new allocation; mere progress does not."""

@@ -257,7 +257,7 @@ class Capacity:
         job = claims.job
         assert job is not None
         given = self._shares.get(job.uid)
-        priority = cluster.priority(claims.priority_class)
+        priority = cluster.priority(claims.priority_class) if claims.priority is None else claims.priority
         return self._promises.follow(
             replace(
                 bounded(job, claims.charge, cluster.quotas(job.namespace)),

@@ -26,6 +26,7 @@ from elastrain_operator.kube.answers import NO_ANSWER, ApiError, Refused, is_wit
 from elastrain_operator.kube.client import Kube
 from elastrain_operator.kueue.render import charged_to
 from elastrain_operator.pod import manifest as manifests
+from elastrain_operator.pod.admitted import Admitted, admitted
 from elastrain_operator.pod.template import version
 from elastrain_operator.raw import text
 from elastrain_operator.records import logins
@@ -244,9 +245,10 @@ class Executor:
     async def _probe(self, job: JobRef, spec: JobSpec, made: _Manifest, state: LoopState) -> None:
         """Ask the API server whether it admits a pod of the job, before other jobs' workers leave for it."""
         answer: Refused | ApiError | None = made if isinstance(made, Refused) else None
+        known = Admitted(version(spec.template), clock.now())
         if not isinstance(made, Refused):
             try:
-                await self._kube.try_pod(job.namespace, made)
+                known = admitted(known.version, made, await self._kube.try_pod(job.namespace, made), known.at)
             except ApiError as error:
                 # Without an answer, the first real pod shows whether it is admitted.
                 answer = None if is_without_answer(error.status) else _answer(error)
@@ -256,7 +258,7 @@ class Executor:
             attempts = state.refusal.attempts if state.refusal else 0
             state.refusal = answer.as_refusal(job, attempts + 1, clock.now())
             return
-        state.admitted, state.refusal = version(spec.template), None
+        state.admitted, state.refusal = known, None
 
     async def _credentials(self, job: JobRef) -> Refused | ApiError | EtcdError | None:
         """Why workers cannot get their etcd credentials; None: they have them."""

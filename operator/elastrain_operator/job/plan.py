@@ -335,7 +335,9 @@ def _for_allocator(taken: Steps, status: JobStatus) -> Claims | None:
     wants = not taken.facts.spec.suspend and not taken.known.finishing and ending.terminal_condition(status) is None
     workers = [p for p in taken.there.workers if p not in taken.leave.victims]
     refusal, paced = taken.size.refusal, taken.come.paced is not None
-    creation = claims.Creation(taken.come.is_admitted, refusal, paced, None if refusal else taken.facts.state.refusal)
+    hitch, known = None if refusal else taken.facts.state.refusal, taken.come.admitted
+    is_recent = known is not None and known.is_recent(taken.facts.now)
+    creation = claims.Creation(known, refusal, paced, hitch, taken.facts.version, is_recent)
     return claims.claims(taken.facts.spec, status, taken.facts.observed, workers, creation if wants else None)
 
 

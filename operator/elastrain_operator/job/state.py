@@ -23,6 +23,7 @@ from elastrain_operator.facts import (
     Slot,
     StartAttempts,
 )
+from elastrain_operator.pod.admitted import Admitted
 
 BUDGET, MARKS, GANG = "disruption budget", "annotations of workers", "gang"
 """What stands beside a job's pods."""
@@ -48,8 +49,8 @@ class LoopState:
     open_ordinals: tuple[int, ...] = ()
     """Ordinals that were planned and whose pods do not exist: not created yet, or refused. They are used first."""
     refusal: Refusal | None = None
-    admitted: str = ""
-    """Version of the template of which the API server has last admitted a pod, in a dry run; empty: none."""
+    admitted: Admitted | None = None
+    """The last pod that the API server has admitted in a dry run; None: none."""
     checked: str = ""
     """Version of the template whose fields the API server has last checked strictly; empty: none."""
     unreadable: str = ""

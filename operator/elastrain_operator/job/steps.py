@@ -24,6 +24,7 @@ from elastrain_operator.facts import (
     Trouble,
 )
 from elastrain_operator.job.state import LoopState
+from elastrain_operator.pod.admitted import Admitted
 from elastrain_operator.policy import ending
 from elastrain_operator.policy.losses import counting, data_loss, exclusion, pacing, starting
 from elastrain_operator.policy.report import training
@@ -316,8 +317,8 @@ class Come:
     """Their places in groups."""
     charges: tuple[Charge, ...]
     """Kueue's places of them."""
-    is_admitted: bool
-    """The API server has admitted a pod of the present template in a dry run."""
+    admitted: Admitted | None
+    """The pod of the present template that the API server has last admitted in a dry run; None: none."""
     asks: bool
     """The API server is asked to admit a pod, in a dry run: the allocator waits for its answer."""
 
@@ -340,15 +341,16 @@ def come(  # noqa: PLR0917 - all earlier steps
     none = wait is not None or known.etcd is None or known.finishing
     slots, charges = ((), ()) if none else _missing(facts, there, size, leave)
     create = replicas.ordinals(len(slots), state.open_ordinals, observed.pods, facts.status.next_ordinal)
-    is_admitted = state.admitted == facts.version
-    asks = bool(share and share.probe) and not known.finishing and not (is_admitted and size.refusal is None)
+    known_pod = state.admitted if state.admitted and state.admitted.version == facts.version else None
+    is_known = known_pod is not None and known_pod.is_recent(facts.now) and size.refusal is None
+    asks = bool(share and share.probe) and not known.finishing and not is_known
     return Come(
         paced=paced,
         wait=wait,
         create=create,
         slots=slots[: len(create)],
         charges=charges[: len(create)],
-        is_admitted=is_admitted,
+        admitted=known_pod,
         asks=asks and wait is None and not create,
     )
 

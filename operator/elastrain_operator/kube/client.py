@@ -153,13 +153,13 @@ class Kube:
             if error.code not in (404, 409):  # the pod is gone, or its successor has the name
                 raise
 
-    async def try_pod(self, namespace: str, manifest: Mapping[str, Any]) -> None:
-        """Ask whether this pod would be admitted: a creation as a dry run, with the same errors."""
+    async def try_pod(self, namespace: str, manifest: Mapping[str, Any]) -> dict[str, Any]:
+        """The pod as it would be admitted: a creation as a dry run, with the same errors."""
         what = f"admit pod {namespace}/{manifest['metadata']['name']}"
         query = {"fieldValidation": "Strict", "dryRun": "All"}
-        request = _Call("POST", pods_path(namespace), what, _encoded(manifest), query, JSON, CREATION_SECONDS, METADATA)
+        request = _Call("POST", pods_path(namespace), what, _encoded(manifest), query, JSON, CREATION_SECONDS)
         async with self._creations:
-            await repeated(lambda: self._attempt(request), is_creation_worth_repeating)
+            return await repeated(lambda: self._attempt(request), is_creation_worth_repeating)
 
     async def delete_pod(self, namespace: str, name: str, uid: str, version: str | None = None) -> None:
         """Request the deletion of exactly this pod, with its own grace period; no error if it is gone.

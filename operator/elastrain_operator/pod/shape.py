@@ -25,6 +25,11 @@ def shape(template: Raw, avoid: Iterable[str] = ()) -> WorkerShape:
     return WorkerShape(resources.demand(spec), _rules(spec, tuple(sorted(avoid))))
 
 
+def of_pod(spec: Raw, avoid: Iterable[str] = ()) -> WorkerShape:
+    """The same of the spec of a pod as the API server has it."""
+    return WorkerShape(resources.demand(spec), _rules(spec, tuple(sorted(avoid))))
+
+
 def charge(template: Raw) -> PodCharge:
     """What ResourceQuotas count of a worker of this pod template. Raises as :func:`shape`."""
     spec = template.get("spec") or {}

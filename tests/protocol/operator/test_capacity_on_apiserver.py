@@ -114,6 +114,34 @@ def test_no_worker_leaves_for_a_minimum_that_a_quota_admits_in_part(cluster, poo
     assert cluster.status("low")["readyReplicas"] == 1
 
 
+def test_no_worker_leaves_for_a_minimum_that_fits_by_its_template_and_not_as_it_is_admitted(
+    cluster, pool, play, eventually
+):
+    pool.join("one", 3)
+    low = play(cluster.create_job("low", minReplicas=1, maxReplicas=4, template=pool.template()))
+    low.may_start = pool.bound
+    eventually(lambda: cluster.status("low").get("readyReplicas") == 3, 60, "the job has all")
+    uids = {n: p["metadata"]["uid"] for n, p in cluster.pods().items()}
+
+    heavy = f"heavy-{cluster.namespace}"
+    runtime = {"metadata": {"name": heavy}, "handler": "heavy", "overhead": {"podFixed": {"cpu": "6"}}}
+    cluster.call("POST", "/apis/node.k8s.io/v1/runtimeclasses", runtime)  # nodes have eight cores
+    gang = cluster.create_job("gang", minReplicas=2, maxReplicas=2, template=pool.template(runtimeClassName=heavy))
+
+    def grown() -> dict[str, Any]:
+        return cluster.condition("gang", "Grown")
+
+    eventually(lambda: "admission" in grown().get("message", ""), 60, "what admission has changed is named")
+    assert grown()["reason"] == "MinimumUnavailable"
+    assert grown()["message"].endswith("; admission changes its pods: cpu 0 → 6 (with overhead)")
+    assert {n: p["metadata"]["uid"] for n, p in cluster.pods().items()} == uids, "no pod was created, and none has left"
+
+    pool.join("two", 1)
+    play(gang).may_start = pool.bound
+    eventually(lambda: cluster.status("gang").get("readyReplicas") == 2, 90, "it starts with another node")
+    assert cluster.status("low")["readyReplicas"] == 2
+
+
 def refuses(cluster: Cluster, spec: dict[str, Any]) -> bool:
     """Whether the API server refuses such a pod."""
     try:

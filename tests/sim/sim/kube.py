@@ -72,8 +72,9 @@ class Kube:
             if error.code != 404:
                 raise
 
-    async def try_pod(self, namespace: str, manifest: Mapping[str, Any]) -> None:
+    async def try_pod(self, namespace: str, manifest: Mapping[str, Any]) -> Mapping[str, Any]:
         await self._call("admit pod", lambda: self._api.admits(dict(manifest)))
+        return manifest
 
     async def delete_pod(self, namespace: str, name: str, uid: str, version: str | None = None) -> None:
         await self._write("delete pod", lambda: self._api.delete("pods", name, uid, version))

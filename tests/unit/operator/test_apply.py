@@ -77,6 +77,7 @@ class World:
 
     async def try_pod(self, namespace, manifest):
         self._note(f"try {manifest['metadata']['name']}")
+        return manifest
 
     async def get_pod(self, namespace, name):
         return self.pods.get(name)

@@ -20,6 +20,7 @@ from elastrain_operator.job.executor import Executor
 from elastrain_operator.job.plan import plan
 from elastrain_operator.job.state import LoopState, Plan
 from elastrain_operator.kube.answers import ApiError
+from elastrain_operator.pod.admitted import LASTS, Admitted
 from elastrain_operator.pod.template import version
 from workers import workers_at
 
@@ -40,13 +41,13 @@ def test_a_job_for_which_others_would_leave_is_admitted_in_a_dry_run_first(make_
     spec = make_spec(minReplicas=2)
     first = planned(spec)
     assert (first.probe, first.create, first.claims.job.admitted) == (0, (), False)
-    after = planned(spec, LoopState(admitted=version(spec.template)))
+    after = planned(spec, LoopState(admitted=Admitted(version(spec.template), NOW)))
     assert (after.probe, after.claims.job.admitted) == (None, True)
 
 
 def test_a_refused_job_is_tried_again_later_and_claims_so(make_spec):
     spec = make_spec(minReplicas=2)
-    state = LoopState(refusal=SECURITY, admitted=version(spec.template))
+    state = LoopState(refusal=SECURITY, admitted=Admitted(version(spec.template), NOW))
     made = planned(spec, state)
     assert made.probe is None, "it waits"
     assert made.requeue_after == 5.0
@@ -61,7 +62,7 @@ def test_a_refused_job_is_tried_again_later_and_claims_so(make_spec):
 @pytest.mark.parametrize("kind", [RefusalKind.WEBHOOK_FAILED, RefusalKind.BUSY])
 def test_a_refusal_that_passes_is_not_about_the_job(kind, make_spec):
     spec = make_spec(minReplicas=2)
-    state = LoopState(refusal=replace(SECURITY, kind=kind), admitted=version(spec.template))
+    state = LoopState(refusal=replace(SECURITY, kind=kind), admitted=Admitted(version(spec.template), NOW))
     claims = planned(spec, state).claims
     assert (claims.job.admitted, claims.job.refused) == (True, None)
     assert claims.obstacle == Obstacle(kind.value, "violates PodSecurity"), "it is named if the grant expires by it"
@@ -104,8 +105,8 @@ def test_the_worker_is_withdrawn_once_room_is_promised_to_others(make_spec):
 
 # ---- the dry run -----------------------------------------------------------------------------------------------------
 class Kube:
-    def __init__(self, error: ApiError | None = None) -> None:
-        self.error = error
+    def __init__(self, error: ApiError | None = None, answer: dict | None = None) -> None:
+        self.error, self.answer = error, answer
         self.tried: list[str] = []
 
     def record(self, job, event):
@@ -115,6 +116,7 @@ class Kube:
         self.tried.append(manifest["metadata"]["name"])
         if self.error:
             raise self.error
+        return self.answer or manifest
 
 
 def probe(spec, kube: Kube, state: LoopState | None = None) -> LoopState:
@@ -126,28 +128,84 @@ def probe(spec, kube: Kube, state: LoopState | None = None) -> LoopState:
 def test_an_admitted_pod_ends_an_earlier_refusal(make_spec):
     spec, kube = make_spec(), Kube()
     state = probe(spec, kube, LoopState(refusal=SECURITY))
-    assert (kube.tried, state.admitted, state.refusal) == (["job-3"], version(spec.template), None)
+    assert (kube.tried, state.admitted.version, state.refusal) == (["job-3"], version(spec.template), None)
     assert (state.created, state.open_ordinals) == ({}, ()), "no pod exists"
 
 
 def test_a_refused_pod_is_a_refusal_like_any_other(make_spec):
     state = probe(make_spec(), Kube(ApiError("admit", 403, "Forbidden", "no")), LoopState(refusal=SECURITY))
-    assert (state.refusal.attempts, state.refusal.generation, state.admitted) == (3, 1, "")
+    assert (state.refusal.attempts, state.refusal.generation, state.admitted) == (3, 1, None)
 
 
 def test_a_webhook_without_dry_runs_leaves_the_test_to_the_first_pod(make_spec):
     error = ApiError("admit", 400, "BadRequest", 'admission webhook "w" does not support dry run')
     spec = make_spec()
     state = probe(spec, Kube(error))
-    assert (state.refusal, state.admitted) == (None, version(spec.template))
+    assert (state.refusal, state.admitted.version, state.admitted.shape) == (None, version(spec.template), None)
 
 
 def test_a_denial_that_quotes_such_words_is_a_denial(make_spec):
     error = ApiError("admit", 400, "BadRequest", 'admission webhook "w" denied the request: does not support dry run')
     state = probe(make_spec(), Kube(error))
-    assert (state.refusal.kind, state.admitted) == (RefusalKind.ADMISSION_DENIED, "")
+    assert (state.refusal.kind, state.admitted) == (RefusalKind.ADMISSION_DENIED, None)
 
 
 def test_an_unreachable_api_server_is_no_answer(make_spec):
     with pytest.raises(ApiError, match="down"):
         probe(make_spec(), Kube(ApiError("admit", 0, "Unreachable", "down")))
+
+
+# ---- the books -------------------------------------------------------------------------------------------------------
+def changed(manifest: dict, **spec) -> dict:
+    """The pod after admission."""
+    return {**manifest, "spec": {**manifest["spec"], **spec}}
+
+
+class Changing(Kube):
+    """An API server whose admission changes pods."""
+
+    def __init__(self, **spec) -> None:
+        super().__init__()
+        self.spec = spec
+
+    async def try_pod(self, namespace, manifest):
+        return changed(await super().try_pod(namespace, manifest), **self.spec)
+
+
+def test_a_job_is_counted_as_its_pods_were_admitted_and_not_as_its_template_says(make_spec):
+    spec = make_spec(minReplicas=2)
+    tolerations = [{"key": "node.kubernetes.io/not-ready", "operator": "Exists", "tolerationSeconds": 300}]
+    kube = Changing(overhead={"cpu": "2"}, nodeSelector={"pool": "b"}, priority=7, tolerations=tolerations)
+    state = probe(spec, kube)
+    claims = planned(spec, state).claims
+    assert dict(claims.job.kind.demand)["cpu"] == 2000, "with the overhead of its RuntimeClass"
+    assert claims.job.kind.place.selector == (("pool", "b"),)
+    assert dict(claims.charge.amounts)["requests.cpu"] == 2000
+    assert claims.priority == 7
+    assert claims.job.altered == ("cpu 0 → 2 (with overhead)", "nodeSelector pool=b"), (
+        "default tolerations open no node"
+    )
+
+
+def test_pods_of_the_present_template_that_exist_outweigh_an_answer(make_spec):
+    spec = make_spec()
+    real = replace(pod(0, template=version(spec.template)), demand=(("cpu", 3000), ("pods", 1)))
+    old = replace(pod(1, template="older"), demand=(("cpu", 9000), ("pods", 1)))
+    claims = planned(spec, pods=[real, old], share=Share(2, "AtMax", "")).claims
+    assert claims.job.kind.demand == (("cpu", 3000), ("pods", 1))
+
+
+def test_an_answer_is_asked_for_again_after_a_while_and_its_shape_is_kept_until_then(make_spec):
+    spec = make_spec(minReplicas=2)
+    state = probe(spec, Changing(overhead={"cpu": "2"}))
+    state.admitted = replace(state.admitted, at=NOW - LASTS)
+    made = planned(spec, state)
+    assert (made.probe, made.claims.job.admitted) == (0, False), "nobody leaves by an old answer"
+    assert dict(made.claims.job.kind.demand)["cpu"] == 2000
+
+
+def test_an_answer_about_another_template_does_not_count(make_spec):
+    spec = make_spec(minReplicas=2)
+    state = probe(spec, Changing(overhead={"cpu": "2"}))
+    state.admitted = replace(state.admitted, version="older")
+    assert "cpu" not in dict(planned(spec, state).claims.job.kind.demand)

@@ -12,6 +12,7 @@ from elastrain.api.job import JobSpec, JobStatus, reported
 from elastrain.sizing.speedup import Batches, Measured
 from elastrain_operator.allocation.snapshot import PODS, Claims, Held, Job, Obstacle, PodCharge, Worker, WorkerShape
 from elastrain_operator.facts import UNSCHEDULABLE, Coordination, Observed, Pod, Refusal
+from elastrain_operator.pod.admitted import Admitted
 from elastrain_operator.pod.shape import charge, shape, unknown
 from elastrain_operator.policy.losses import starting
 from elastrain_operator.policy.size import leavers, protection, replicas
@@ -25,14 +26,18 @@ HINDERED = frozenset({UNSCHEDULABLE, starting.QUEUED, "VolumeFailed"})
 class Creation:
     """What is known about the creation of a job's pods."""
 
-    admitted: bool = True
-    """The API server has admitted a pod of the present template."""
+    admitted: Admitted | None = None
+    """The pod of the present template that the API server has admitted in a dry run; None: none."""
     refusal: Refusal | None = None
     """The standing refusal of a pod of the present spec, if it is about this job."""
     paced: bool = False
     """After losses, the next pod is created later."""
     hitch: Refusal | None = None
     """The standing refusal if its cause is elsewhere: a webhook that fails, an API server that is busy."""
+    version: str = ""
+    """Of the present template."""
+    is_recent: bool = False
+    """``admitted`` is recent enough for workers of other jobs to leave by it."""
 
 
 def claims(
@@ -56,7 +61,7 @@ def claims(
         min=spec.min_replicas * spec.group_size,
         cap=spec.desired_replicas * spec.group_size,
         group_size=spec.group_size,
-        kind=_kind(spec, status),
+        kind=_kind(spec, status, active, creation),
         elastic=spec.replicas is None,
         created=seen.created.timestamp() if seen.created else 0.0,
         workers=_workers(spec, seen, active, size),
@@ -77,9 +82,13 @@ def claims(
         hindered=any(_is_hindered(p) for p in active),
         paced=creation.paced,
         unknown=_unknown(spec),
+        altered=creation.admitted.changes if creation.admitted else (),
     )
     named = (spec.template.get("spec") or {}).get("priorityClassName")
-    return Claims(job, str(named or ""), leaving, _obstacle(active, creation), _charge(spec))
+    known = creation.admitted
+    charged = known.charge if known and known.charge else _charge(spec)
+    priority = known.priority if known else None
+    return Claims(job, str(named or ""), leaving, _obstacle(active, creation), charged, priority)
 
 
 def _workers(spec: JobSpec, seen: Observed, active: Sequence[Pod], size: int) -> tuple[Worker, ...]:
@@ -101,7 +110,7 @@ def _worker(pod: Pod, trains: bool, spare: bool, group_size: int) -> Worker:
 
 def _is_admitted(active: Iterable[Pod], creation: Creation) -> bool:
     """A pod that exists was admitted; a standing refusal outweighs it, since policies and quotas change."""
-    return creation.refusal is None and (creation.admitted or any(True for _ in active))
+    return creation.refusal is None and (creation.is_recent or any(True for _ in active))
 
 
 def _is_hindered(pod: Pod) -> bool:
@@ -146,11 +155,21 @@ def has_state(active: Iterable[Pod], status: JobStatus, etcd: Coordination | Non
     return bool(names & (trained | placed))
 
 
-def _kind(spec: JobSpec, status: JobStatus) -> WorkerShape:
+def _kind(spec: JobSpec, status: JobStatus, active: Iterable[Pod], creation: Creation) -> WorkerShape:
+    """What the next worker needs: as the API server has admitted one, else by the template. What pods of the present
+    template that exist hold outweighs both."""
+    avoid = tuple(sorted(e.node for e in status.excluded_nodes))
+    known = creation.admitted.shape if creation.admitted else None
     try:
-        return shape(spec.template, (e.node for e in status.excluded_nodes))
+        made = replace(known, place=replace(known.place, avoid=avoid)) if known else shape(spec.template, avoid)
     except (AttributeError, KeyError, TypeError, ValueError):
         return _BARE  # no valid pod: the API server refuses it, and the job's conditions report it
+    newest = max((p for p in active if p.template == creation.version and p.demand), key=_ordinal, default=None)
+    return made if newest is None else replace(made, demand=newest.demand)
+
+
+def _ordinal(pod: Pod) -> int:
+    return pod.ordinal
 
 
 def _charge(spec: JobSpec) -> PodCharge:
