@@ -6,32 +6,25 @@ import ast
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
-METAPHORS = frozenset(
-    {
-        "vault",
-        "desk",
-        "turn",
-        "seat",
-        "standing",
-        "scene",
-        "picture",
-        "aside",
-        "pulse",
-        "sight",
-        "told",
-        "asked",
-        "ward",
-    }
-    | {"unheard", "unborn", "stranger", "strangers", "stray", "strays", "gone", "torn", "twins", "mate", "mates"}
-)
+METAPHORS = frozenset({
+    "vault", "desk", "turn", "seat", "standing", "scene", "picture", "aside", "pulse", "sight", "told", "asked", "ward",
+    "unheard", "unborn", "stranger", "strangers", "stray", "strays", "gone", "torn", "twins", "mate", "mates",
+})  # fmt: skip
 """Parts of identifiers. A thing has the name that the field gives it."""
 FIELD = frozenset({"GONE", "standing_by"})
 """Identifiers of the field: HTTP's 410 Gone, a spare that stands by."""
 NO_ANSWER_OF_WHAT = frozenset({"decide.py", "model.py", "groups.py", "credentials.py", "utils.py", "helpers.py"})
 """Names of modules that say nothing of their subject, or had several."""
+
+
+@cache
+def sources() -> dict[Path, ast.Module]:
+    """The operator's modules."""
+    return {path.relative_to(ROOT): ast.parse(path.read_text()) for path in sorted(ROOT.glob("operator/**/*.py"))}
 
 
 def identifiers(tree: ast.AST) -> Iterator[tuple[str, int]]:
@@ -52,19 +45,19 @@ def words(identifier: str) -> set[str]:
 
 def test_no_identifier_of_the_operator_is_a_metaphor() -> None:
     found = defaultdict(set)
-    for path in sorted(ROOT.glob("operator/**/*.py")):
-        for name, line in identifiers(ast.parse(path.read_text())):
+    for path, tree in sources().items():
+        for name, line in identifiers(tree):
             if name not in FIELD and words(name) & METAPHORS:
-                found[name].add(f"{path.relative_to(ROOT)}:{line}")
+                found[name].add(f"{path}:{line}")
     assert not found, "\n".join(f"{name}: {', '.join(sorted(where))}" for name, where in found.items())
 
 
 def test_no_two_classes_of_the_operator_have_one_name() -> None:
     where = defaultdict(list)
-    for path in sorted(ROOT.glob("operator/**/*.py")):
-        for node in ast.parse(path.read_text()).body:
+    for path, tree in sources().items():
+        for node in tree.body:
             if isinstance(node, ast.ClassDef):
-                where[node.name.lstrip("_")].append(str(path.relative_to(ROOT)))
+                where[node.name.lstrip("_")].append(str(path))
     twice = {name: files for name, files in where.items() if len(files) > 1}
     assert not twice, f"one name, one thing: {twice}"
 
