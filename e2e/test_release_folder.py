@@ -68,6 +68,8 @@ def submitted(namespace: str, manifest: dict[str, Any]) -> Job:
 def job(common_namespace: str, first: Release) -> Job:
     """Two workers train, on a cluster that has only the first release."""
     release.uninstall()
+    left = ("get", "pods", "-n", release.NAMESPACE)
+    eventually("no pod of the former release is left", lambda: not kubectl_json(*left)["items"], 180)
     release.remove_etcd()
     install(first)
     job = submitted(common_namespace, storm("enduring", first, STEPS, replicas=2))
