@@ -23,7 +23,7 @@ def job(status: dict[str, Any] | None = None, **spec: Any) -> ElasticTrainingJob
     container = {"name": "trainer", "image": "train:1", "command": ["python", "train.py"]}
     body: dict[str, Any] = {
         "apiVersion": names.API_VERSION, "kind": names.KIND,
-        "metadata": {"name": "digits", "creationTimestamp": "2026-01-01T10:00:00Z"},
+        "metadata": {"name": "digits", "uid": "u1", "creationTimestamp": "2026-01-01T10:00:00Z"},
         "spec": {"maxReplicas": 4, "template": {"spec": {"containers": [container]}}, **spec},
     }  # fmt: skip
     return ElasticTrainingJob.model_validate(body | ({"status": status} if status else {}))

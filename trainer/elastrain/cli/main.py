@@ -164,7 +164,7 @@ def run(
     Examples:
 
         elastrain run examples/01-digits/job.yaml
-        elastrain run job.yaml --dashboard --set checkpoint.everySteps=100 --env EPOCHS=3
+        elastrain run job.yaml --dashboard --set checkpoint.everySteps=100
         elastrain run train.py --set replicas=4 -- --epochs 3
     """
     from elastrain.cli.local.command import run_job
