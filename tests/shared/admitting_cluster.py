@@ -175,8 +175,9 @@ class Admitting:
             job.had_room = True
         elif job.had_room and not size:
             job.had_room = False
-            before = self.failures.get(name)
-            self.failures[name] = Failure(self.now, self.facts(name), before.number + 1 if before else 1)
+            before, facts = self.failures.get(name), self.facts(name)
+            same = before is not None and before.facts[0] == facts[0]  # a changed spec begins anew
+            self.failures[name] = Failure(self.now, facts, before.number + 1 if before and same else 1)
 
     def _create(self, job: Played, size: int) -> None:
         wanted = 1 if job.refusal else size - len(job.pods)
