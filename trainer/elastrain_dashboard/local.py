@@ -16,6 +16,8 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import Self
 
+import structlog
+
 from elastrain.api import names, rescaled
 from elastrain.api.job import ElasticTrainingJob, reported
 from elastrain.api.job.shown import Worker
@@ -129,6 +131,7 @@ class LocalDashboard:
 
     def __enter__(self) -> Self:
         """Raises :class:`RuntimeError` if nothing can be served."""
+        self._logging = structlog.get_config()
         log_to_stderr(logging.WARNING)
         self._thread.start()
         self._ready.wait(_START_SECONDS)
@@ -139,6 +142,7 @@ class LocalDashboard:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._loop.call_soon_threadsafe(self._ended.set)
         self._thread.join()
+        structlog.configure(**self._logging)
 
     def _run(self) -> None:
         try:

@@ -6,7 +6,7 @@ import functools
 import inspect
 from contextlib import nullcontext
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torch import nn
 
@@ -22,6 +22,15 @@ class _Job(Protocol):
 
     @property
     def _last(self) -> bool: ...
+
+
+class Body(NamedTuple):
+    """What ``job.body`` is."""
+
+    step: int
+    execution: int
+    micro_batch: int
+    warm_up: bool
 
 
 class Values(SimpleNamespace):

@@ -11,32 +11,21 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.utils.data import default_collate
 
 from elastrain.data.changes import Changes
 from elastrain.data.draws import Watched, begin
-from elastrain.data.fetch import Fetcher, Task
 from elastrain.data.loader import ElasticLoader
 from elastrain.data.options import order_of
 from elastrain.data.order import Order, Slice
-from elastrain.data.rng import Randomness
 from elastrain.data.share import Share
-from elastrain_verify.rank.gated import GATED, Values, Wrapped, skipped
-
-
-class Body(NamedTuple):
-    """As of the job."""
-
-    step: int
-    execution: int
-    micro_batch: int
-    warm_up: bool
+from elastrain_verify.rank.evaluation import evaluate
+from elastrain_verify.rank.gated import GATED, Body, Values, Wrapped, skipped
 
 
 class Reference(AbstractContextManager["Reference"]):
@@ -252,29 +241,7 @@ class Reference(AbstractContextManager["Reference"]):
         return [value]
 
     def evaluate(self, loader: Any, fn: Callable[[Any], Any]) -> dict[str, Any]:
-        elastic = isinstance(loader, ElasticLoader)
-        order = loader.order if elastic else Order(None, loader.batch_size or 1, shuffle=False)
-        batches = map(order.batch, range(order.steps_per_epoch)) if elastic else loader.batch_sampler
-        keys, newest = Randomness(order), torch.zeros(1, dtype=torch.int64)
-        fetch = Fetcher(loader.dataset, loader.collate_fn or default_collate, keys, newest)
-        roots = [obj for obj in self.tracked.values() if isinstance(obj, nn.Module)]
-        modes = {m: m.training for root in roots for m in root.modules()}
-        sums: dict[str, Any] = {}
-        with keys.kept, torch.no_grad():
-            _ = [root.eval() for root in roots]
-            for number, indices in enumerate(batches):
-                data = fetch[Task(0, 0, tuple(indices), number)][1]
-                keys.seed_body(number, Slice((), (), 0.0, 0))
-                for name, given in fn(data).items():
-                    value, weight = given if isinstance(given, tuple) else (given, None)
-                    value = torch.as_tensor(value).detach().cpu() * (1 if weight is None else weight)
-                    value = value.to(torch.float64 if value.is_floating_point() else torch.int64)
-                    total, weights = sums.get(name, (0, 0))
-                    sums[name] = total + value, None if weight is None else weights + weight
-        for m, training in modes.items():
-            m.training = training
-        means = {name: value if weight is None else value / weight for name, (value, weight) in sums.items()}
-        return {name: value.item() if value.dim() == 0 else value for name, value in means.items()}
+        return evaluate([obj for obj in self.tracked.values() if isinstance(obj, nn.Module)], loader, fn)
 
     def __exit__(self, *_: object) -> None:
         pass
