@@ -58,7 +58,7 @@ def verify(
         list[str] | None, typer.Option("--env", help="Set a variable for the script.", metavar="NAME=VALUE")
     ] = None,
 ) -> None:
-    """Check that a script trains the same model, whatever happens to its workers. Takes about two minutes.
+    """Check that a script trains the same model, whatever happens to its workers. Takes some minutes.
 
     The script runs in plain torch first, then on 1, 2 and 3 workers, then with a worker that joins, is killed or
     leaves, and from a checkpoint. After each step the state of each rank is compared with that of plain torch. The
