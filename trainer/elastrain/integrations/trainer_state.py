@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
-import pickle
 from typing import Any
 
 import torch
 from transformers.trainer_callback import ExportableState
+
+from elastrain.elastic.encoding import decode, encode
 
 _OF_A_RANK = ("is_world_process_zero", "is_local_process_zero", "stateful_callbacks")
 _DATA = ("train_dataset", "eval_dataset")
@@ -28,14 +29,14 @@ class Carried:
     def state_dict(self) -> dict[str, bytes]:
         """Of the last committed step."""
         if self._received is not None:
-            return {"pickled": self._received}
+            return {"encoded": self._received}
         t = self._trainer
         state = {name: value for name, value in vars(t.state).items() if name not in _OF_A_RANK}
-        return {"pickled": pickle.dumps((state, *(self._held or self._of_events()), plain_attributes(t)))}
+        return {"encoded": encode((state, *(self._held or self._of_events()), plain_attributes(t)))}
 
     def load_state_dict(self, state: dict[str, bytes]) -> None:
         """Keep it for :meth:`apply`."""
-        self._received = state["pickled"]
+        self._received = state["encoded"]
 
     def hold(self) -> None:
         """The loop calls events of the next step: they are no part of the last one's state."""
@@ -49,8 +50,7 @@ class Carried:
         """The state that has arrived becomes that of the loop. ``keep``: also at the next call."""
         if self._received is None:
             return
-        # From ranks, or a checkpoint, of the same job:
-        state, control, callbacks, attributes = pickle.loads(self._received)  # noqa: S301
+        state, control, callbacks, attributes = decode(self._received)
         t, self._held = self._trainer, None
         vars(t.state).update(state)
         vars(t.control).update(control)
