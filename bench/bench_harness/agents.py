@@ -93,8 +93,18 @@ class Agents:
 
     def stands_by(self, number: int) -> bool:
         """Whether the node is ready to train."""
-        members = [Member.decode(kv.value) for kv in self._client.get_prefix(self._keys.members)[0]]
-        return any(m.worker == worker(number) and m.phase is Phase.READY for m in members)
+        return any(member.phase is Phase.READY for member, _ in self._members(number))
+
+    def end_lease(self, number: int) -> None:
+        """What the operator does with proof that all processes of the node have ended (docs/rendezvous.md), without
+        the time that a kubelet and an API server take to tell it."""
+        for _, lease in self._members(number):
+            self._client.end_lease(lease)
+
+    def _members(self, number: int) -> list[tuple[Member, int]]:
+        """The registered members of a node, each with its lease."""
+        found = [(Member.decode(kv.value), kv.lease) for kv in self._client.get_prefix(self._keys.members)[0]]
+        return [(member, lease) for member, lease in found if member.worker == worker(number)]
 
     def rescales(self) -> list[dict[str, object]]:
         """The newest records of rescales (``elastrain.api.records.Rescale``)."""

@@ -67,6 +67,16 @@ class Processes:
         """``kill -9`` of processes that belong to this run. Returns the time just before."""
         return self.send(pids, signal.SIGKILL)
 
+    def kill_tree(self, name: str) -> float:
+        """``kill -9`` of a process and all its descendants; returns the time just before, when they have ended.
+
+        Raises ``RuntimeError`` if one does not vanish.
+        """
+        tree = _tree(self._started[name].pid)
+        at = self.kill(p.pid for p in tree)
+        _vanished(tree)
+        return at
+
     def end(self, spare: Collection[int] = ()) -> None:
         """``kill -9`` everything that was started and still runs, and all orphans but the children ``spare`` (pids).
 
@@ -77,9 +87,7 @@ class Processes:
             process.wait(END_SECONDS)
         orphans = [p for child in psutil.Process().children() if child.pid not in spare for p in _tree(child.pid)]
         self.kill(p.pid for p in orphans)
-        _, alive = psutil.wait_procs(orphans, END_SECONDS)
-        if alive:
-            raise RuntimeError(f"these processes were killed and did not end within {END_SECONDS:g} s: {alive}")
+        _vanished(orphans)
 
 
 class Load:
@@ -132,6 +140,12 @@ def free_ports(count: int) -> list[int]:
         if len(chosen) == count:
             return chosen
     raise OSError(f"of the ports {PORTS}, fewer than {count} are free on {HOST}")
+
+
+def _vanished(killed: Sequence[psutil.Process]) -> None:
+    _, alive = psutil.wait_procs(killed, END_SECONDS)
+    if alive:
+        raise RuntimeError(f"these processes were killed and did not end within {END_SECONDS:g} s: {alive}")
 
 
 def _tree(pid: int) -> list[psutil.Process]:

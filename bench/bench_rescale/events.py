@@ -34,7 +34,7 @@ EVENTS: Mapping[Event, str] = {
     Event.GROW_SPARE: "a node that stands by, warm, is wanted from now on",
     Event.KILL_RANK: "kill -9 of the rank of the youngest node; its agent lives and starts another one",
     Event.TERM: "SIGTERM of the agent of the youngest node, as when its pod is deleted",
-    Event.KILL_NODE: "kill -9 of agent and rank of the youngest node, as when its machine dies",
+    Event.KILL_NODE: "kill -9 of agent and rank of the youngest node, as when its container is killed; it is reported",
     Event.KILL_FIRST: "the same to the first node, which holds rank 0 (and torchrun's c10d store)",
     Event.KILL_SPARE: "the same to the youngest node that trains, while another one stands by",
     Event.SILENT: "SIGSTOP of agent and rank of the youngest node: its connections stay, nothing answers",

@@ -144,7 +144,7 @@ class Run:
             self._silent[victim] = self._processes.tree(name)
             at = self._processes.send(self._silent[victim], signal.SIGSTOP)
         else:
-            at = self._processes.kill(self._processes.tree(name))
+            at = self._kill_node(victim)
         return Fired(label, at, FOREVER, survivors, survivors, len(before))
 
     def _fire_with_spare(self, event: Event, label: str) -> Fired:
@@ -162,7 +162,7 @@ class Run:
         else:
             victim, survivors = before[-1], before[:-1]
             self._nodes.remove(victim)
-            at = self._processes.kill(self._processes.tree(worker(victim)))
+            at = self._kill_node(victim)
         return Fired(label, at, FOREVER, survivors, tuple(self._nodes), len(before), recovered=ready, begun=begun)
 
     def _fire_cycles(self, label: str) -> Fired:
@@ -180,6 +180,11 @@ class Run:
                 fired = self._fire(event, f"{label}: {cycle + 1} of {self._cycles}, {event}")
                 recovered = recovered and self._settle(fired, fired.at, CYCLE_STEPS)
         return Fired(label, at, FOREVER, before[:-1], before, len(before), resized=False, recovered=recovered)
+
+    def _kill_node(self, node: int) -> float:
+        at = self._processes.kill_tree(worker(node))
+        self._system.ended(node)
+        return at
 
     @property
     def _agents(self) -> Agents:

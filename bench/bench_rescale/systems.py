@@ -89,6 +89,10 @@ class System(ABC):
     def node(self, number: int) -> tuple[list[str], dict[str, str]]:
         """Command and environment of the process (the agent) that is node ``number``, with one rank."""
 
+    def ended(self, number: int) -> None:
+        """All processes of node ``number`` have ended, as a kubelet or a runner reports."""
+        return
+
     @abstractmethod
     def samples(self, lines: list[Line]) -> Samples:
         """Samples that the run consumed. Raises ``ValueError`` if the run left nothing to judge."""
@@ -205,6 +209,9 @@ class Elastrain(System):
     def node(self, number: int) -> tuple[list[str], dict[str, str]]:
         command, environment = self.agents.node(number)
         return command, {**environment, **self.environment(number)}
+
+    def ended(self, number: int) -> None:
+        self.agents.end_lease(number)
 
     def samples(self, lines: list[Line]) -> Samples:
         verdict = judge.verify(self.agents.audit)
