@@ -5,21 +5,11 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 import builders
-from elastrain.api import names
-from elastrain.api.job import ElasticTrainingJob
 from elastrain.api.records import Member, Progress
 from elastrain.cli.local.status import LocalStatus, WorkerStatus, in_generation, resource
+from local_jobs import JOB
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-JOB = ElasticTrainingJob(
-    api_version=names.API_VERSION,
-    kind=names.KIND,
-    metadata={"name": "w"},
-    spec={
-        "maxReplicas": 4,
-        "template": {"spec": {"containers": [{"name": "trainer", "image": "-", "command": ["-"]}]}},
-    },
-)
 
 
 def test_a_worker_is_not_in_a_generation_if_its_ranks_have_restarted_since():

@@ -7,23 +7,15 @@ from datetime import UTC, datetime
 
 from rich.console import Console
 
-from elastrain.api import names
 from elastrain.api.batch import BatchFigures
-from elastrain.api.job import ElasticTrainingJob
 from elastrain.api.records import Generation, GenerationMember, Progress, Rescale
 from elastrain.cli.local.status import LocalStatus, WorkerStatus, resource, workers
 from elastrain.cli.local.view import View
 from elastrain.cli.shell.printing import document
 from elastrain.cli.shell.view import details
+from local_jobs import JOB
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
-CONTAINER = {"name": "trainer", "image": "train:1", "command": ["python"]}
-JOB = ElasticTrainingJob(
-    api_version=names.API_VERSION,
-    kind=names.KIND,
-    metadata={"name": "digits"},
-    spec={"maxReplicas": 4, "template": {"spec": {"containers": [CONTAINER]}}},
-)
 PLACE = GenerationMember(id="digits-0.x", worker="digits-0", address="a", store_port=1, rank_offset=0)
 RESCALE = Rescale(generation=2, from_size=2, to_size=1, reason="Drain", step=9, pause_seconds=0.05)
 STATUS = LocalStatus(

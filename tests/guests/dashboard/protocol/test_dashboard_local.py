@@ -16,23 +16,13 @@ from pathlib import Path
 
 import pytest
 
-from elastrain.api import names
-from elastrain.api.job import ElasticTrainingJob
 from elastrain.api.records import Progress
 from elastrain.cli.local.status import LocalStatus
 from elastrain_dashboard.local import LocalDashboard
 from harness import browser
+from local_jobs import JOB
 
 ROOT = Path(__file__).parents[4]
-JOB = ElasticTrainingJob(
-    api_version=names.API_VERSION,
-    kind=names.KIND,
-    metadata={"name": "digits"},
-    spec={
-        "maxReplicas": 4,
-        "template": {"spec": {"containers": [{"name": "trainer", "image": "-", "command": ["-"]}]}},
-    },
-)
 STATUS = LocalStatus(
     job="digits", phase="Running", min=1, max=4, desired=1,
     progress=Progress(generation=1, world_size=1, members=1, step=41, total_steps=100),

@@ -6,22 +6,13 @@ import asyncio
 from datetime import UTC, datetime
 
 from elastrain.api import names
-from elastrain.api.job import ElasticTrainingJob
 from elastrain.api.records import Progress, Rescale
 from elastrain.cli.local.status import LocalStatus, WorkerStatus
 from elastrain_dashboard.board import Board
 from elastrain_dashboard.local import Machine
+from local_jobs import JOB
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
-JOB = ElasticTrainingJob(
-    api_version=names.API_VERSION,
-    kind=names.KIND,
-    metadata={"name": "digits"},
-    spec={
-        "maxReplicas": 4,
-        "template": {"spec": {"containers": [{"name": "trainer", "image": "-", "command": ["-"]}]}},
-    },
-)
 KEY = f"{JOB.namespace}/digits"
 START = Rescale(generation=1, from_size=0, to_size=1, reason="Start", step=0, pause_seconds=1.0)
 GROWN = Rescale(generation=2, from_size=1, to_size=2, reason="Grow", step=60, pause_seconds=0.31)
