@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
 from elastrain.cli.local.runner import LocalJob
 from elastrain.cli.local.status import LocalStatus
@@ -92,3 +93,74 @@ def require() -> Callable[[str, str], None]:
         pytest.skip(f"{package} is not installed")
 
     return check
+
+
+@pytest.fixture
+def fit(require, tmp_path):
+    """Fits a small module over a scripted job of 5 steps an epoch; returns what Lightning and the module have seen."""
+    require("lightning", "ELASTRAIN_REQUIRE_LIGHTNING")
+    from lightning.pytorch import LightningModule, Trainer
+    from lightning.pytorch.loggers import Logger
+
+    from elastrain.integrations.lightning_trainer import ElasticTrainerStrategy
+
+    class Module(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net, self.executions, self.ends, self.validated = torch.nn.Linear(2, 1), 0, [], []
+
+        def training_step(self, batch, batch_idx):
+            self.executions += 1
+            return self.net(batch[0]).square().mean()
+
+        def on_train_batch_end(self, outputs, batch, batch_idx):
+            self.ends.append((self.trainer.current_epoch, self.trainer.fit_loop.batch_idx, self.trainer.global_step))
+
+        def validation_step(self, batch, batch_idx):
+            self.log("val", self.net(batch[0]).square().mean(), sync_dist=True)
+
+        def on_validation_end(self):
+            self.validated.append(self.trainer.global_step)
+
+        def configure_optimizers(self):
+            optimizer = torch.optim.SGD(self.parameters(), lr=1e-3)
+            schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+            return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+    def run(job, module=None, **options):
+        data = torch.utils.data.TensorDataset(torch.ones(20, 2))
+        trainer = Trainer(
+            **{
+                "accelerator": "cpu",
+                "devices": 1,
+                "strategy": ElasticTrainerStrategy(job, global_batch_size=4),
+                "max_epochs": 2,
+                "num_sanity_val_steps": 0,
+                "logger": False,
+                "enable_checkpointing": False,
+                "enable_progress_bar": False,
+                "enable_model_summary": False,
+                "default_root_dir": tmp_path,
+                **options,
+            }
+        )
+        module = module or Module()
+        loader = torch.utils.data.DataLoader(data, batch_size=2, shuffle=True)
+        trainer.fit(module, loader, torch.utils.data.DataLoader(data, batch_size=10))
+        return trainer, module
+
+    class Recorded(Logger):
+        name, version = "recorded", 1
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.kept = []
+
+        def log_metrics(self, metrics, step=None):
+            self.kept.append((step, metrics))
+
+        def log_hyperparams(self, *_):
+            pass
+
+    run.module, run.recorded = Module, Recorded
+    return run

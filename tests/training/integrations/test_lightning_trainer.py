@@ -2,126 +2,10 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
-from elastrain.elastic.contract import RULES, Effect, Phase
-
-OUTCOMES = {
-    "warm-up": Phase.WARM_UP,
-    "partial": Phase.PARTIAL,
-    "discarded": Phase.DISCARDED,
-    "adopted": Phase.DISCARDED,
-    "committed": Phase.COMMITTED,
-}
-
-
-class ScriptedJob:
-    """A job of one rank whose executions of the loop body end as ``outcomes`` say, and then in commits."""
-
-    rank, device, chooses_batch = 0, torch.device("cpu"), False
-
-    def __init__(self, *outcomes: str, start: int = 0) -> None:
-        self.outcomes, self.start = [*outcomes], start
-        self.step, self.phase, self.stopped, self.tracked = 0, Phase.SETUP, False, {}
-
-    def wrap(self, module):
-        self.model = module
-        return module
-
-    def track(self, **objects):
-        self.tracked.update(objects)
-
-    def dataloader(self, dataset, *, global_batch_size, **options):
-        self.options = options
-        self.data = torch.utils.data.DataLoader(dataset, batch_size=global_batch_size)
-        return SimpleNamespace(order=SimpleNamespace(steps_per_epoch=len(self.data)))
-
-    def steps(self, loader, steps):
-        batches = [*self.data]
-        for outcome in ("warm-up", *self.outcomes, *["committed"] * 10_000):
-            if self.step >= steps or self.stopped:
-                return
-            self.outcome, self.phase = outcome, Phase.FRESH
-            yield batches[self.step % len(batches)]
-            if outcome == "warm-up":
-                self.step = self.start
-            self.step += outcome in ("committed", "adopted")
-
-    def backward(self, loss):
-        loss.backward()
-        self.phase = OUTCOMES[self.outcome]
-
-    @property
-    def committed(self):
-        return self.phase is Phase.COMMITTED
-
-    def acts(self, call, name):
-        effect = RULES[call][self.phase].effect
-        assert effect is not Effect.RAISES, f"{name} {self.phase}"
-        return effect is Effect.ACTS
-
-    def stop(self):
-        self.stopped = True
-
-
-@pytest.fixture
-def fit(require, tmp_path):
-    """Fits a small module over a scripted job of 5 steps an epoch; returns what Lightning and the module have seen."""
-    require("lightning", "ELASTRAIN_REQUIRE_LIGHTNING")
-    from lightning.pytorch import LightningModule, Trainer
-
-    from elastrain.integrations.lightning_trainer import ElasticTrainerStrategy
-
-    class Module(LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net, self.executions, self.ends, self.validated = torch.nn.Linear(2, 1), 0, [], []
-
-        def training_step(self, batch, batch_idx):
-            self.executions += 1
-            return self.net(batch[0]).square().mean()
-
-        def on_train_batch_end(self, outputs, batch, batch_idx):
-            self.ends.append((self.trainer.current_epoch, self.trainer.fit_loop.batch_idx, self.trainer.global_step))
-
-        def validation_step(self, batch, batch_idx):
-            self.log("val", self.net(batch[0]).square().mean(), sync_dist=True)
-
-        def on_validation_end(self):
-            self.validated.append(self.trainer.global_step)
-
-        def configure_optimizers(self):
-            optimizer = torch.optim.SGD(self.parameters(), lr=1e-3)
-            schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
-            return [optimizer], [{"scheduler": schedule, "interval": "step"}]
-
-    def run(job, module=None, **options):
-        data = torch.utils.data.TensorDataset(torch.ones(20, 2))
-        trainer = Trainer(
-            **{
-                "accelerator": "cpu",
-                "devices": 1,
-                "strategy": ElasticTrainerStrategy(job, global_batch_size=4),
-                "max_epochs": 2,
-                "num_sanity_val_steps": 0,
-                "logger": False,
-                "enable_checkpointing": False,
-                "enable_progress_bar": False,
-                "enable_model_summary": False,
-                "default_root_dir": tmp_path,
-                **options,
-            }
-        )
-        module = module or Module()
-        loader = torch.utils.data.DataLoader(data, batch_size=2, shuffle=True)
-        trainer.fit(module, loader, torch.utils.data.DataLoader(data, batch_size=10))
-        return trainer, module
-
-    run.module = Module
-    return run
+from scripted_loop import ScriptedJob
 
 
 def test_lightning_counts_committed_steps_only(fit):
@@ -157,14 +41,13 @@ def test_validation_runs_if_the_last_step_of_an_epoch_is_received_from_a_peer(fi
     assert module.validated == [5, 10]
 
 
-def test_all_ranks_are_asked_to_end_if_a_callback_stops_early(fit):
+def test_early_stopping_ends_with_its_step_and_ranks_meet_then(fit):
     from lightning.pytorch.callbacks import EarlyStopping
 
     job = ScriptedJob()
     trainer, module = fit(job, max_epochs=50, callbacks=[EarlyStopping("val", patience=1, min_delta=1e9)])
-    assert job.stopped
-    assert module.validated[:2] == [5, 10], "the first sets the mark, the second has not improved on it"
-    assert trainer.global_step == 10
+    assert module.validated == [5, 10], "the first sets the mark, the second has not improved on it"
+    assert (trainer.global_step, job.step, job.met) == (10, 10, 1)
 
 
 def test_the_loss_scale_is_tracked_and_the_optimizer_steps_by_it(fit):
@@ -201,12 +84,80 @@ def test_a_module_with_its_own_optimization_is_refused(fit):
         fit(ScriptedJob(), module)
 
 
+def logs(module, hook="training_step", **options):
+    """A module that logs 4 in ``hook``."""
+
+    class Logs(module):
+        def training_step(self, batch, batch_idx):
+            loss = super().training_step(batch, batch_idx)
+            if hook == "training_step":
+                self.log("load", torch.tensor(4.0), **options)
+            return loss
+
+        def on_train_batch_end(self, *args):
+            super().on_train_batch_end(*args)
+            if hook == "on_train_batch_end":
+                self.log("load", torch.tensor(4.0), **options)
+
+    return Logs()
+
+
+@pytest.mark.parametrize("options", [{}, {"sync_dist": True}, {"reduce_fx": "sum"}])
 @pytest.mark.parametrize("on_epoch", [False, True])
-@pytest.mark.parametrize("metric", [False, True])
-def test_a_number_of_all_ranks_that_training_logs_is_refused_by_its_name(fit, metric, on_epoch):
+def test_what_training_step_logs_is_the_number_of_the_global_batch(fit, options, on_epoch):
+    job, logger = ScriptedJob("committed", "discarded", "partial", "committed"), fit.recorded()
+    job.others = {"training_step.load": 12.0, "training_step.load/weight": 6.0}
+    if "reduce_fx" in options:
+        job.others["training_step.load/weight"] = 1.0
+    module = logs(fit.module, on_step=True, on_epoch=on_epoch, **options)
+    fit(job, module, logger=logger, log_every_n_steps=1)
+    name = "load_step" if on_epoch else "load"
+    steps = [metrics[name] for _, metrics in logger.kept if name in metrics]
+    if "reduce_fx" in options:
+        assert steps == pytest.approx([16, 20, *[16] * 8]), "the second has two micro-batches"
+        whole = [sum(steps[:5]), sum(steps[5:])]
+    else:
+        of_one, of_two = (4 * 4 + 12) / 10, (8 * 4 + 12) / 14
+        assert steps == pytest.approx([of_one, of_two, *[of_one] * 8])
+        whole = [(40 * of_one + 14 * of_two) / 54, of_one]
+    if on_epoch:
+        assert [m["load_epoch"] for _, m in logger.kept if "load_epoch" in m] == pytest.approx(whole)
+
+
+@pytest.mark.parametrize("script", [{"start": 7}, {"outcomes": ["committed"] * 7 + ["adopted"]}])
+def test_sums_of_an_epoch_that_come_from_a_peer_are_continued(fit, script):
+    def rows(job):
+        class Logs(fit.module):
+            def training_step(self, batch, batch_idx):
+                self.log("load", float(job.step), on_step=False, on_epoch=True)
+                return super().training_step(batch, batch_idx)
+
+        logger = fit.recorded()
+        fit(job, Logs(), logger=logger)
+        return [metrics["load"] for _, metrics in logger.kept if "load" in metrics]
+
+    peer = ScriptedJob()
+    assert rows(peer) == [2.0, 7.0]
+    job = ScriptedJob(*script.pop("outcomes", ()), peer=peer, **script)
+    assert rows(job)[-1] == 7.0
+
+
+@pytest.mark.parametrize(
+    ("hook", "options", "message"),
+    [
+        ("training_step", {"reduce_fx": "max"}, r"self.log\('load', reduce_fx='max'\): only sums and means"),
+        ("on_train_batch_end", {"sync_dist": True}, r"'load', sync_dist=True\) in on_train_batch_end\(\): .*its own"),
+    ],
+)
+def test_a_number_that_cannot_be_that_of_the_global_batch_is_refused_by_its_name(fit, hook, options, message):
+    with pytest.raises(ValueError, match=message):
+        fit(ScriptedJob(), logs(fit.module, hook, **options))
+
+
+def test_a_metric_that_training_updates_is_refused_before_the_first_step(fit):
     from torchmetrics import MeanMetric
 
-    class Logs(fit.module):
+    class Updates(fit.module):
         def __init__(self):
             super().__init__()
             self.mean = MeanMetric()
@@ -214,25 +165,29 @@ def test_a_number_of_all_ranks_that_training_logs_is_refused_by_its_name(fit, me
         def training_step(self, batch, batch_idx):
             loss = super().training_step(batch, batch_idx)
             self.mean.update(loss)
-            logged = {"value": self.mean} if metric else {"value": loss, "sync_dist": True}
-            self.log("load", on_step=not on_epoch, on_epoch=on_epoch, **logged)
             return loss
 
-    module = Logs()
-    with pytest.raises((ValueError, RuntimeError), match=r"(Metric|sync_dist=True)\)? in training: .*job\.loss"):
+    module = Updates()
+    with pytest.raises(ValueError, match="MeanMetric of torchmetrics: log the mean of each batch"):
         fit(ScriptedJob(), module)
     assert module.executions == 1, "in the warm-up"
 
 
-def test_a_number_of_this_rank_that_training_logs_is_not_refused(fit):
-    class Logs(fit.module):
+@pytest.mark.parametrize("late", [{}, {"sync_dist": True}])
+def test_name_that_the_first_batch_does_not_log_is_rank_0s_part_or_refused(fit, late):
+    class Late(fit.module):
         def training_step(self, batch, batch_idx):
             loss = super().training_step(batch, batch_idx)
-            self.log("load", loss, on_step=True, on_epoch=True)
+            if self.global_step:
+                self.log("late", loss, **late)
             return loss
 
-    trainer, _ = fit(ScriptedJob(), Logs())
-    assert trainer.global_step == 10
+    if late:
+        with pytest.raises(ValueError, match=r"'late', sync_dist=True\): the first batch has not logged it"):
+            fit(ScriptedJob(), Late())
+    else:
+        trainer, _ = fit(ScriptedJob(), Late())
+        assert trainer.global_step == 10
 
 
 def test_a_reduction_in_training_names_the_way_out(fit):

@@ -2,144 +2,16 @@
 
 from __future__ import annotations
 
-import copy
-from collections import Counter, defaultdict
-from types import SimpleNamespace
-from typing import Any
+from collections import defaultdict
 
 import pytest
 import torch
 from torch import nn
 
-from elastrain.elastic.contract import RULES, Effect, Phase
+from scripted_loop import ScriptedJob
 
-OUTCOMES = {
-    "partial": Phase.PARTIAL,
-    "discarded": Phase.DISCARDED,
-    "adopted": Phase.DISCARDED,
-    "committed": Phase.COMMITTED,
-}
 CLOCKS = ("runtime", "per_second", "flos")
 STEPS = 10
-
-
-class ScriptedJob:
-    """A job of one rank whose executions of the loop body end as ``outcomes`` say, and then in commits.
-
-    ``start``: it joins at this step. State that it receives is that of ``peer``, which has run before.
-    """
-
-    device, chooses_batch = torch.device("cpu"), False
-
-    def __init__(self, *outcomes: str, start: int = 0, peer: ScriptedJob | None = None, rank: int = 0) -> None:
-        self.outcomes, self.start, self.peer, self.rank = [*outcomes], start, peer, rank
-        self.step, self.phase, self.body, self.met = 0, Phase.SETUP, None, 0
-        self.tracked: dict[str, Any] = {}
-        self.states: dict[int, dict[str, Any]] = {}
-        self.others: dict[str, float] = {}
-        """What the other ranks add to each step's sums."""
-        self.added: tuple[int, Counter[str]] = (0, Counter())
-        self.ranks: dict[int, int] = {}
-        """By execution: the rank from then on."""
-        self.rank_at_end: int | None = None
-
-    def wrap(self, module, **_):
-        self.tracked["model"] = module
-        return module
-
-    def track(self, **objects):
-        assert not objects.keys() & self.tracked.keys()
-        self.tracked.update(objects)
-
-    def dataloader(self, dataset, *, global_batch_size, **options):
-        self.options = {"global_batch_size": global_batch_size, **options}
-        self.data = torch.utils.data.DataLoader(dataset, batch_size=global_batch_size, collate_fn=options["collate_fn"])
-        order = SimpleNamespace(
-            length=len(dataset), global_batch_size=global_batch_size, drop_last=False, steps_per_epoch=len(self.data)
-        )
-        return Loader(dataset, order)
-
-    def steps(self, loader, *, steps, warm_up):
-        batches = [*self.data]
-        self.phase = Phase.WARM_UP
-        warm_up(batches[0])
-        if self.start:
-            self.receive(self.start)
-        self.phase = Phase.BOUNDARY
-        yield None
-        executions, fresh = 0, True
-        for outcome in (*self.outcomes, *["committed"] * 1000):
-            if self.step >= steps:
-                break
-            executions += fresh
-            self.rank = self.ranks.get(executions, self.rank)
-            self.body = SimpleNamespace(execution=executions)
-            self.outcome, self.phase, fresh, self.boundary = outcome, Phase.FRESH, outcome != "partial", False
-            yield batches[self.step % len(batches)]
-            if outcome == "committed":
-                self.step += 1
-                self.states[self.step] = copy.deepcopy({name: obj.state_dict() for name, obj in self.tracked.items()})
-            if outcome == "adopted":
-                self.receive(self.step + 1)
-            if self.boundary:
-                self.body, self.phase = None, Phase.BOUNDARY
-                yield None
-        self.body, self.phase, self.rank = (
-            None,
-            Phase.BETWEEN,
-            self.rank if self.rank_at_end is None else self.rank_at_end,
-        )
-
-    def receive(self, step):
-        for name, state in copy.deepcopy(self.peer.states[step]).items():
-            self.tracked[name].load_state_dict(state)
-            if name == "trainer":
-                assert self.tracked[name].state_dict() == state, "as the job asserts"
-        self.step = step
-
-    def commit(self, bodies):
-        self.boundary = True
-        next(bodies)
-
-    def backward(self, loss, **_):
-        loss.backward()
-        self.phase = OUTCOMES.get(getattr(self, "outcome", ""), Phase.WARM_UP)
-        return loss.detach().double()
-
-    def add(self, **numbers):
-        assert self.phase in (Phase.WARM_UP, Phase.FRESH)
-        if self.body and self.added[0] != self.body.execution:
-            self.added = self.body.execution, Counter(self.others)
-        self.added[1].update(numbers)
-
-    @property
-    def sums(self):
-        return self.added[1]
-
-    def clip_grad_norm_(self, max_norm, norm_type=2.0):
-        return nn.utils.clip_grad_norm_(self.tracked["model"].parameters(), max_norm)
-
-    @property
-    def committed(self):
-        return self.phase is Phase.COMMITTED
-
-    def acts(self, call, name):
-        effect = RULES[call][self.phase].effect
-        assert effect is not Effect.RAISES, f"{name} {self.phase}"
-        return effect is Effect.ACTS
-
-    def all_reduce(self, value, op):
-        assert self.body is None
-        self.met += 1
-        return value
-
-
-class Loader:
-    def __init__(self, dataset, order):
-        self.dataset, self.order = dataset, order
-
-    def __len__(self):
-        return self.order.steps_per_epoch
 
 
 @pytest.fixture

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
 
 from lightning.pytorch import Trainer
-from lightning.pytorch.callbacks import StochasticWeightAveraging, Timer, WeightAveraging
+from lightning.pytorch.callbacks import ModelCheckpoint, Timer
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from elastrain.data.order import ENDLESS
@@ -22,6 +21,21 @@ def total_steps(trainer: Trainer) -> int:
     return min(bounds, default=ENDLESS)
 
 
+_ONE_RANK = "each rank would have its own part, or its own clock"
+_CALLBACKS = {
+    "BatchSizeFinder": "choose the sizes",
+    "BaseFinetuning": "job.at(step, ...) changes what trains",
+    "GradientAccumulationScheduler": "global_batch_size is one optimizer step",
+    "LearningRateFinder": "choose the rate",
+    "ModelPruning": "prune after training",
+    "SaveConfigCallback": "LightningCLI(save_config_callback=None)",
+    "SpikeDetection": _ONE_RANK,
+    "StochasticWeightAveraging": "job.track(average=...)",
+    "ThroughputMonitor": _ONE_RANK,
+    "Timer": "call job.stop()",
+    "WeightAveraging": "job.track(average=...)",
+}
+"""Lightning's callbacks that are refused, with the ways out."""
 _REFUSALS = (
     Refusal(
         "accumulate_grad_batches",
@@ -32,43 +46,35 @@ _REFUSALS = (
     Refusal("overfit_batches", "give the Trainer a smaller data set"),
     Refusal("reload_dataloaders_every_n_epochs", "a job has one order of data"),
     Refusal("max_time", "clocks differ; call job.stop()"),
-    Refusal("WeightAveraging", "job.track(average=...)"),
+    Refusal("val_check_interval", "clocks differ; give a number of batches"),
+    Refusal("ModelCheckpoint(train_time_interval)", "clocks differ; every_n_train_steps"),
+    Refusal("ModelCheckpoint(save_last)", "save_last=True", lambda value: value == "link"),
+    Refusal("logger", "give it the id of a run, which each new rank 0 goes on with"),
     Refusal("automatic_optimization", "use Fabric: the script has the loop", lambda automatic: not automatic),
     Refusal("LightningModule.backward()", "the job computes the gradients"),
     Refusal("training_step(dataloader_iter)", "take a batch"),
+    *(Refusal(name, instead) for name, instead in _CALLBACKS.items()),
 )
 
 
 def check(trainer: Trainer) -> None:
-    """Raises ``ValueError`` naming an option that has no meaning in an elastic job."""
+    """Raises ``ValueError`` naming all options, callbacks and loggers that have no meaning in an elastic job."""
     module = trainer.lightning_module
-    timers = [c for c in trainer.callbacks if isinstance(c, Timer)]
-    averages = [
-        type(c).__name__ for c in trainer.callbacks if isinstance(c, StochasticWeightAveraging | WeightAveraging)
-    ]
+    checkpoints = [vars(c) for c in trainer.callbacks if isinstance(c, ModelCheckpoint)]
     values = {
         "accumulate_grad_batches": trainer.accumulate_grad_batches,
         "overfit_batches": trainer.overfit_batches,
         "reload_dataloaders_every_n_epochs": trainer.reload_dataloaders_every_n_epochs,
-        "max_time": "a Timer" if timers else None,
-        "WeightAveraging": ", ".join(averages),
+        "max_time": any(isinstance(c, Timer) for c in trainer.callbacks),
+        "val_check_interval": getattr(trainer, "_val_check_time_interval", None),
+        "ModelCheckpoint(train_time_interval)": next(
+            filter(None, (c["_train_time_interval"] for c in checkpoints)), None
+        ),
+        "ModelCheckpoint(save_last)": "link" if any(c["save_last"] == "link" for c in checkpoints) else None,
+        "logger": ", ".join(type(one).__name__ for one in trainer.loggers if one.version is None),
         "automatic_optimization": module.automatic_optimization,
         "LightningModule.backward()": is_overridden("backward", module),
         "training_step(dataloader_iter)": "dataloader_iter" in inspect.signature(module.training_step).parameters,
     }
-    refuse(values, _REFUSALS)
-
-
-def check_logged(results: Any) -> None:
-    """Raises ``ValueError`` naming what training logs as a number of all ranks. ``results``: those of Lightning."""
-    found = {
-        logged.meta.name: "sync_dist=True" if logged.is_tensor else "a Metric"
-        for logged in results.values()
-        if logged.meta.sync.should or not logged.is_tensor
-    }
-    if found:
-        named = ", ".join(f"self.log({name!r}, {what})" for name, what in found.items())
-        raise ValueError(
-            f"{named} in training: each rank would have the number of its own part of the batch; log job.loss, or a "
-            "tensor without sync_dist, which is that of rank 0's part; or log it in validation, on all data"
-        )
+    classes = {base.__name__ for callback in trainer.callbacks for base in type(callback).__mro__}
+    refuse(values | {name: "a callback" for name in _CALLBACKS if name in classes}, _REFUSALS)

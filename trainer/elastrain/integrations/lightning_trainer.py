@@ -15,23 +15,27 @@ validation and callbacks after a batch belong to the step that it has committed.
 
 from __future__ import annotations
 
+import sys
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.strategies import SingleDeviceStrategy
+from lightning.pytorch.trainer.connectors.logger_connector import result as results
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from elastrain.data.loader import ElasticLoader
 from elastrain.data.rng import Kept
 from elastrain.elastic.contract import Call
 from elastrain.elastic.job import Job
 from elastrain.integrations.lightning import RankOfJob
-from elastrain.integrations.lightning_options import check, check_logged, total_steps
+from elastrain.integrations.lightning_files import Files
+from elastrain.integrations.lightning_numbers import Numbers
+from elastrain.integrations.lightning_options import check, total_steps
+from elastrain.integrations.lightning_state import Callbacks, enter, follow
 from elastrain.integrations.own_loop import HasOwnLoop
 from elastrain.integrations.refusals import refuse_chosen_batch
 from elastrain.integrations.training_data import in_order_of
@@ -39,7 +43,7 @@ from elastrain.integrations.training_data import in_order_of
 _END = object()
 """In place of a batch: the job has no further step."""
 _MISSED = "the others have committed steps without this rank, which Lightning's loop cannot skip; it starts anew"
-_STOPPED = "trainer.should_stop was set on this rank only; call job.stop(): all ranks end with the same step"
+_STOPPED = "Lightning's loop has ended before the job's last step"
 
 
 class _Steps:
@@ -90,41 +94,6 @@ class _Applied:
         return getattr(self.optimizer, name)
 
 
-class _Callbacks:
-    """The state of the Trainer's callbacks, such as a patience counter; tracked, so that a joiner receives it."""
-
-    def __init__(self, trainer: Trainer) -> None:
-        self._trainer = trainer
-
-    def state_dict(self) -> dict[str, Any]:
-        states = {c.state_key: c.state_dict() for c in self._trainer.callbacks}
-        return {key: state for key, state in states.items() if state}
-
-    def load_state_dict(self, states: dict[str, Any]) -> None:
-        for callback in self._trainer.callbacks:
-            if callback.state_key in states:
-                callback.load_state_dict(states[callback.state_key])
-
-
-class _Stop(Checkpoint):
-    """Turns a callback's ``trainer.should_stop``, as of ``EarlyStopping``, into an end on all ranks with the next step.
-
-    A ``Checkpoint``, since Lightning calls those after all others.
-    """
-
-    def __init__(self, job: Job) -> None:
-        self._job = job
-        self.ended = False
-        """Whether the job's loop has ended: then Lightning's has to."""
-
-    def _ask(self, trainer: Trainer, *_: Any, **__: Any) -> None:
-        if trainer.should_stop and not self.ended:
-            trainer.should_stop = False
-            self._job.stop()
-
-    on_train_batch_end = on_validation_end = on_train_epoch_end = _ask
-
-
 class ElasticTrainerStrategy(HasOwnLoop, RankOfJob, SingleDeviceStrategy):
     """One rank of ``job`` on this process's device, for ``lightning.pytorch.Trainer``."""
 
@@ -139,12 +108,15 @@ class ElasticTrainerStrategy(HasOwnLoop, RankOfJob, SingleDeviceStrategy):
         self._job, self._global_batch_size, self._seed = job, global_batch_size, seed
         self._trainer: Trainer | None = None
         self._data: _Steps | None = None
-        self._steps: Iterator[Any] | None = None
-        self._joined = False
-        """Whether this process has committed a step."""
+        self._steps: Any = None
+        self._callbacks: Callbacks | None = None
+        self._files: Files | None = None
+        """Of a ``fit``; also afterwards."""
+        self._numbers: Numbers | None = None
+        self._followed = self._joined = False
+        """Whether Lightning's loop has begun its first step; whether this process has committed one."""
         self._begun: Any = None
         """The batch of a loop body that has begun, but that Lightning has not asked for."""
-        self._stop = _Stop(job)
         self._kept = Kept()
         """The random streams of that body."""
         self._replaced: Any = None
@@ -162,16 +134,23 @@ class ElasticTrainerStrategy(HasOwnLoop, RankOfJob, SingleDeviceStrategy):
         """Ignored, as a :attr:`global_rank`."""
 
     # -- preparation ---------------------------------------------------------------------------------------------------
+    def setup_environment(self) -> None:
+        """No logger opens a file before this process is in a generation."""
+        super().setup_environment()
+        assert self.lightning_module is not None
+        if (trainer := self.lightning_module.trainer).state.fn == TrainerFn.FITTING:
+            self._files = Files(self._job, trainer)
+        elif self._files is not None:
+            self._files.follow()
+
     def setup(self, trainer: Trainer) -> None:
-        """Wrap the module, and track optimizer, schedules, scaler and callbacks.
+        """Wrap the module, and track optimizer, schedules, scaler, callbacks, files and sums.
 
         Raises ``ValueError`` naming what has no meaning in an elastic job.
         """
         self._trainer = trainer
         if trainer.state.fn == TrainerFn.FITTING:
             check(trainer)
-            self._stop = _Stop(self._job)
-            trainer.callbacks.append(self._stop)
         super().setup(trainer)
         if trainer.state.fn != TrainerFn.FITTING:
             return
@@ -179,13 +158,22 @@ class ElasticTrainerStrategy(HasOwnLoop, RankOfJob, SingleDeviceStrategy):
             raise ValueError("configure_optimizers(): one optimizer, not LBFGS, under the Trainer; use Fabric")
         if any(c.reduce_on_plateau for c in self.lr_scheduler_configs):
             raise ValueError("ReduceLROnPlateau: each rank would follow its own metric; step it on job.loss")
-        self._job.track(optimizer=self.optimizers[0], callbacks=_Callbacks(trainer))
-        for number, config in enumerate(self.lr_scheduler_configs):
+        assert self._files is not None
+        self._files.see_folders()
+        self._numbers = Numbers(self._job, trainer)
+        self._job.track(files=self._files, numbers=self._numbers)
+        for number, config in enumerate(self._track(trainer)):
             self._job.track(**{f"scheduler{number or ''}": config.scheduler})
             config.scheduler = _Schedule(config.scheduler, self)
+
+    def _track(self, trainer: Trainer) -> list[Any]:
+        """All but schedules, which are returned."""
+        self._callbacks = Callbacks(trainer)
+        self._job.track(optimizer=self.optimizers[0], callbacks=self._callbacks)
         scaler = getattr(self.precision_plugin, "scaler", None)
         if scaler is not None:
             self._job.track(scaler=scaler)
+        return [*self.lr_scheduler_configs]
 
     def _setup_model(self, model: torch.nn.Module) -> torch.nn.Module:
         assert self._trainer is not None
@@ -212,8 +200,32 @@ class ElasticTrainerStrategy(HasOwnLoop, RankOfJob, SingleDeviceStrategy):
         return _Steps(self, loader)
 
     # -- the loop ------------------------------------------------------------------------------------------------------
+    def on_train_start(self) -> None:
+        """Warm up, and enter the job: from here on Lightning's loop is at the step of the job."""
+        super().on_train_start()
+        assert self._trainer is not None and self._data is not None
+        steps = total_steps(self._trainer)
+        self._steps, self._followed = (
+            iter(self._job.steps(self._data.loader, steps=steps, warm_up=self._warm_up)),
+            False,
+        )
+        self._advance_or_end()
+        self._arrive()
+        enter(self._trainer, self._job.step)
+
+    def _warm_up(self, batch: Any) -> None:
+        assert self._trainer is not None and self._numbers is not None
+        loop, batch = self._trainer.fit_loop.epoch_loop, self._to_device(batch)
+        kwargs = loop._build_kwargs(OrderedDict(), batch, 0)
+        self._numbers.begin()
+        loop.automatic_optimization._make_closure(kwargs, self._trainer.optimizers[0], 0)()
+        self._numbers.undo()
+
     def next_batch(self) -> Any:
         """The first batch of the next step, for Lightning. Raises ``StopIteration`` after the last step."""
+        assert self._files is not None and self._numbers is not None
+        self._numbers.check_hooks()
+        self._files.step_ends()
         if self.received:
             self.received = False
             self._kept.__exit__(None, None, None)
@@ -222,28 +234,40 @@ class ElasticTrainerStrategy(HasOwnLoop, RankOfJob, SingleDeviceStrategy):
             return self._begun
         step = self._job.step
         batch = self._advance()
-        if self._job.step > step + 1:
+        if not self._followed:
+            follow(self._trainer, self._job.step, begun=False)
+        elif self._job.step > step + 1:
             raise RuntimeError(_MISSED)
+        self._followed = True
+        self._arrive()
         return batch
 
     def _advance(self) -> Any:
         """End the loop body, and begin the next. Raises ``StopIteration``, and :class:`elastrain.Drained`."""
-        assert self._trainer is not None and self._data is not None
-        if self._steps is None:
-            self._steps = iter(self._job.steps(self._data.loader, steps=total_steps(self._trainer)))
+        assert self._trainer is not None
         try:
             return next(self._steps)
         except StopIteration:
-            self._stop.ended = self._trainer.should_stop = True  # all steps are done, or a rank has asked for the end
+            self._trainer.should_stop = True  # all steps are done, or a rank has asked for the end
             raise
-        finally:
-            rank_zero_only.rank = self._job.rank
 
     def _advance_or_end(self) -> Any:
         try:
             return self._advance()
         except StopIteration:
             return _END
+
+    def _arrive(self, *, ghost: bool = False) -> None:
+        """This process is in a generation, perhaps with a peer's state, and perhaps as its new rank 0.
+
+        ``ghost``: of a step that this rank has not committed; Lightning's events of that step follow."""
+        assert self._callbacks is not None and self._files is not None and self._numbers is not None
+        self._callbacks.apply(ghost=ghost)
+        self._files.apply(ghost=ghost)
+        self._numbers.apply()
+        if ghost:
+            self._files.committed()
+        self._files.follow()
 
     def optimizer_step(
         self,
@@ -253,37 +277,51 @@ class ElasticTrainerStrategy(HasOwnLoop, RankOfJob, SingleDeviceStrategy):
         **kwargs: Any,
     ) -> Any:
         """Run ``closure`` until a step is committed, and apply the optimizer in the executions that count."""
+        assert self._files is not None and self._numbers is not None
         self._replaced = None
+        self._numbers.begin()
         while True:
-            result = closure()
+            result, execution = closure(), self._execution()
             if self._job.acts(Call.UPDATE, "optimizer_step()"):
                 super().optimizer_step(_Applied(optimizer), partial(_known, result), model, **kwargs)
                 if self._job.committed:
                     self._joined = True
+                    self._arrive()  # the last part of a large state may have come with the gradients
+                    self._numbers.counts()
+                    self._files.committed()
                     return result
                 self._step_schedules()
             step, batch = self._job.step, self._advance_or_end()
-            if self._job.step > step and self._joined:
-                if self._job.step > step + 1:
-                    raise RuntimeError(_MISSED)
-                # The peers have committed the step that was discarded here, and this rank has received their state. For
-                # Lightning the step is done; the next one has begun, and its random numbers must not change.
-                self._begun, self.received = batch, True
-                self._kept.__enter__()
-                return result
+            if self._execution() != execution:
+                self._numbers.undo()
+                ghost = self._job.step > step and self._joined
+                self._arrive(ghost=ghost)
+                if ghost:
+                    if self._job.step > step + 1:
+                        raise RuntimeError(_MISSED)
+                    # The peers have committed the step that was discarded here, and this rank has received their state.
+                    # For Lightning the step is done; the next one has begun, and its random numbers must not change.
+                    self._begun, self.received = batch, True
+                    self._kept.__enter__()
+                    return result
+                self._numbers.begin()
             if not self._joined:
-                self._follow()
+                follow(self._trainer, self._job.step, begun=True)
             if batch is _END:
                 raise StopIteration
             self._replaced = self._to_device(batch)
 
+    def _execution(self) -> int | None:
+        return None if self._job.body is None else self._job.body.execution
+
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """Of the batch that the job has yielded last."""
+        assert self._numbers is not None
         if self._replaced is not None:
             args = (self._replaced, *args[1:])
+        self._numbers.begin_body(args[0])
         result = super().training_step(*args, **kwargs)
-        assert self._trainer is not None
-        check_logged(self._trainer.fit_loop.epoch_loop._results)
+        self._numbers.end_body()
         return result
 
     def backward(
@@ -299,16 +337,23 @@ class ElasticTrainerStrategy(HasOwnLoop, RankOfJob, SingleDeviceStrategy):
         return loss
 
     def on_train_end(self) -> None:
-        """Commit the last step, and leave the loop with the other ranks."""
+        """Commit the last step, and leave the loop with the other ranks: all files of rank 0 can be read."""
         super().on_train_end()
-        if self._data is None:
+        if self._steps is None:
             return
-        try:
-            self._advance()
-        except StopIteration:
-            self._steps = self._data = None
-            return
-        raise RuntimeError(_STOPPED)
+        assert self._trainer is not None and self._files is not None and self._numbers is not None
+        self._numbers.check_hooks()
+        self._files.step_ends()
+        if self._job.body is not None and self._job.step + 1 < total_steps(self._trainer):
+            if not self.received:  # a callback has ended training: on all ranks, at the same step
+                self._job.commit(self._steps)
+            self._steps.close()
+        if self._advance_or_end() is not _END:
+            raise RuntimeError(_STOPPED)
+        self._steps = self._data = None
+        self._arrive()
+        self._job.all_reduce(self._job.step, "max")
+        self._files.end()
 
     def _to_device(self, batch: Any) -> Any:
         """As Lightning's loop does with a batch that it has fetched."""
@@ -316,22 +361,6 @@ class ElasticTrainerStrategy(HasOwnLoop, RankOfJob, SingleDeviceStrategy):
         batch = self.precision_plugin.convert_input(batch)
         batch = self.lightning_module.on_before_batch_transfer(batch, 0)
         return self.batch_to_device(batch, dataloader_idx=0)
-
-    def _follow(self) -> None:
-        """Set the progress of Lightning's loops, which are within their first batch, to that of the job."""
-        assert self._trainer is not None
-        loop, step = self._trainer.fit_loop.epoch_loop, self._job.step
-        epoch, batch = divmod(step, int(self._trainer.num_training_batches))
-        for tracker in (self._trainer.fit_loop.epoch_progress.total, self._trainer.fit_loop.epoch_progress.current):
-            tracker.ready = tracker.started = epoch + 1
-            tracker.processed = tracker.completed = epoch
-        for tracker, done in ((loop.batch_progress.total, step), (loop.batch_progress.current, batch)):
-            tracker.ready = tracker.started = done + 1
-            tracker.processed = tracker.completed = done
-        steps = loop.automatic_optimization.optim_progress.optimizer.step
-        for tracker, done in ((steps.total, step), (steps.current, batch)):
-            tracker.ready, tracker.completed = done + 1, done
-        loop.on_load_checkpoint({"_batches_that_stepped": step})
 
     def _step_schedules(self) -> None:
         """A part of this rank's state is missing, and Lightning sees nothing of the step; its schedules do."""
@@ -345,8 +374,10 @@ class ElasticTrainerStrategy(HasOwnLoop, RankOfJob, SingleDeviceStrategy):
 
     # -- across the ranks ----------------------------------------------------------------------------------------------
     def reduce(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        """``tensor`` itself: every rank evaluates all data. Raises ``RuntimeError`` in training."""
-        self._check_whole("sync_dist=True")
+        """``tensor`` itself: every rank evaluates all data, and what training logs is that of the global batch. Raises
+        ``RuntimeError`` for a call of the script in training."""
+        if sys._getframe(1).f_globals["__name__"] != results.__name__:
+            self._check_whole("strategy.reduce()")
         return tensor
 
     def all_gather(self, tensor: torch.Tensor, group: Any | None = None, sync_grads: bool = False) -> torch.Tensor:
@@ -354,9 +385,24 @@ class ElasticTrainerStrategy(HasOwnLoop, RankOfJob, SingleDeviceStrategy):
         self._check_whole("all_gather()")
         return tensor
 
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None) -> None:
+        """Rank 0 writes it; a new one, if it is lost before it has ended."""
+        write = super().save_checkpoint
+        if self._files is None:
+            write(checkpoint, filepath, storage_options)
+        else:
+            self._files.save(write, checkpoint, filepath, storage_options)
+
+    def remove_checkpoint(self, filepath: Any) -> None:
+        """As :meth:`save_checkpoint`."""
+        if self._files is None:
+            super().remove_checkpoint(filepath)
+        else:
+            self._files.remove(super().remove_checkpoint, filepath)
+
     @property
     def is_distributed(self) -> bool:
-        """In training: there Lightning's ``self.log(…, sync_dist=True)`` would need the other ranks."""
+        """In training: there Lightning's results keep whether a number is to be synchronised."""
         return self._steps is not None and self._trainer is not None and bool(self._trainer.training)
 
     def _check_whole(self, call: str) -> None:

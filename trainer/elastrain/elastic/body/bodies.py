@@ -34,6 +34,8 @@ class Body(NamedTuple):
     """From 0."""
     warm_up: bool
     """The step is never committed."""
+    samples: int = 0
+    """That it computes, and that count."""
 
 
 class Bodies:
@@ -79,7 +81,8 @@ class Bodies:
         """The loop body that runs, or in whose commit the script runs."""
         if (step := self.step) is None or not self.running:
             return None
-        return Body(step.number, self.executions, max(step.begun - 1, 0), step.warm_up)
+        number = max(step.begun - 1, 0)
+        return Body(step.number, self.executions, number, step.warm_up, len(step.parts[number].indices))
 
     @contextmanager
     def body(self, step: Step) -> Iterator[None]:

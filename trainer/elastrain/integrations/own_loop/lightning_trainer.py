@@ -11,7 +11,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from elastrain.integrations.lightning import RankOfJob
 from elastrain.integrations.lightning_options import total_steps
-from elastrain.integrations.lightning_trainer import ElasticTrainerStrategy, _Callbacks
+from elastrain.integrations.lightning_trainer import ElasticTrainerStrategy
 from elastrain.integrations.own_loop import computed, of_framework
 
 
@@ -21,34 +21,25 @@ class OwnLoop(ElasticTrainerStrategy):
 
     process_dataloader = ElasticTrainerStrategy.process_dataloader
 
+    next_batch = ElasticTrainerStrategy._advance
+
     def setup(self, trainer: Trainer) -> None:
         self._trainer = trainer
         SingleDeviceStrategy.setup(self, trainer)
-        if trainer.state.fn != TrainerFn.FITTING:
-            return
-        self._job.track(optimizer=self.optimizers[0], callbacks=_Callbacks(trainer))
-        for number, config in enumerate(self.lr_scheduler_configs):
-            self._job.track(**{f"scheduler{number or ''}": config.scheduler})
-        scaler = getattr(self.precision_plugin, "scaler", None)
-        if scaler is not None:
-            self._job.track(scaler=scaler)
+        if trainer.state.fn == TrainerFn.FITTING:
+            for number, config in enumerate(self._track(trainer)):
+                self._job.track(**{f"scheduler{number or ''}": config.scheduler})
+
+    def on_train_start(self) -> None:
+        SingleDeviceStrategy.on_train_start(self)
+        assert self._trainer is not None and self._data is not None
+        self._steps = iter(self._job.steps(self._data.loader, steps=total_steps(self._trainer)))
 
     def _setup_model(self, model: torch.nn.Module) -> torch.nn.Module:
         assert self._trainer is not None
         if self._trainer.state.fn == TrainerFn.FITTING:
             self._job.wrap(model)
         return model
-
-    def next_batch(self) -> Any:
-        """Raises ``StopIteration`` after the last step."""
-        assert self._trainer is not None and self._data is not None
-        if self._steps is None:
-            self._steps = iter(self._job.steps(self._data.loader, steps=total_steps(self._trainer)))
-        try:
-            return next(self._steps)
-        except StopIteration:
-            self._trainer.should_stop = True
-            raise
 
     def backward(
         self, closure_loss: torch.Tensor, optimizer: torch.optim.Optimizer | None, *args: Any, **kwargs: Any
@@ -61,5 +52,5 @@ class OwnLoop(ElasticTrainerStrategy):
         """Commit the last step."""
         SingleDeviceStrategy.on_train_end(self)
         if self._steps is not None:
-            self._steps.close()  # type: ignore[attr-defined]
+            self._steps.close()
         self._steps = self._data = None

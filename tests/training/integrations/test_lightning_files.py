@@ -1,0 +1,165 @@
+"""Files of Lightning's real loggers and checkpoints, through the loss of rank 0 and of all ranks.
+
+Processes run one after the other, each over a scripted job: one is killed, and another goes on in the same folder.
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from scripted_loop import Killed, ScriptedJob
+
+STEPS = 20
+
+
+@pytest.fixture
+def train(fit, tmp_path, monkeypatch):
+    """``train(job, folder)``: four epochs of five steps; what it leaves in its folder, or None if it is killed."""
+    from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint
+    from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+    from tensorboard.summary.writer import event_file_writer
+
+    seconds = itertools.count(10**9)  # by which TensorBoard orders the files of a run
+    monkeypatch.setattr(event_file_writer, "time", SimpleNamespace(time=lambda: next(seconds), sleep=time.sleep))
+
+    class Module(fit.module):
+        def __init__(self):
+            super().__init__()
+            self.save_hyperparameters({"width": 1})
+            for parameter in self.net.parameters():
+                torch.nn.init.ones_(parameter)
+
+        def training_step(self, batch, batch_idx):
+            loss = super().training_step(batch, batch_idx)
+            self.log("loss", loss, on_step=True, on_epoch=True)
+            if batch_idx == 3:
+                self.log("third", loss, on_epoch=False, on_step=True)
+            return loss
+
+        def validation_step(self, batch, batch_idx):
+            self.log("val", -torch.tensor(float(self.global_step)).sub(8).abs() + 100)
+
+        def test_step(self, batch, batch_idx):
+            self.log("tested", self.net(batch[0]).square().mean())
+
+    def run(job, folder="own", kind=CSVLogger, killed=None, tests=False, **options):
+        folder = tmp_path / folder
+        checkpoint = ModelCheckpoint(monitor="val", save_top_k=2, save_last=True, **options)
+        patience = EarlyStopping("val", patience=3, mode="max")
+        if killed:
+            watch(checkpoint, *killed)
+        logger = kind(folder, flush_logs_every_n_steps=7) if kind is CSVLogger else kind(folder)
+        module = Module()
+        try:
+            trainer, _ = fit(
+                job, module, logger=logger, callbacks=[LearningRateMonitor(), checkpoint, patience],
+                enable_checkpointing=True, max_epochs=4, log_every_n_steps=2, default_root_dir=folder,
+            )  # fmt: skip
+        except Killed:
+            return None
+        found = {
+            "best": Path(checkpoint.best_model_path).relative_to(folder),
+            "last": Path(checkpoint.last_model_path).relative_to(folder),
+            "kept": {Path(path).relative_to(folder): float(value) for path, value in checkpoint.best_k_models.items()},
+            "files": sorted(p.relative_to(folder) for p in folder.rglob("*.*") if "tfevents" not in p.name),
+            "wait": patience.wait_count,
+            "weight": module.net.weight.detach().clone(),
+        }  # fmt: skip
+        if tests:
+            data = torch.utils.data.TensorDataset(torch.ones(8, 2))
+            loader = torch.utils.data.DataLoader(data, batch_size=4)
+            found["tested"] = trainer.test(module, loader, ckpt_path="best", verbose=False)
+        if kind is TensorBoardLogger:
+            found["rows"] = scalars(folder)
+        else:
+            (metrics,) = folder.rglob("metrics.csv")
+            found["rows"] = [*csv.DictReader(metrics.open(newline=""))]
+        return found
+
+    run.csv, run.tensorboard = CSVLogger, TensorBoardLogger
+    return run
+
+
+def watch(checkpoint, point, number):
+    """End the process at the ``number``-th save: before it, half-way, or behind it."""
+    original, counter = checkpoint._save_checkpoint, itertools.count(1)
+
+    def save(trainer, path):
+        if next(counter) < number:
+            return original(trainer, path)
+        if point == "half-way":
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            Path(path).write_bytes(b"half")
+        if point == "behind":
+            original(trainer, path)
+        raise Killed
+
+    checkpoint._save_checkpoint = save
+
+
+def scalars(folder):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    (run,) = {path.parent for path in folder.rglob("*tfevents*")}
+    events = EventAccumulator(str(run), purge_orphaned_data=True).Reload()
+    names = sorted(set(events.Tags()["scalars"]) - {"hp_metric"})
+    return {name: [(e.step, e.value) for e in events.Scalars(name)] for name in names}
+
+
+def successor(dead, **script):
+    """Rank 1, which is rank 0 from the execution on that follows the one in which ``dead`` has ended."""
+    last = dead.step + 1
+    job = ScriptedJob(*["committed"] * dead.step, "discarded", peer=dead, rank=1, **script)
+    job.ranks = {last + 1: 0}
+    return job
+
+
+def assert_equal(found, expected):
+    for name in expected.keys() - {"weight"}:
+        assert found[name] == expected[name], name
+    torch.testing.assert_close(found["weight"], expected["weight"], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dies_at", [1, 3, 6, 10, 17])
+@pytest.mark.parametrize("kind", ["csv", "tensorboard"])
+def test_files_are_those_of_an_undisturbed_run_if_rank_0_is_lost_in_a_step(train, kind, dies_at):
+    kind = getattr(train, kind)
+    dead = ScriptedJob()
+    dead.dies_at = dies_at
+    assert train(dead, kind=kind) is None
+    assert_equal(train(successor(dead), kind=kind), train(ScriptedJob(), "undisturbed", kind=kind))
+
+
+@pytest.mark.parametrize("killed", [(p, n) for p in ("before", "half-way", "behind") for n in (1, 3, 4)])
+def test_files_are_those_of_an_undisturbed_run_if_rank_0_is_lost_in_a_save(train, killed):
+    dead = ScriptedJob()
+    assert train(dead, killed=killed) is None
+    dead.step += 1  # the others have committed the step whose body has ended so
+    job = successor(dead)
+    assert_equal(train(job, tests=True), train(ScriptedJob(), "undisturbed", tests=True))
+
+
+@pytest.mark.parametrize("kind", ["csv", "tensorboard"])
+@pytest.mark.parametrize(("saved", "lost"), [(1, 4), (3, 9), (10, 12), (11, 19)])
+def test_files_are_those_of_an_undisturbed_run_if_all_are_lost_and_the_job_resumes(train, kind, saved, lost):
+    kind = getattr(train, kind)
+    dead = ScriptedJob()
+    dead.dies_at = lost
+    assert train(dead, kind=kind) is None
+    resumed = train(ScriptedJob(start=saved, peer=dead), kind=kind)
+    undisturbed = train(ScriptedJob(), "undisturbed", kind=kind)
+    assert_equal(resumed, undisturbed)
+
+
+def test_second_process_opens_no_folder_of_its_own(train, tmp_path):
+    first = ScriptedJob()
+    train(first)
+    train(ScriptedJob(peer=first, rank=1))
+    assert [path.name for path in (tmp_path / "own/lightning_logs").iterdir()] == ["version_0"]

@@ -1,0 +1,186 @@
+"""What ``training_step`` logs: numbers of the global batch in place of one rank's part.
+
+Lightning's results add up over an epoch. Here each loop body begins with empty ones, and what it has added travels with
+the gradients (:meth:`elastrain.Job.add`); the sums over all ranks of a committed step are added in its place. So
+warm-ups, micro-batches and discarded executions leave nothing behind, and an epoch's mean has each sample once.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from lightning.pytorch import Trainer
+from torchmetrics import Metric
+
+from elastrain.elastic.encoding import decode, encode
+from elastrain.elastic.job import Job
+
+_STEP = "training_step"
+_WEIGHT = "/weight"
+"""Behind the name of a number: the samples that it is a mean over, as Lightning counts them; of a sum: 1."""
+
+
+class _Sum(NamedTuple):
+    """One logged name, as Lightning's results have it."""
+
+    value: float
+    """Over the epoch: a sum, or a mean times its weight."""
+    weight: int
+    last: float | None
+    """The number of the last step, if the script logs it."""
+    updates: int
+
+
+_EMPTY = _Sum(0.0, 0, None, 0)
+
+
+class Numbers:
+    """Tracked: the sums of the epoch, which joiners continue."""
+
+    def __init__(self, job: Job, trainer: Trainer) -> None:
+        self._job, self._trainer = job, trainer
+        self._before: dict[str, _Sum] = {}
+        """When the execution of the step began."""
+        self._summed: set[str] = set()
+        """The names that the warm-up has logged: those of all ranks."""
+        self._counts: dict[int, int] = {}
+        """Updates of each of the module's metrics before the body."""
+        self._received: bytes | None = None
+
+    def begin(self) -> None:
+        """An execution of a step does."""
+        if self._trainer._logger_connector.should_reset_tensors(_STEP):  # an epoch's first step
+            self._results.reset(metrics=False, fx=_STEP)
+        self._before = {key: _of(metric) for key, metric in self._logged().items()}
+
+    def begin_body(self, batch: Any) -> None:
+        """A loop body does, on ``batch``."""
+        self._results.batch, self._results.batch_size = batch, None
+        for metric in self._logged().values():
+            _put(metric, _EMPTY)
+        self._counts = {id(metric): metric.update_count for metric in self._metrics()}
+
+    def end_body(self) -> None:
+        """``training_step`` has returned. Raises ``ValueError`` naming what cannot be a number of the global batch."""
+        assert self._job.body is not None
+        logged = {key: metric for key, metric in self._logged().items() if metric.update_count}
+        if self._job.body.warm_up:
+            self._summed = {*logged}
+        self._check(logged)
+        added: dict[str, float] = {}
+        for key in logged.keys() & self._summed:
+            metric, mine = logged[key], _of(logged[key])
+            mean, weight = metric.meta.is_mean_reduction, 1
+            if mean:
+                weight = mine.weight if metric.meta.on_epoch else self._job.body.samples
+            added[key] = mine.value * (weight if mean and not metric.meta.on_epoch else 1)
+            added[key + _WEIGHT] = weight
+        self._job.add(**added)
+
+    def counts(self) -> None:
+        """The step is committed: its sums become Lightning's."""
+        sums = self._job.sums
+        for key, metric in self._logged().items():
+            before, mine = self._before.get(key, _EMPTY), _of(metric)
+            if key in self._summed and (weight := sums.get(key + _WEIGHT, 0.0)):
+                last = sums[key] / weight if metric.meta.is_mean_reduction else sums[key]
+                mine = _Sum(sums[key] if metric.meta.on_epoch else last, int(weight), last, 1)
+            if not mine.updates:
+                _put(metric, before)
+            elif metric.meta.on_epoch:
+                total = before.value + mine.value, before.weight + mine.weight
+                _put(metric, _Sum(*total, mine.last if metric.meta.on_step else None, before.updates + 1))
+            else:
+                _put(metric, mine)
+
+    def undo(self) -> None:
+        """The execution does not count."""
+        for key, metric in self._logged().items():
+            _put(metric, self._before.get(key, _EMPTY))
+
+    # -- what cannot be ------------------------------------------------------------------------------------------------
+    def _check(self, logged: dict[str, Any]) -> None:
+        """Raises ``ValueError``."""
+        wrong = [
+            f"self.log({m.meta.name!r}, reduce_fx={m.meta.reduce_fx.__name__!r}): only sums and means travel with the "
+            "gradients"
+            for m in logged.values()
+            if m.meta.is_max_reduction or m.meta.is_min_reduction
+        ]
+        wrong += [
+            f"self.log({logged[key].meta.name!r}, sync_dist=True): the first batch has not logged it; log it in each"
+            for key in sorted(logged.keys() - self._summed)
+            if logged[key].meta.sync.should
+        ]
+        wrong += [
+            f"{type(metric).__name__} of torchmetrics: log the mean of each batch as a tensor, or update it in "
+            "validation, on all data"
+            for metric in self._metrics()
+            if metric.update_count != self._counts.get(id(metric), 0)
+        ]
+        if wrong:
+            raise ValueError("\n".join(f"training_step: {one}: each rank would have its own part" for one in wrong))
+
+    def check_hooks(self) -> None:
+        """Raises ``ValueError`` naming what other hooks of training have logged as a number of all ranks."""
+        found = [
+            f"self.log({m.meta.name!r}, {'sync_dist=True' if m.is_tensor else 'a Metric'}) in {m.meta.fx}()"
+            for m in self._results.values()
+            if not m.is_tensor or (m.meta.sync.should and m.meta.fx != _STEP)
+        ]
+        if found:
+            raise ValueError(
+                f"{', '.join(found)}: each rank would have its own part; log it in training_step(), whose tensors are "
+                "those of the global batch, or in validation, on all data"
+            )
+
+    def _metrics(self) -> list[Metric]:
+        return [module for module in self._trainer.lightning_module.modules() if isinstance(module, Metric)]
+
+    @property
+    def _results(self) -> Any:
+        return self._trainer.fit_loop.epoch_loop._results
+
+    def _logged(self) -> dict[str, Any]:
+        results = self._results.items()
+        return {key: metric for key, metric in results if metric.is_tensor and metric.meta.fx == _STEP}
+
+    # -- state ---------------------------------------------------------------------------------------------------------
+    def state_dict(self) -> dict[str, bytes]:
+        """Of the last committed step."""
+        if self._received is not None:
+            return {"encoded": self._received}
+        return {"encoded": encode({key: tuple(_of(metric)) for key, metric in self._logged().items()})}
+
+    def load_state_dict(self, state: dict[str, bytes]) -> None:
+        """Keep it for :meth:`apply`."""
+        self._received = state["encoded"]
+
+    def apply(self) -> None:
+        """Go on with what has arrived."""
+        if self._received is None:
+            return
+        logged = self._logged()
+        for key, received in decode(self._received).items():
+            self._before[key] = _Sum(*received)
+            if key in logged:
+                _put(logged[key], self._before[key])
+        self._received = None
+
+
+def _of(metric: Any) -> _Sum:
+    weight = int(metric.cumulated_batch_size) if metric.meta.is_mean_reduction else 0
+    last = metric._forward_cache
+    return _Sum(float(metric.value), weight, None if last is None else float(last), metric.update_count)
+
+
+def _put(metric: Any, one: _Sum) -> None:
+    def number(value: float) -> torch.Tensor:
+        return torch.tensor(value, dtype=metric.value.dtype, device=metric.value.device)
+
+    metric.value, metric._update_count, metric._computed = number(one.value), one.updates, None
+    metric._forward_cache = None if one.last is None else number(one.last)
+    metric.has_reset = not one.updates  # Lightning leaves it out of what it shows
+    if metric.meta.is_mean_reduction:
+        metric.cumulated_batch_size = torch.tensor(one.weight, device=metric.value.device)

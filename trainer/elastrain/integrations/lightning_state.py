@@ -1,0 +1,73 @@
+"""What Lightning's loop and its callbacks know after a step, besides module, optimizer and schedules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+_OF_SAVES = ("_last_global_step_saved", "_last_checkpoint_saved", "_defer_save_until_validation")
+"""Of a ``ModelCheckpoint``, besides its ``state_dict()``."""
+
+
+class Callbacks:
+    """Tracked: the state of the Trainer's callbacks, such as a patience counter or the path of the best checkpoint."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self._received: dict[str, Any] | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Of the last committed step, by callback."""
+        if self._received is not None:
+            return self._received
+        states = {c.state_key: c.state_dict() | _saves(c) for c in self._trainer.callbacks}
+        return {key: state for key, state in states.items() if state}
+
+    def load_state_dict(self, states: dict[str, Any]) -> None:
+        """Keep it for :meth:`apply`."""
+        self._received = states
+
+    def apply(self, *, ghost: bool) -> None:
+        """Go on with what has arrived; ``ghost``: Lightning's loop calls the events of that step itself."""
+        received = {} if self._received is None or ghost else self._received
+        for callback in self._trainer.callbacks:
+            state = received.get(callback.state_key)
+            if state is None:
+                continue
+            if isinstance(callback, ModelCheckpoint):
+                callback.dirpath = state["dirpath"]  # as rank 0 has chosen it
+                vars(callback).update({name: state[name] for name in _OF_SAVES if name in state})
+            callback.load_state_dict({name: value for name, value in state.items() if name not in _OF_SAVES})
+        self._received = None
+
+
+def _saves(callback: Any) -> dict[str, Any]:
+    found = vars(callback) if isinstance(callback, ModelCheckpoint) else {}
+    return {name: found[name] for name in _OF_SAVES if name in found}
+
+
+def enter(trainer: Trainer, step: int) -> None:
+    """Lightning's loop begins behind so many steps of the job, with the epoch of the next one."""
+    loop, epoch = trainer.fit_loop, step // int(trainer.num_training_batches)
+    for tracker in (loop.epoch_progress.total, loop.epoch_progress.current):
+        tracker.ready = tracker.started = tracker.processed = tracker.completed = epoch
+    steps = loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step
+    steps.total.ready = steps.total.completed = step
+    loop.epoch_loop.on_load_checkpoint({"_batches_that_stepped": step})
+
+
+def follow(trainer: Trainer, step: int, *, begun: bool) -> None:
+    """Set the progress of Lightning's loops to that of the job; ``begun``: they are within a batch, not before it."""
+    enter(trainer, step)
+    loop, more = trainer.fit_loop.epoch_loop, int(begun)
+    batch = step % int(trainer.num_training_batches)
+    for tracker in (trainer.fit_loop.epoch_progress.total, trainer.fit_loop.epoch_progress.current):
+        tracker.ready = tracker.started = tracker.completed + 1
+    for tracker, done in ((loop.batch_progress.total, step), (loop.batch_progress.current, batch)):
+        tracker.ready = tracker.started = done + more
+        tracker.processed = tracker.completed = done
+    steps = loop.automatic_optimization.optim_progress.optimizer.step
+    for tracker, done in ((steps.total, step), (steps.current, batch)):
+        tracker.ready, tracker.completed = done + more, done
