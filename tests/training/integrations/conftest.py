@@ -97,7 +97,8 @@ def require() -> Callable[[str, str], None]:
 
 @pytest.fixture
 def fit(require, tmp_path):
-    """Fits a small module over a scripted job of 5 steps an epoch; returns what Lightning and the module have seen."""
+    """Fits a small module over a scripted job of 5 steps an epoch, or without one; returns what Lightning and the module
+    have seen."""
     require("lightning", "ELASTRAIN_REQUIRE_LIGHTNING")
     from lightning.pytorch import LightningModule, Trainer
     from lightning.pytorch.loggers import Logger
@@ -133,7 +134,7 @@ def fit(require, tmp_path):
             **{
                 "accelerator": "cpu",
                 "devices": 1,
-                "strategy": ElasticTrainerStrategy(job, global_batch_size=4),
+                "strategy": ElasticTrainerStrategy(job, global_batch_size=4) if job else "auto",
                 "max_epochs": 2,
                 "num_sanity_val_steps": 0,
                 "logger": False,
@@ -145,7 +146,7 @@ def fit(require, tmp_path):
             }
         )
         module = module or Module()
-        loader = torch.utils.data.DataLoader(data, batch_size=2, shuffle=True)
+        loader = torch.utils.data.DataLoader(data, batch_size=2 if job else 4, shuffle=True)
         trainer.fit(module, loader, torch.utils.data.DataLoader(data, batch_size=10))
         return trainer, module
 

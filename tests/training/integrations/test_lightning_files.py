@@ -158,6 +158,13 @@ def test_files_are_those_of_an_undisturbed_run_if_all_are_lost_and_the_job_resum
     assert_equal(resumed, undisturbed)
 
 
+@pytest.mark.parametrize("kind", ["csv", "tensorboard"])
+def test_files_are_those_of_lightning_alone(train, kind):
+    options = {"kind": getattr(train, kind), "tests": True}
+    job = ScriptedJob("committed", "discarded", "committed", "discarded", "discarded")
+    assert_equal(train(job, **options), train(None, "alone", **options))
+
+
 def test_second_process_opens_no_folder_of_its_own(train, tmp_path):
     first = ScriptedJob()
     train(first)

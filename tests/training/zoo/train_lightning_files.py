@@ -42,11 +42,15 @@ class Net(LightningModule):
         return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)]
 
 
-def number(text):
-    try:
-        return float(text)
-    except ValueError:
-        return text
+def columns(path):
+    """The rows of a file: by name and step, the numbers."""
+    found = {}
+    with path.open(newline="") as file:
+        for row in csv.DictReader(file):
+            for name, value in row.items():
+                if value:
+                    found.setdefault(f"{name} of {row['step']}", []).append(float(value))
+    return found
 
 
 def main(job):
@@ -73,12 +77,10 @@ def main(job):
     tested = trainer.test(net, DataLoader(data, batch_size=40), ckpt_path="best", verbose=False)
     if trainer.is_global_zero:
         logs = out.parent / "lightning_logs"
-        with (logs / "version_0/metrics.csv").open(newline="") as file:
-            rows = [{name: number(value) for name, value in row.items()} for row in csv.DictReader(file)]
         torch.save(
             {
                 "model": net.state_dict(),
-                "rows": rows,
+                "rows": columns(logs / "version_0/metrics.csv"),
                 "files": sorted(str(path.relative_to(logs)) for path in logs.rglob("*.*")),
                 "best": [float(value) for value in checkpoint.best_k_models.values()],
                 "paths": [Path(path).name for path in (checkpoint.best_model_path, checkpoint.last_model_path)],
