@@ -97,8 +97,7 @@ def require() -> Callable[[str, str], None]:
 
 @pytest.fixture
 def fit(require, tmp_path):
-    """Fits a small module over a scripted job of 5 steps an epoch, or without one; returns what Lightning and the module
-    have seen."""
+    """Fits a small module over a scripted job of 5 steps an epoch, or without one; returns what both have seen."""
     require("lightning", "ELASTRAIN_REQUIRE_LIGHTNING")
     from lightning.pytorch import LightningModule, Trainer
     from lightning.pytorch.loggers import Logger
