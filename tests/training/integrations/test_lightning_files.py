@@ -30,6 +30,11 @@ def train(fit, tmp_path, monkeypatch):
     monkeypatch.setattr(event_file_writer, "time", SimpleNamespace(time=lambda: next(seconds), sleep=time.sleep))
 
     class Module(fit.module):
+        def configure_optimizers(self):
+            optimizers, schedules = super().configure_optimizers()
+            by_epoch = torch.optim.lr_scheduler.ExponentialLR(optimizers[0], 0.9)
+            return optimizers, [*schedules, {"scheduler": by_epoch, "interval": "epoch", "name": "by epoch"}]
+
         def __init__(self):
             super().__init__()
             self.save_hyperparameters({"width": 1})
@@ -147,12 +152,12 @@ def test_files_are_those_of_an_undisturbed_run_if_rank_0_is_lost_in_a_save(train
 
 
 @pytest.mark.parametrize("kind", ["csv", "tensorboard"])
-@pytest.mark.parametrize(("saved", "lost"), [(1, 4), (3, 9), (10, 12), (11, 19)])
+@pytest.mark.parametrize(("saved", "lost"), [(1, 4), (3, 9), (10, 12), (11, 19), (20, 21)])
 def test_files_are_those_of_an_undisturbed_run_if_all_are_lost_and_the_job_resumes(train, kind, saved, lost):
     kind = getattr(train, kind)
     dead = ScriptedJob()
     dead.dies_at = lost
-    assert train(dead, kind=kind) is None
+    assert (train(dead, kind=kind) is None) == (lost <= STEPS)
     resumed = train(ScriptedJob(start=saved, peer=dead), kind=kind)
     undisturbed = train(ScriptedJob(), "undisturbed", kind=kind)
     assert_equal(resumed, undisturbed)
@@ -163,6 +168,17 @@ def test_files_are_those_of_lightning_alone(train, kind):
     options = {"kind": getattr(train, kind), "tests": True}
     job = ScriptedJob("committed", "discarded", "committed", "discarded", "discarded")
     assert_equal(train(job, **options), train(None, "alone", **options))
+
+
+@pytest.mark.parametrize("start", [4, 5, 7])
+def test_joiner_counts_rows_as_the_others(train, start):
+    """It becomes rank 0 later, and cuts off what the last one has written behind the last step of all."""
+    first = ScriptedJob()
+    first.dies_at = 14
+    assert train(first) is None
+    joiner = ScriptedJob(*["committed"] * (first.step - 1 - start), "discarded", start=start, peer=first, rank=1)
+    joiner.ranks = {first.step - start + 1: 0}
+    assert_equal(train(joiner), train(ScriptedJob(), "undisturbed"))
 
 
 def test_second_process_opens_no_folder_of_its_own(train, tmp_path):

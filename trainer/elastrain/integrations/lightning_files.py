@@ -37,9 +37,9 @@ class Files:
         """Whether this process is rank 0, and goes on with the files."""
         self._job, self._trainer = job, trainer
         self._calls: list[Callable[[], object]] = []
-        self._ended = 0
-        """Calls of the step before."""
-        self._keeps = True
+        self._ended: int | None = None
+        """Calls of the step before; None: it has not ended."""
+        self._keeps, self._over = True, False
         self._received: bytes | None = None
         self._checkpoints: set[str] = set()
         """Paths that a new checkpoint must not take: those in the folders at the beginning, and those written since."""
@@ -62,7 +62,7 @@ class Files:
         """Rank 0 calls it; again by a new rank 0 if this one is lost meanwhile."""
         if self._keeps:
             self._calls.append(function)
-        if self.writes:
+        if self.writes and not self._over:
             function()
 
     def save(self, write: Callable[..., object], checkpoint: Any, path: Any, options: Any) -> None:
@@ -77,24 +77,30 @@ class Files:
 
     # -- the steps -----------------------------------------------------------------------------------------------------
     def step_ends(self) -> None:
-        """The next one begins: rows have to be in the files before the job can count the step as saved."""
-        self._ended = len(self._calls)
-        for logger in self._trainer.loggers:
-            logger.ended = logger.rows, logger.latest
-            if self.writes and logger.rows > logger.saved:
+        """The next one, or its epoch, begins. Nothing if that has been said already."""
+        if self._ended is None:
+            self._ended = len(self._calls)
+            for logger in self._trainer.loggers:
+                logger.step_ends()
+
+    def flush(self) -> None:
+        """Rows have to be in the files before the job can count the step as saved."""
+        for logger in self._trainer.loggers if self.writes else ():
+            if logger.rows > logger.saved:
                 logger.save()
 
     def committed(self) -> None:
         """A step is, and rank 0 has taken part in it: the calls of the one before are made."""
+        self.step_ends()
         del self._calls[: self._ended]
-        self._ended = 0
+        self._ended = None
         for logger in self._trainer.loggers:
             logger.settled = logger.ended
 
-    def end(self) -> None:
-        """The loop has, and no rank 0 is replaced any more."""
+    def end(self, *, over: bool = False) -> None:
+        """The loop has, and no rank 0 is replaced any more. ``over``: before this process came; it makes no calls."""
         self._calls.clear()
-        self._keeps = False
+        self._keeps, self._over = False, over
 
     def follow(self) -> None:
         """This process has the rank of the present generation. A new rank 0 takes over."""
@@ -126,18 +132,22 @@ class Files:
         if self._received is not None and not ghost:
             loggers, checkpoints = decode(self._received)
             self._checkpoints = {*checkpoints}
-            for logger, (version, *rows) in zip(self._trainer.loggers, loggers, strict=True):
+            if self._job.step:  # before the first one each process has made the same calls
+                self._calls.clear()
+                self._ended = 0
+            for logger, (version, *place) in zip(self._trainer.loggers, loggers, strict=True):
                 logger.call_it(version)
-                if self._job.step:  # before the first one each process has made the same calls
-                    logger.rows, logger.latest = rows
-            if self._job.step:
-                self.step_ends()
-                self.committed()
+                if self._job.step:
+                    logger.take(*place)
         self._received = None
 
 
 def _checkpoints_of(trainer: Trainer) -> list[Any]:
     return [callback for callback in trainer.checkpoint_callbacks if isinstance(callback, ModelCheckpoint)]
+
+
+def _plain(row: dict[str, Any]) -> dict[str, float]:
+    return {name: value if isinstance(value, int) else float(value) for name, value in row.items()}
 
 
 class OfJob(Logger):
@@ -150,6 +160,8 @@ class OfJob(Logger):
     """The greatest number of a row's step."""
     ended = settled = 0, -1
     """Both, when the last step ended; when the last one ended whose rows are surely written."""
+    tail: tuple[tuple[dict[str, Any], int | None], ...] = ()
+    """Rows since the last step ended."""
 
     @property
     def experiment(self) -> Any:
@@ -159,6 +171,7 @@ class OfJob(Logger):
     def log_metrics(self, metrics: Any, step: int | None = None) -> None:
         self.rows += 1
         self.latest = max(self.latest, -1 if step is None else step)
+        self.tail = *self.tail, (dict(metrics), step)
         self.files.call(partial(super().log_metrics, dict(metrics), step))
 
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
@@ -177,9 +190,21 @@ class OfJob(Logger):
             super().finalize(status)
 
     # -- a new rank 0 --------------------------------------------------------------------------------------------------
+    def step_ends(self) -> None:
+        """As of :meth:`Files.step_ends`."""
+        self.ended, self.tail = (self.rows, self.latest), ()
+
     def place(self) -> tuple[Any, ...]:
         """What another process needs to go on."""
-        return self.version, self.rows, self.latest
+        return self.version, *self.ended, [(_plain(row), step) for row, step in self.tail]
+
+    def take(self, rows: int, latest: int, tail: list[tuple[dict[str, float], int | None]]) -> None:
+        """Go on at the place of another process."""
+        self.rows, self.latest = rows, latest
+        self.step_ends()
+        self.settled = self.ended
+        for metrics, step in tail:
+            self.log_metrics(metrics, step)
 
     def call_it(self, version: Any) -> None:
         """The version of the run that rank 0 has chosen."""
@@ -218,9 +243,7 @@ class OfTensorBoard(_Versioned):
     _kwargs: dict[str, Any]
 
     def go_on(self, *, first: bool) -> None:
-        self._experiment = None
-        if not first:
-            self._kwargs["purge_step"] = self.settled[1] + 1
+        self._experiment, self._kwargs["purge_step"] = None, self.settled[1] + 1
 
     def let_go(self) -> None:
         if self._experiment is not None:

@@ -48,26 +48,18 @@ def _saves(callback: Any) -> dict[str, Any]:
     return {name: found[name] for name in _OF_SAVES if name in found}
 
 
-def enter(trainer: Trainer, step: int) -> None:
-    """Lightning's loop begins behind so many steps of the job, with the epoch of the next one."""
-    loop, epoch = trainer.fit_loop, step // int(trainer.num_training_batches)
-    for tracker in (loop.epoch_progress.total, loop.epoch_progress.current):
-        tracker.ready = tracker.started = tracker.processed = tracker.completed = epoch
-    steps = loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step
-    steps.total.ready = steps.total.completed = step
-    loop.epoch_loop.on_load_checkpoint({"_batches_that_stepped": step})
-
-
 def follow(trainer: Trainer, step: int, *, begun: bool) -> None:
     """Set the progress of Lightning's loops to that of the job; ``begun``: they are within a batch, not before it."""
-    enter(trainer, step)
     loop, more = trainer.fit_loop.epoch_loop, int(begun)
-    batch = step % int(trainer.num_training_batches)
+    epoch, batch = divmod(step, int(trainer.num_training_batches))
     for tracker in (trainer.fit_loop.epoch_progress.total, trainer.fit_loop.epoch_progress.current):
-        tracker.ready = tracker.started = tracker.completed + 1
+        tracker.ready = tracker.started = epoch + 1
+        tracker.processed = tracker.completed = epoch
     for tracker, done in ((loop.batch_progress.total, step), (loop.batch_progress.current, batch)):
         tracker.ready = tracker.started = done + more
         tracker.processed = tracker.completed = done
     steps = loop.automatic_optimization.optim_progress.optimizer.step
     for tracker, done in ((steps.total, step), (steps.current, batch)):
         tracker.ready, tracker.completed = done + more, done
+    loop.on_load_checkpoint({"_batches_that_stepped": step})
+    trainer.fit_loop._data_fetcher.fetched = batch + more

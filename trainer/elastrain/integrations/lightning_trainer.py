@@ -35,7 +35,7 @@ from elastrain.integrations.lightning import RankOfJob
 from elastrain.integrations.lightning_files import Files
 from elastrain.integrations.lightning_numbers import Numbers
 from elastrain.integrations.lightning_options import check, total_steps
-from elastrain.integrations.lightning_state import Callbacks, enter, follow
+from elastrain.integrations.lightning_state import Callbacks, follow
 from elastrain.integrations.own_loop import HasOwnLoop
 from elastrain.integrations.refusals import refuse_chosen_batch
 from elastrain.integrations.training_data import in_order_of
@@ -50,8 +50,12 @@ class _Steps:
     """The training data in Lightning's eyes: an epoch is as many batches as the job has steps in one."""
 
     def __init__(self, strategy: ElasticTrainerStrategy, loader: ElasticLoader) -> None:
-        self.loader = loader
+        self.loader, self.sampler = loader, self
         self._strategy = strategy
+
+    def set_epoch(self, epoch: int) -> None:
+        """Lightning calls it before the hooks of an epoch's begin, which follow the last step."""
+        self._strategy.epoch_begins()
 
     def __len__(self) -> int:
         return self.loader.order.steps_per_epoch
@@ -113,8 +117,8 @@ class ElasticTrainerStrategy(HasOwnLoop, RankOfJob, SingleDeviceStrategy):
         self._files: Files | None = None
         """Of a ``fit``; also afterwards."""
         self._numbers: Numbers | None = None
-        self._followed = self._joined = False
-        """Whether Lightning's loop has begun its first step; whether this process has committed one."""
+        self._joined = False
+        """Whether this process has committed a step."""
         self._begun: Any = None
         """The batch of a loop body that has begun, but that Lightning has not asked for."""
         self._kept = Kept()
@@ -200,19 +204,6 @@ class ElasticTrainerStrategy(HasOwnLoop, RankOfJob, SingleDeviceStrategy):
         return _Steps(self, loader)
 
     # -- the loop ------------------------------------------------------------------------------------------------------
-    def on_train_start(self) -> None:
-        """Warm up, and enter the job: from here on Lightning's loop is at the step of the job."""
-        super().on_train_start()
-        assert self._trainer is not None and self._data is not None
-        steps = total_steps(self._trainer)
-        self._steps, self._followed = (
-            iter(self._job.steps(self._data.loader, steps=steps, warm_up=self._warm_up)),
-            False,
-        )
-        self._advance_or_end()
-        self._arrive()
-        enter(self._trainer, self._job.step)
-
     def _warm_up(self, batch: Any) -> None:
         assert self._trainer is not None and self._numbers is not None
         loop, batch = self._trainer.fit_loop.epoch_loop, self._to_device(batch)
@@ -221,26 +212,42 @@ class ElasticTrainerStrategy(HasOwnLoop, RankOfJob, SingleDeviceStrategy):
         loop.automatic_optimization._make_closure(kwargs, self._trainer.optimizers[0], 0)()
         self._numbers.undo()
 
+    def epoch_begins(self) -> None:
+        """The last step's hooks have run."""
+        assert self._files is not None
+        self._files.step_ends()
+
     def next_batch(self) -> Any:
         """The first batch of the next step, for Lightning. Raises ``StopIteration`` after the last step."""
         assert self._files is not None and self._numbers is not None
         self._numbers.check_hooks()
         self._files.step_ends()
+        self._files.flush()
         if self.received:
             self.received = False
             self._kept.__exit__(None, None, None)
             if self._begun is _END:
                 raise StopIteration
             return self._begun
-        step = self._job.step
+        step = self._enter() if self._steps is None else self._job.step + 1
         batch = self._advance()
-        if not self._followed:
-            follow(self._trainer, self._job.step, begun=False)
-        elif self._job.step > step + 1:
+        if self._job.step > step:
             raise RuntimeError(_MISSED)
-        self._followed = True
         self._arrive()
         return batch
+
+    def _enter(self) -> int:
+        """Warm up, and enter the job: Lightning's loop is at the step of the job, which is returned."""
+        assert self._trainer is not None and self._data is not None and self._files is not None
+        steps = total_steps(self._trainer)
+        self._steps = iter(self._job.steps(self._data.loader, steps=steps, warm_up=self._warm_up))
+        self._advance_or_end()
+        self._arrive()
+        follow(self._trainer, self._job.step, begun=False)
+        if self._job.step >= steps:  # the hooks of the last epoch's end have run before this process came
+            self._files.end(over=True)
+            self._trainer.fit_loop.on_advance_end = lambda: None
+        return self._job.step
 
     def _advance(self) -> Any:
         """End the loop body, and begin the next. Raises ``StopIteration``, and :class:`elastrain.Drained`."""
@@ -342,8 +349,9 @@ class ElasticTrainerStrategy(HasOwnLoop, RankOfJob, SingleDeviceStrategy):
         if self._steps is None:
             return
         assert self._trainer is not None and self._files is not None and self._numbers is not None
+        vars(self._trainer.fit_loop).pop("on_advance_end", None)
         self._numbers.check_hooks()
-        self._files.step_ends()
+        self._files.flush()
         if self._job.body is not None and self._job.step + 1 < total_steps(self._trainer):
             if not self.received:  # a callback has ended training: on all ranks, at the same step
                 self._job.commit(self._steps)

@@ -21,7 +21,15 @@ class OwnLoop(ElasticTrainerStrategy):
 
     process_dataloader = ElasticTrainerStrategy.process_dataloader
 
-    next_batch = ElasticTrainerStrategy._advance
+    def epoch_begins(self) -> None:
+        """Lightning writes its files itself."""
+
+    def next_batch(self) -> Any:
+        """Raises ``StopIteration`` after the last step."""
+        assert self._trainer is not None and self._data is not None
+        if self._steps is None:
+            self._steps = iter(self._job.steps(self._data.loader, steps=total_steps(self._trainer)))
+        return self._advance()
 
     def setup(self, trainer: Trainer) -> None:
         self._trainer = trainer
@@ -29,11 +37,6 @@ class OwnLoop(ElasticTrainerStrategy):
         if trainer.state.fn == TrainerFn.FITTING:
             for number, config in enumerate(self._track(trainer)):
                 self._job.track(**{f"scheduler{number or ''}": config.scheduler})
-
-    def on_train_start(self) -> None:
-        SingleDeviceStrategy.on_train_start(self)
-        assert self._trainer is not None and self._data is not None
-        self._steps = iter(self._job.steps(self._data.loader, steps=total_steps(self._trainer)))
 
     def _setup_model(self, model: torch.nn.Module) -> torch.nn.Module:
         assert self._trainer is not None
