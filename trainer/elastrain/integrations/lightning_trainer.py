@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -35,6 +35,7 @@ from elastrain.integrations.lightning import RankOfJob
 from elastrain.integrations.lightning_files import Files
 from elastrain.integrations.lightning_numbers import Numbers
 from elastrain.integrations.lightning_options import check, total_steps
+from elastrain.integrations.lightning_stand_ins import Applied, Schedule, Steps
 from elastrain.integrations.lightning_state import Callbacks, follow
 from elastrain.integrations.own_loop import HasOwnLoop
 from elastrain.integrations.refusals import refuse_chosen_batch
@@ -44,58 +45,6 @@ _END = object()
 """In place of a batch: the job has no further step."""
 _MISSED = "the others have committed steps without this rank, which Lightning's loop cannot skip; it starts anew"
 _STOPPED = "Lightning's loop has ended before the job's last step"
-
-
-class _Steps:
-    """The training data in Lightning's eyes: an epoch is as many batches as the job has steps in one."""
-
-    def __init__(self, strategy: ElasticTrainerStrategy, loader: ElasticLoader) -> None:
-        self.loader, self.sampler = loader, self
-        self._strategy = strategy
-
-    def set_epoch(self, epoch: int) -> None:
-        """Lightning calls it before the hooks of an epoch's begin, which follow the last step."""
-        self._strategy.epoch_begins()
-
-    def __len__(self) -> int:
-        return self.loader.order.steps_per_epoch
-
-    def __iter__(self) -> Iterator[Any]:
-        while True:
-            try:
-                batch = self._strategy.next_batch()
-            except StopIteration:
-                return
-            yield batch
-
-
-class _Schedule:
-    """A schedule that leaves out the step whose effect this rank has received with a peer's state."""
-
-    def __init__(self, scheduler: Any, strategy: ElasticTrainerStrategy) -> None:
-        self.scheduler, self._strategy = scheduler, strategy
-
-    def step(self, *args: Any, **kwargs: Any) -> None:
-        if not self._strategy.received:
-            self.scheduler.step(*args, **kwargs)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.scheduler, name)
-
-
-class _Applied:
-    """An optimizer whose gradients are complete: the closure that Lightning passes to ``step`` runs before it."""
-
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self.optimizer = optimizer
-
-    def step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
-        result = closure() if closure is not None else None
-        self.optimizer.step(**kwargs)
-        return result
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.optimizer, name)
 
 
 class ElasticTrainerStrategy(HasOwnLoop, RankOfJob, SingleDeviceStrategy):
@@ -111,7 +60,7 @@ class ElasticTrainerStrategy(HasOwnLoop, RankOfJob, SingleDeviceStrategy):
         super().__init__(device=job.device, **options)
         self._job, self._global_batch_size, self._seed = job, global_batch_size, seed
         self._trainer: Trainer | None = None
-        self._data: _Steps | None = None
+        self._data: Steps | None = None
         self._steps: Any = None
         self._callbacks: Callbacks | None = None
         self._files: Files | None = None
@@ -168,7 +117,7 @@ class ElasticTrainerStrategy(HasOwnLoop, RankOfJob, SingleDeviceStrategy):
         self._job.track(files=self._files, numbers=self._numbers)
         for number, config in enumerate(self._track(trainer)):
             self._job.track(**{f"scheduler{number or ''}": config.scheduler})
-            config.scheduler = _Schedule(config.scheduler, self)
+            config.scheduler = Schedule(config.scheduler, self)
 
     def _track(self, trainer: Trainer) -> list[Any]:
         """All but schedules, which are returned."""
@@ -191,17 +140,17 @@ class ElasticTrainerStrategy(HasOwnLoop, RankOfJob, SingleDeviceStrategy):
         trainer = self._trainer
         if trainer is None or trainer.state.fn != TrainerFn.FITTING or not trainer.training:
             return dataloader
-        if isinstance(dataloader, _Steps):
+        if isinstance(dataloader, Steps):
             self._data = dataloader
         else:
             size = self._global_batch_size
             loader = in_order_of(self._job, dataloader, "train_dataloader", global_batch_size=size, seed=self._seed)
-            self._data = _Steps(self, loader)
+            self._data = Steps(self, loader)
         return self._data
 
     def dataloader(self, loader: ElasticLoader) -> Any:
         """For ``train_dataloader``: a loader of :meth:`elastrain.Job.dataloader`, for data that needs its options."""
-        return _Steps(self, loader)
+        return Steps(self, loader)
 
     # -- the loop ------------------------------------------------------------------------------------------------------
     def _warm_up(self, batch: Any) -> None:
@@ -290,7 +239,7 @@ class ElasticTrainerStrategy(HasOwnLoop, RankOfJob, SingleDeviceStrategy):
         while True:
             result, execution = closure(), self._execution()
             if self._job.acts(Call.UPDATE, "optimizer_step()"):
-                super().optimizer_step(_Applied(optimizer), partial(_known, result), model, **kwargs)
+                super().optimizer_step(Applied(optimizer), partial(_known, result), model, **kwargs)
                 if self._job.committed:
                     self._joined = True
                     self._arrive()  # the last part of a large state may have come with the gradients
