@@ -124,7 +124,7 @@ def test_the_command_line_of_the_wheel_is_of_its_version_and_sees_the_job(
     path = ["env", *(f"{k}={v}" for k, v in second.install_cli(tmp_path / "site").items()), "python", "-m", "elastrain"]
     assert run(*path, "version").stdout.split() == ["elastrain", NEXT]
     listed = json.loads(run(*path, "list", "-n", job.namespace, "-o", "json").stdout)
-    assert "enduring" in {found["metadata"]["name"] for found in listed}
+    assert "enduring" in {found["metadata"]["name"] for found in listed["items"]}
 
 
 @pytest.mark.timeout(3600, func_only=True)
