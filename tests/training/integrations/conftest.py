@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import itertools
 import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -164,3 +166,12 @@ def fit(require, tmp_path):
 
     run.module, run.recorded = Module, Recorded
     return run
+
+
+@pytest.fixture
+def seconds(monkeypatch) -> None:
+    """Each file of events begins in another second, by which TensorBoard orders those of a run."""
+    from tensorboard.summary.writer import event_file_writer
+
+    clock = itertools.count(10**9)
+    monkeypatch.setattr(event_file_writer, "time", SimpleNamespace(time=lambda: next(clock), sleep=time.sleep))

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import csv
 import itertools
-import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,14 +18,10 @@ STEPS = 20
 
 
 @pytest.fixture
-def train(fit, tmp_path, monkeypatch):
+def train(fit, tmp_path, seconds):
     """``train(job, folder)``: four epochs of five steps; what it leaves in its folder, or None if it is killed."""
     from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint
     from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
-    from tensorboard.summary.writer import event_file_writer
-
-    seconds = itertools.count(10**9)  # by which TensorBoard orders the files of a run
-    monkeypatch.setattr(event_file_writer, "time", SimpleNamespace(time=lambda: next(seconds), sleep=time.sleep))
 
     class Module(fit.module):
         def configure_optimizers(self):

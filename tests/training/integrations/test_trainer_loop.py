@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from scripted_loop import ScriptedJob
+from scripted_loop import Killed, ScriptedJob
 
 CLOCKS = ("runtime", "per_second", "flos")
 STEPS = 10
@@ -229,6 +229,34 @@ def test_writer_that_is_lost_before_its_files_are_complete_is_replaced(train, tm
     train(job, **options)
     assert (tmp_path / f"out/checkpoint-{at}/model.safetensors").exists()
     assert (tmp_path / f"out/checkpoint-{at}/trainer_state.json").exists()
+
+
+def scalars(folder):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    (run,) = {path.parent for path in folder.rglob("*tfevents*")}
+    events = EventAccumulator(str(run)).Reload()
+    names = [name for name in events.Tags()["scalars"] if not any(clock in name for clock in CLOCKS)]
+    return {name: [(e.step, pytest.approx(e.value)) for e in events.Scalars(name)] for name in names}
+
+
+@pytest.mark.parametrize(("dies_at", "resumes_at"), [(1, 0), (3, 0), (4, 0), (8, 0), (3, 1), (4, 2), (8, 6)])
+@pytest.mark.usefixtures("seconds")
+def test_events_of_tensorboard_are_those_of_the_trainer_alone_if_rank_0_is_lost(train, tmp_path, dies_at, resumes_at):
+    """``resumes_at``: all ranks are lost, and the job goes on from its checkpoint of this step."""
+    options = {"report_to": ["tensorboard"], "logging_steps": 1}
+    train(folder="alone", **options)
+    first = ScriptedJob()
+    first.dies_at = dies_at
+    with pytest.raises(Killed):
+        train(first, **options)
+    if resumes_at:
+        second = ScriptedJob(start=resumes_at, peer=first)
+    else:
+        second = ScriptedJob(*["committed"] * first.step, "discarded", peer=first, rank=1)
+        second.ranks = {first.step + 2: 0}
+    train(second, **options)
+    assert scalars(tmp_path / "out") == scalars(tmp_path / "alone")
 
 
 def test_transformers_without_a_seam_is_refused_by_its_name(train, monkeypatch):

@@ -52,6 +52,12 @@ _REFUSALS = (
     Refusal("include_num_input_tokens_seen", _ONE_PART, lambda v: word(v) not in ("no", "false")),
     Refusal("include_tokens_per_second", _ONE_PART),
     Refusal("save_on_each_node", "rank 0 writes the files"),
+    Refusal(
+        "report_to",
+        "each new rank 0 would begin a run of its own; for wandb and mlflow give the run's id by WANDB_RUN_ID and "
+        "MLFLOW_RUN_ID",
+        lambda services: any(s != "tensorboard" and f"{s.upper()}_RUN_ID" not in os.environ for s in services),
+    ),
     Refusal("restore_callback_states_from_checkpoint", "the job resumes from spec.checkpoint, with its callbacks"),
 )
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
+import socket
+import time
+from pathlib import Path
 from typing import Any
 
 from transformers.integrations import TensorBoardCallback
-from transformers.trainer_utils import default_logdir
 
 
 class Boards:
@@ -17,8 +18,9 @@ class Boards:
         """Chooses the folders, which rank 0's state names for all."""
         self._trainer = trainer
         self._writes = False
+        name = f"{time.strftime('%b%d_%H-%M-%S')}_{socket.gethostname()}"  # as transformers does
         for board in self._boards():
-            board.logging_dir = board.logging_dir or os.path.join(trainer.args.output_dir, default_logdir())  # noqa: PTH118
+            board.logging_dir = board.logging_dir or str(Path(trainer.args.output_dir, "runs", name))
 
     @property
     def folders(self) -> list[str]:
@@ -38,6 +40,8 @@ class Boards:
         zero = self._trainer.job.rank == 0
         if zero and not self._writes and step:
             for board in self._boards():
+                if board.tb_writer is not None:
+                    board.tb_writer.close()
                 board.tb_writer = board._SummaryWriter(log_dir=board.logging_dir, purge_step=step)
                 for row in (row for row in self._trainer.state.log_history if row["step"] == step):
                     logs = {name: value for name, value in row.items() if name != "step"}

@@ -363,6 +363,7 @@ class Seams(Trainer):
         """A writer takes part in the next step's sums after its save only. So the state of that save is still there on
         all ranks if it is lost before, and the new rank 0 writes the files again."""
         run = self._at
+        run.carried.boards.follow(self.job.step)
         if self.job.rank == 0 and run.unwritten == self.job.step:
             super()._save_checkpoint(run.prepared, None)
             run.unwritten = -1

@@ -9,6 +9,7 @@ import torch
 from transformers.trainer_callback import ExportableState
 
 from elastrain.elastic.encoding import decode, encode
+from elastrain.integrations.trainer_board import Boards
 
 _OF_A_RANK = ("is_world_process_zero", "is_local_process_zero", "stateful_callbacks")
 _DATA = ("train_dataset", "eval_dataset")
@@ -23,6 +24,7 @@ class Carried:
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
+        self.boards = Boards(trainer)
         self._received: bytes | None = None
         self._held: tuple[Any, ...] | None = None
 
@@ -32,7 +34,9 @@ class Carried:
             return {"encoded": self._received}
         t = self._trainer
         state = {name: value for name, value in vars(t.state).items() if name not in _OF_A_RANK}
-        return {"encoded": encode((state, *(self._held or self._of_events()), plain_attributes(t)))}
+        return {
+            "encoded": encode((state, *(self._held or self._of_events()), plain_attributes(t), self.boards.folders))
+        }
 
     def load_state_dict(self, state: dict[str, bytes]) -> None:
         """Keep it for :meth:`apply`."""
@@ -50,7 +54,7 @@ class Carried:
         """The state that has arrived becomes that of the loop. ``keep``: also at the next call."""
         if self._received is None:
             return
-        state, control, callbacks, attributes = decode(self._received)
+        state, control, callbacks, attributes, self.boards.folders = decode(self._received)
         t, self._held = self._trainer, None
         vars(t.state).update(state)
         vars(t.control).update(control)
