@@ -29,7 +29,17 @@ from elastrain.elastic.state.parts import bounds
 from elastrain.elastic.state.transfer import Stage
 
 TIME_SHARE = 0.5
-"""Part of the time until the next snapshot over which a copy is sent: it takes no more bandwidth than it needs."""
+"""Part of the time until the next snapshot over which a copy is sent: it takes no more bandwidth than it needs. The
+first of a generation is sent at full speed."""
+
+
+def send_seconds(every: int, step_seconds: float | None, *, covered: bool) -> float:
+    """Over how many seconds a snapshot is sent; 0: at full speed. Pure.
+
+    ``every``: steps until the next one. ``step_seconds``: expected time of a step; None: not known. ``covered``:
+    whether a snapshot of the present generation counts. Until then a lost rank takes all ranks back to the checkpoint.
+    """
+    return TIME_SHARE * every * (step_seconds or 0.0) if covered else 0.0
 
 
 @dataclass(slots=True)
@@ -89,6 +99,8 @@ class Snapshots:
         """One that is no longer needed: its memory is used again."""
         self._counts = self._taken = self._step = 0
         """Steps: of the newest that counts, of the newest, and the committed ones."""
+        self._covered = False
+        """Whether a snapshot of the present generation counts."""
         self._ring: _Ring | None = None
         self._hurry = threading.Event()
         """Set while this rank waits for its copies."""
@@ -117,7 +129,7 @@ class Snapshots:
         """
         self._end()
         self._kept = [s for s in self._kept if s.complete and s.held.copy == counts]
-        self._counts, self._step = counts[0] if counts else step, step
+        self._counts, self._step, self._covered = counts[0] if counts else step, step, False
         if not self._most or communicator.world_size == 1:
             return
         partner, predecessor = partners[communicator.rank], partners.index(communicator.rank)
@@ -134,7 +146,7 @@ class Snapshots:
         self._step = step
         if self._ring is None or copying:
             return False
-        self._counts = self._taken
+        self._counts, self._covered = self._taken, True
         *older, newest = self._kept
         self._kept, self._spare = [newest], next(iter(older), self._spare)
         return step - self._taken >= self._every
@@ -154,7 +166,7 @@ class Snapshots:
         for copy, tensor in zip(snapshot.own, tensors, strict=True):
             copy.copy_(tensor.local)
         self._kept = [*self._kept, snapshot]
-        seconds = TIME_SHARE * self._every * (step_seconds or 0.0)
+        seconds = send_seconds(self._every, step_seconds, covered=self._covered)
         tasks = (self._send, (ring, snapshot, seconds)), (self._receive, (ring, snapshot))
         ring.threads = [threading.Thread(target=f, args=a, name="elastrain-snapshot") for f, a in tasks]
         for thread in ring.threads:
