@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
 
 from elastrain.api import manifest
 
@@ -102,7 +103,7 @@ PROGRAMS, PYPROJECT = "e2e/cluster/programs/go.mod", "pyproject.toml"
                     (PYPROJECT, r'^requires-python = ">=([\d.]+)"')]),
         ("torch", [("requirements/trainer-cpu.lock", r"^torch==([\d.]+)"), (PYPROJECT, r'"torch>=([\d.]+)"')]),
         ("transformers, accelerate, Lightning, TRL",
-         [(PYPROJECT, rf'"{name}>=([\d.]+)"') for name in ("transformers", "accelerate", "lightning", "trl")]),
+         [(PYPROJECT, rf'"{name}>=([\d.]+)[",]') for name in ("transformers", "accelerate", "lightning", "trl")]),
     ],
 )  # fmt: skip
 def test_versions_of_the_support_page_are_those_that_are_run_or_required(
@@ -111,3 +112,10 @@ def test_versions_of_the_support_page_are_those_that_are_run_or_required(
     line = found("docs/project/support.md", rf"^\| {re.escape(row)} \|(.*)$")
     versions = {found(*source) for source in sources}
     assert versions <= set(re.findall(r"\d+(?:\.\d+)+", line))
+
+
+@pytest.mark.parametrize("malware", ["2.6.2", "2.6.3"])
+def test_the_releases_of_lightning_that_were_malware_are_not_installed(malware: str) -> None:
+    requirement = Requirement(found(PYPROJECT, r'"(lightning>=[^"]+)"'))
+    assert not requirement.specifier.contains(malware)
+    assert requirement.specifier.contains("2.6.4")
