@@ -1,11 +1,14 @@
 """``numerics="bitwise"``, in real processes: any history of rescales gives the same bits."""
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+
+from elastrain.elastic.strategies.bitwise import make_deterministic
 
 SCRIPT = Path(__file__).parent / "train_options.py"
 VICTIM = Path(__file__).parent / "train_victim.py"
@@ -95,3 +98,15 @@ def test_survivors_continue_with_the_same_bits_if_a_rank_is_killed_in_the_middle
     for survivor in survivors.values():
         assert survivor["step"] == 18
         assert_same_bits(survivor, expected)
+
+
+@pytest.mark.parametrize(("own", "then"), [(None, ":4096:8"), (":16:8", ":16:8")])
+def test_cublas_gets_a_fixed_workspace_unless_the_user_has_chosen_one(monkeypatch, own: str | None, then: str) -> None:
+    monkeypatch.setattr(torch, "use_deterministic_algorithms", lambda _: None)
+    for owner, name in [(torch.backends.cudnn, "benchmark"), (torch.utils.deterministic, "fill_uninitialized_memory")]:
+        monkeypatch.setattr(owner, name, getattr(owner, name))  # put back at the end
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", own or "")
+    if own is None:
+        monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
+    make_deterministic()
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == then

@@ -18,7 +18,7 @@ def arguments(require, monkeypatch):
 
     def make(**options):
         return ElasticTrainingArguments(
-            output_dir="out", use_cpu=True, report_to=[], **{"global_batch_size": 4, **options}
+            output_dir="out", report_to=[], **{"global_batch_size": 4, "use_cpu": True, **options}
         )
 
     return make
@@ -65,6 +65,17 @@ def test_accelerate_sees_a_single_process(arguments):
     assert not dist.is_initialized()
     assert os.environ["LOCAL_RANK"] == "1", "it is only hidden for a moment"
     assert args.save_strategy == "no"
+
+
+def test_the_trainer_takes_the_device_of_the_rank_if_two_ranks_share_the_only_one(arguments, monkeypatch):
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda *_: True)
+    args = arguments(use_cpu=False)  # LOCAL_RANK is 1
+    assert (args.device, args.n_gpu) == (torch.device("cuda", 0), 1)
 
 
 def test_the_remedy_is_named_if_the_arguments_are_the_trainers_own(arguments, monkeypatch, tmp_path):

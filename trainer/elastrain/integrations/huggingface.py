@@ -22,6 +22,7 @@ from transformers import Trainer, TrainingArguments
 from transformers.trainer_utils import TrainOutput
 
 from elastrain.api import names
+from elastrain.elastic.comm.backend import device_of_rank
 from elastrain.elastic.job import Job
 from elastrain.integrations.launcher import single_process
 from elastrain.integrations.refusals import Refusal, refuse, refuse_chosen_batch, word
@@ -105,7 +106,7 @@ class ElasticTrainingArguments(TrainingArguments):
         if torch.cuda.is_available() and not self.use_cpu:
             # For a single process accelerate would choose the first device, or all devices.
             self._n_gpu = 1
-            self.__dict__["_setup_devices"] = torch.device("cuda", int(os.environ.get(names.ENV_LOCAL_RANK, "0")))
+            self.__dict__["_setup_devices"] = device_of_rank(int(os.environ.get(names.ENV_LOCAL_RANK, "0")))
 
 
 class ElasticTrainer(Trainer):

@@ -14,6 +14,7 @@ counts.
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from itertools import product
 from typing import Any
@@ -37,8 +38,10 @@ PIECE = 1 << 18
 def make_deterministic() -> None:
     """Select algorithms that give the same bits each time, for the whole process.
 
-    Operations that have none then raise ``RuntimeError`` naming themselves.
+    Operations that have none then raise ``RuntimeError`` naming themselves. Call it before CUDA is used: cuBLAS reads
+    the size of its workspace once, and torch refuses its calls with any other than a fixed one.
     """
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # it only costs time
     torch.backends.cudnn.benchmark = False  # it selects algorithms by timing them
