@@ -14,6 +14,9 @@ FIRST ?= 0
 # Of the mutants.
 MUTANTS ?= 40
 SEED ?= 0
+# Of test-torch; the programs that other targets call would take it for theirs.
+TORCH ?= newest
+unexport TORCH
 # Beside the one that e2e/cluster/programs/go.mod pins.
 OTHER_KUBERNETES ?= v1.34.4
 # The first Kueue that serves what we read; tests/protocol/kueue runs with it nightly, else with that of scripts/get-kueue.
@@ -24,7 +27,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .SHELLFLAGS := -euo pipefail -c
 
 .DEFAULT_GOAL := help
-.PHONY: help demo storm test guest nightly nightly-e2e simulate lint e2e cluster lock sbom release bench bench-steady bench-rendezvous bench-scheduling bench-sizes bench-operator bench-numerics bench-convergence bench-sharded bench-checkpoint gpu seeded mutants clean-cluster docs docs-serve reference
+.PHONY: help demo storm test test-torch guest nightly nightly-e2e simulate lint e2e cluster lock sbom release bench bench-steady bench-rendezvous bench-scheduling bench-sizes bench-operator bench-numerics bench-convergence bench-sharded bench-checkpoint gpu seeded mutants clean-cluster docs docs-serve reference
 
 help: ## what there is to make (this list)
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,7 +52,12 @@ nightly: ## what CI leaves out: nightly tests, 20 times the property tests, all 
 	@if command -v npm >/dev/null; then scripts/get-azurite; fi
 	@$(PYTEST) -m "nightly or hypothesis" --hypothesis-profile=nightly --override-ini=timeout=1800 --durations=10
 	@export KUEUE_VERSION=$(OLDEST_KUEUE); $(PYTEST) -m "" --override-ini=timeout=1800 tests/protocol/kueue
+	@for torch in oldest newest; do $(MAKE) --no-print-directory test-torch TORCH=$$torch; done
 	@$(MAKE) --no-print-directory nightly-e2e
+
+test-torch: ## the tests that use torch, on another one (TORCH=2.15, newest, or oldest: the floors of pyproject.toml)
+	@python=$$(TORCH=$(TORCH) scripts/dev-env); etcd=$$(scripts/get-etcd); ELASTRAIN_ETCD=$$etcd $$python -m pytest \
+	  -n $(PROCESSES) tests/training tests/guests/*/training tests/verify tests/protocol/agent
 
 seeded: ## put each seeded bug (tests/seeded) into a copy of the tree and show which test finds it
 	@scripts/dev-env
