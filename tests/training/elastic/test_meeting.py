@@ -57,6 +57,12 @@ def test_the_meeting_point_is_named_if_it_does_not_answer(generation, meeting_po
         bring(generation(2), 1)
 
 
+def test_closing_returns_if_another_thread_has_closed_the_point_at_the_same_time(meeting_point, monkeypatch) -> None:
+    meeting_point.close()
+    monkeypatch.setattr(meeting_point._thread, "is_alive", lambda: True)  # its loop is closed, it has not yet ended
+    meeting_point.close()
+
+
 def test_a_rank_meets_the_others_if_its_member_serves_the_point_later(generation, meeting_point, monkeypatch) -> None:
     meeting_point.close()
     g = generation(1, number=7)

@@ -111,7 +111,8 @@ class MeetingPoint:
     def close(self) -> None:
         """Stop serving, and close the connections of waiting ranks. Idempotent."""
         if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._stop.set)
+            with contextlib.suppress(RuntimeError):  # the loop is closed: another thread has called this
+                self._loop.call_soon_threadsafe(self._stop.set)
             self._thread.join()
 
     # -- the thread --------------------------------------------------------------------------------------------------
