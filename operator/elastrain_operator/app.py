@@ -78,7 +78,7 @@ class App:
         """Connect. The operator starts without etcd as well: conditions of the jobs show the outage.
 
         Raises ``kopf.LoginError`` if there is neither a service account nor a kubeconfig, ``ApiError`` if jobs or pods
-        cannot be listed for a minute, and ``OSError`` if the port of the metrics is taken.
+        of no namespace can be listed for a minute, and ``OSError`` if the port of the metrics is taken.
         """
         config, undo = self._config, self._started
         if config.metrics_port:
@@ -103,11 +103,12 @@ class App:
         self._kueue_jobs = self._queues(recorder) if config.kueue else None
         on_other_pod = self._capacity.other_pod_seen if self._capacity else lambda *_: None
         pods = self._pods = WorkerPods(self._kube, config.namespaces, self._pod_changed, on_other_pod)
-        self._run("worker pods", pods.run)
         self._jobs = Jobs(
-            self._kube, config.namespaces, config.resync, known=self._loops.jobs,
+            self._kube, config.namespaces, config.resync, known=self._loops.jobs, has_pods_of=pods.has,
             on_job=lambda body: self._loops.see(body, pods.of), on_deleted=self._job_deleted,
         )  # fmt: skip
+        pods.on_listed = self._jobs.pods_listed
+        self._run("worker pods", pods.run)
         if self._capacity:
             allowed, shared = partial(is_allowed, self._kube), self._capacity
             inventory = Inventory(self._kube, shared.nudge, allowed, pods.see, shared.quota_seen)
@@ -231,7 +232,9 @@ class App:
         namespaces = self._config.namespaces
         if namespaces and keys.namespace not in namespaces:
             return True  # by another operator: this one may not read that namespace
-        return keys.uid in self._loops or self._pods is None or bool(self._pods.of(keys))
+        if self._pods is None or not self._pods.has(keys.namespace):
+            return True  # not known
+        return keys.uid in self._loops or bool(self._pods.of(keys))
 
 
 def _relieve_collector() -> None:

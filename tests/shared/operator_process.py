@@ -18,28 +18,21 @@ from elastrain_operator.kube.client import CAPACITY_PERMISSIONS, CLUSTER_PERMISS
 from raw_cluster import Cluster
 from warm import Warm
 
+RBAC = "/apis/rbac.authorization.k8s.io/v1"
+
 
 def operator_account(apiserver: ApiServer, path: Path, namespace: str = "") -> Path:
     """A kubeconfig, at ``path``, with exactly the permissions of ``kube/client.py``: in one namespace, or in all."""
     admin = Cluster(apiserver.kubeconfig, namespace or "default")
     name = {"metadata": {"name": "tested-operator"}}
-    needed = {**PERMISSIONS, **LEASE_PERMISSIONS, **({} if namespace else CAPACITY_PERMISSIONS)}
-    rules = [{"apiGroups": [g], "resources": [r], "verbs": sorted(verbs)} for (g, r), verbs in needed.items()]
-    rbac = "/apis/rbac.authorization.k8s.io/v1" + (f"/namespaces/{namespace}" if namespace else "")
-    kind = "Role" if namespace else "ClusterRole"
-    admin.call("POST", f"{rbac}/{kind.lower()}s", {**name, "rules": rules})
+    permit(admin, admin.namespace, everywhere=not namespace)
     cluster_rules = [
         {"apiGroups": [g], "resources": [r], "resourceNames": ["kube-system"], "verbs": sorted(verbs)}
         for (g, r), verbs in CLUSTER_PERMISSIONS.items()
     ]
-    subject = {"kind": "ServiceAccount", "name": "tested-operator", "namespace": admin.namespace}
-    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": "tested-operator"}
-    admin.call("POST", f"{rbac}/{kind.lower()}bindings", {**name, "roleRef": role, "subjects": [subject]})
-    identity = "/apis/rbac.authorization.k8s.io/v1/namespaces/kube-system"
-    named = {"metadata": {"name": f"tested-operator-{admin.namespace}"}}
-    admin.call("POST", f"{identity}/roles", {**named, "rules": cluster_rules})
-    role = {**role, "kind": "Role", "name": named["metadata"]["name"]}
-    admin.call("POST", f"{identity}/rolebindings", {**named, "roleRef": role, "subjects": [subject]})
+    _grant(
+        admin, f"{RBAC}/namespaces/kube-system", f"tested-operator-{admin.namespace}", cluster_rules, admin.namespace
+    )
     accounts = f"/api/v1/namespaces/{admin.namespace}/serviceaccounts"
     admin.call("POST", accounts, name)
     answer = admin.call("POST", f"{accounts}/tested-operator/token", {"spec": {"expirationSeconds": 7200}})
@@ -47,6 +40,22 @@ def operator_account(apiserver: ApiServer, path: Path, namespace: str = "") -> P
     config["users"][0]["user"] = {"token": answer["status"]["token"]}
     path.write_text(yaml.safe_dump(config))
     return path
+
+
+def permit(admin: Cluster, of: str, *, everywhere: bool = False) -> None:
+    """Give the account in the namespace ``of`` the operator's permissions in that of ``admin``, or in all."""
+    needed = {**PERMISSIONS, **LEASE_PERMISSIONS, **(CAPACITY_PERMISSIONS if everywhere else {})}
+    rules = [{"apiGroups": [g], "resources": [r], "verbs": sorted(verbs)} for (g, r), verbs in needed.items()]
+    place = RBAC if everywhere else f"{RBAC}/namespaces/{admin.namespace}"
+    _grant(admin, place, "tested-operator", rules, of)
+
+
+def _grant(admin: Cluster, place: str, name: str, rules: list[dict[str, Any]], of: str) -> None:
+    kind, metadata = "Role" if "/namespaces/" in place else "ClusterRole", {"metadata": {"name": name}}
+    admin.call("POST", f"{place}/{kind.lower()}s", {**metadata, "rules": rules})
+    subject = {"kind": "ServiceAccount", "name": "tested-operator", "namespace": of}
+    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": name}
+    admin.call("POST", f"{place}/{kind.lower()}bindings", {**metadata, "roleRef": role, "subjects": [subject]})
 
 
 class OperatorProcess:

@@ -63,35 +63,50 @@ class WorkerPods:
         self._kube = kube
         self._on_pod = on_pod
         self._on_other_pod = on_other_pod
+        self.on_listed: Callable[[], None] = lambda: None
+        """Called when the pods of one more namespace may be known."""
         self._by_uid: dict[str, SeenPod] = {}
         self._by_job: dict[JobKeys, dict[str, Pod]] = {}
         self._doubted: set[str] = set()
         self._doubt = asyncio.Event()
         self._news = asyncio.Event()
-        self._watches = [
-            Reflector(
+        self._watches = {
+            namespace: Reflector(
                 kube, pods_path(namespace), "worker pods", {"labelSelector": SELECTOR}, parse=self._read,
-                on_change=self._changed, on_problem=self._news.set,
+                on_change=self._changed, on_problem=self._noted,
             )
             for namespace in namespaces or ("",)
-        ]  # fmt: skip
+        }  # fmt: skip
 
     async def run(self) -> None:
         """Watch, until cancelled."""
-        await asyncio.gather(*(watch.run() for watch in self._watches), self._settle())
+        await asyncio.gather(*(watch.run() for watch in self._watches.values()), self._settle())
 
     async def listed(self, seconds: float) -> None:
-        """Wait until all pods are listed. Raises ``ApiError`` if they are not within ``seconds``."""
+        """Wait until the pods of all namespaces are listed, or it is known that some may not be read.
+
+        Such namespaces, and those that are not listed within ``seconds``, are served once they are. Raises ``ApiError``
+        if no namespace is listed within ``seconds``.
+        """
         deadline = asyncio.get_running_loop().time() + seconds
-        while not all(watch.listed for watch in self._watches):
+        while not (
+            self._any_listed and all(w.listed or (w.problem and w.problem.denied) for w in self._watches.values())
+        ):
             self._news.clear()
             if not await until(self._news, deadline - asyncio.get_running_loop().time()):
-                raise ApiError("list worker pods", 0, "Unlisted", self.problem or f"no answer within {seconds:g} s")
+                break
+        if not self._any_listed:
+            raise ApiError("list worker pods", 0, "Unlisted", self.problem or f"no answer within {seconds:g} s")
+
+    def has(self, namespace: str) -> bool:
+        """Whether the pods of this namespace were ever listed."""
+        watch = self._watches.get(namespace) or self._watches.get("")
+        return watch is not None and watch.listed
 
     @property
     def problem(self) -> str:
         """Why the pods may be out of date; empty: they are current."""
-        return next((watch.problem.text for watch in self._watches if watch.problem), "")
+        return next((watch.problem.text for watch in self._watches.values() if watch.problem), "")
 
     def of(self, job: JobKeys) -> tuple[Pod, ...]:
         return tuple(self._by_job.get(job, {}).values())
@@ -106,6 +121,14 @@ class WorkerPods:
         return True
 
     # ---- inside ----------------------------------------------------------------------------------------------------
+    @property
+    def _any_listed(self) -> bool:
+        return any(watch.listed for watch in self._watches.values())
+
+    def _noted(self) -> None:
+        self._news.set()
+        self.on_listed()
+
     def _read(self, body: Mapping[str, Any]) -> SeenPod | None:
         """The pod; None if it has no UID. Never raises."""
         uid, job = text(mapping(body.get("metadata")).get("uid")), owner(body)
@@ -119,9 +142,7 @@ class WorkerPods:
     def _changed(self, _key: str, before: SeenPod | None, after: SeenPod | None) -> None:
         if before is not None and (after is None or after.uid != before.uid):
             if after is None and before.pod is not None and not before.pod.terminating:
-                self._check(
-                    before
-                )  # the API server marks each deletion first: the label is gone, or events were missed
+                self._check(before)  # each deletion is marked first: the label is gone, or events were missed
             else:
                 self._forget(before.uid)
         if after is not None:
@@ -186,6 +207,11 @@ class WorkerPods:
         self._keep(seen)
         if names.LABEL_JOB_UID in mapping(body["metadata"].get("labels")):
             self._doubted.discard(uid)  # the watch shows it again
+
+
+def _is_settled(watch: Reflector[SeenPod]) -> bool:
+    """Whether it has listed its pods, or knows that it may not."""
+    return watch.listed or (watch.problem is not None and watch.problem.denied)
 
 
 def _held(body: Mapping[str, Any]) -> Held | None:
