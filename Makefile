@@ -71,6 +71,7 @@ reference: ## what follows from the code: the CRD, and the pages of fields, comm
 	@scripts/dev-env
 	@$(PY) -m elastrain.api.schema.crd --write
 	@$(PY) scripts/reference.py --write
+	@$(PY) scripts/frameworks.py --write
 
 docs: ## the documentation as a site, in .work/site; fails on a broken link
 	@scripts/dev-env

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from elastrain.elastic import torch_probes
 from elastrain.elastic.job import Job
 from elastrain.elastic.state import portions, sender, transfer
 
@@ -21,6 +22,7 @@ allowed, script = Path(sys.argv[1]) / "allowed", Path(sys.argv[2])
 torch.set_num_threads(1)
 torch.set_default_dtype(torch.float64)
 if os.environ.get("DOUBLE"):
+    torch_probes.check(torch_probes.EVERY_JOB)  # torch itself needs float32 in one of them
     torch.Tensor.float = torch.Tensor.double  # Hugging Face's losses round logits to float32
 if os.environ.get("PORTIONS"):
     portions.MIN_BYTES, transfer.SMALL_BYTES = 1, 200

@@ -53,6 +53,9 @@ _REFUSALS = (
     Refusal("include_num_input_tokens_seen", _ONE_PART, lambda v: word(v) not in ("no", "false")),
     Refusal("include_tokens_per_second", _ONE_PART),
     Refusal("save_on_each_node", "rank 0 writes the files"),
+    Refusal("enable_jit_checkpoint", "at SIGTERM a worker leaves at the end of a step; the others keep the state"),
+    Refusal("resume_from_checkpoint", "the job resumes from spec.checkpoint"),
+    *(Refusal(f"ddp_{name}", "the job wraps the model") for name in ("backend", "broadcast_buffers", "static_graph")),
     Refusal(
         "report_to",
         "each new rank 0 would begin a run of its own; for wandb and mlflow give the run's id by WANDB_RUN_ID and "

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from lightning.fabric.strategies import SingleDeviceStrategy
+from lightning.fabric.utilities.rank_zero import rank_zero_only
 from torch import nn
 from torch.distributed.tensor import DTensor
 
@@ -100,6 +101,7 @@ class ElasticStrategy(HasOwnLoop, RankOfJob, SingleDeviceStrategy):
 
         Raises ``ValueError`` for positional arguments, which are the gradients of a tensor that is no loss.
         """
+        rank_zero_only.rank = self._job.rank  # by which Fabric's loggers choose who writes
         if args:
             raise ValueError("fabric.backward(loss): takes only the loss, and the options of job.backward by name")
         self._job.backward(tensor if self._scaler is None else self._scaler.scale(tensor), **kwargs)

@@ -44,6 +44,8 @@ _REFUSALS = (
         lambda n: n != 1,
     ),
     Refusal("overfit_batches", "give the Trainer a smaller data set"),
+    Refusal("limit_train_batches", "give the Trainer a smaller data set, or max_steps", lambda part: part != 1.0),
+    Refusal("sync_batchnorm", "nn.SyncBatchNorm.convert_sync_batchnorm(module)"),
     Refusal("reload_dataloaders_every_n_epochs", "a job has one order of data"),
     Refusal("max_time", "clocks differ; call job.stop()"),
     Refusal("val_check_interval", "clocks differ; give a number of batches"),
@@ -64,6 +66,8 @@ def check(trainer: Trainer) -> None:
     values = {
         "accumulate_grad_batches": trainer.accumulate_grad_batches,
         "overfit_batches": trainer.overfit_batches,
+        "limit_train_batches": None if trainer.fast_dev_run else trainer.limit_train_batches,
+        "sync_batchnorm": trainer._accelerator_connector._layer_sync,
         "reload_dataloaders_every_n_epochs": trainer.reload_dataloaders_every_n_epochs,
         "max_time": any(isinstance(c, Timer) for c in trainer.callbacks),
         "val_check_interval": getattr(trainer, "_val_check_time_interval", None),

@@ -12,7 +12,8 @@ _OF_SAVES = ("_last_global_step_saved", "_last_checkpoint_saved", "_defer_save_u
 
 
 class Callbacks:
-    """Tracked: the state of the Trainer's callbacks, such as a patience counter or the path of the best checkpoint."""
+    """Tracked: the state of the Trainer's callbacks, such as a patience counter or the path of the best checkpoint, and
+    that of its ``LightningDataModule``."""
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
@@ -22,7 +23,7 @@ class Callbacks:
         """Of the last committed step, by callback."""
         if self._received is not None:
             return self._received
-        states = {c.state_key: c.state_dict() | _saves(c) for c in self._trainer.callbacks}
+        states = {key: one.state_dict() | _saves(one) for key, one in self._stateful().items()}
         return {key: state for key, state in states.items() if state}
 
     def load_state_dict(self, states: dict[str, Any]) -> None:
@@ -32,15 +33,19 @@ class Callbacks:
     def apply(self, *, ghost: bool) -> None:
         """Go on with what has arrived; ``ghost``: Lightning's loop calls the events of that step itself."""
         received = {} if self._received is None or ghost else self._received
-        for callback in self._trainer.callbacks:
-            state = received.get(callback.state_key)
-            if state is None:
+        for key, callback in self._stateful().items():
+            if (state := received.get(key)) is None:
                 continue
             if isinstance(callback, ModelCheckpoint):
                 callback.dirpath = state["dirpath"]  # as rank 0 has chosen it
                 vars(callback).update({name: state[name] for name in _OF_SAVES if name in state})
             callback.load_state_dict({name: value for name, value in state.items() if name not in _OF_SAVES})
         self._received = None
+
+    def _stateful(self) -> dict[str, Any]:
+        data = self._trainer.datamodule
+        found: dict[str, Any] = {callback.state_key: callback for callback in self._trainer.callbacks}
+        return found if data is None else found | {type(data).__qualname__: data}
 
 
 def _saves(callback: Any) -> dict[str, Any]:

@@ -1,0 +1,55 @@
+"""Each name of a framework's classes has been looked at: one that a new release adds is not served in silence."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def table(require_all):
+    return runpy.run_path(str(ROOT / "scripts/frameworks.py"))
+
+
+@pytest.fixture(scope="module")
+def require_all():
+    for package in ("transformers", "trl", "accelerate", "lightning"):
+        pytest.importorskip(package)
+
+
+def test_page_of_names_is_that_of_the_installed_frameworks(table):
+    written = (ROOT / table["PAGE"]).read_text()
+    assert table["page"]() == written, "look at each name that has come or gone, then: scripts/frameworks.py --write"
+
+
+def test_name_that_a_release_adds_changes_the_page(table, monkeypatch):
+    import lightning.pytorch
+    import transformers
+
+    before = table["page"]()
+    monkeypatch.setattr(transformers.Trainer, "_new_hook", lambda self: None, raising=False)
+    monkeypatch.setattr(lightning.pytorch.LightningModule, "on_new_event", lambda self: None, raising=False)
+    after = table["page"]()
+    assert before != after
+    assert "`_new_hook`" in after and "`on_new_event`" in after
+
+
+def test_adapters_override_nothing_that_the_frameworks_do_not_have(table):
+    """A seam whose name a release has changed would never be called."""
+    from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+    from lightning.pytorch.loggers.csv_logs import ExperimentWriter
+    from transformers import Trainer
+
+    from elastrain.integrations.lightning_files import OfCsv, OfTensorBoard
+    from elastrain.integrations.trainer_loop import SEAMS
+
+    assert not [name for name in SEAMS if not hasattr(Trainer, name)]
+    for logger, adapter in ((CSVLogger, OfCsv), (TensorBoardLogger, OfTensorBoard)):
+        for name in ("log_metrics", "log_hyperparams", "log_graph", "save", "finalize", "experiment"):
+            assert hasattr(logger, name) and issubclass(adapter, logger.__mro__[1])
+    for name in ("_check_log_dir_exists", "_rewrite_with_new_header", "metrics_keys"):
+        assert hasattr(ExperimentWriter("."), name)
