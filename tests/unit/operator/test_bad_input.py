@@ -8,7 +8,10 @@ from __future__ import annotations
 import copy
 import json
 import re
+import tracemalloc
+from collections.abc import Iterable
 from datetime import UTC, datetime
+from itertools import combinations
 from typing import Any
 
 import pytest
@@ -74,7 +77,12 @@ def instances(schema: dict[str, Any]) -> st.SearchStrategy[Any]:
     if "enum" in schema:
         return st.sampled_from(schema["enum"])
     if schema.get("x-kubernetes-int-or-string"):
-        return st.integers(0, 9) | words | st.sampled_from(["auto", "none", "16Gi", "1e400", "9" * 400])
+        return (
+            st.integers(0, 9)
+            | st.just(schema.get("maximum", 9))
+            | words
+            | st.sampled_from(["auto", "none", "16Gi", "1e400", "9" * 400])
+        )
     match schema["type"]:
         case "object":
             return _objects(schema)
@@ -224,6 +232,55 @@ def test_a_message_names_field_value_and_rule(spec, words):
 def test_a_job_of_two_thousand_million_workers_is_created_in_batches():
     made, pods, said = outcome({"metadata": META, "spec": {"maxReplicas": 2**31 - 1, "template": TEMPLATE}})
     assert (len(made.create), len(pods), said) == (replicas.BATCH, 2, "")
+
+
+def integers(schema: dict[str, Any], path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], int]]:
+    """All integers of a spec that lie in no list, each with its greatest value."""
+    if schema.get("type") == "integer" or schema.get("x-kubernetes-int-or-string"):
+        return [(path, schema["maximum"])] if "maximum" in schema else []
+    return [found for name, field in schema.get("properties", {}).items() for found in integers(field, (*path, name))]
+
+
+def smallest(schema: dict[str, Any]) -> Any:
+    """The least that a schema asks for."""
+    if schema.get("type") == "object":
+        return {name: smallest(schema["properties"][name]) for name in schema.get("required", ())}
+    if schema.get("type") == "array":
+        return [smallest(schema["items"])] * schema.get("minItems", 0)
+    return schema["enum"][0] if "enum" in schema else schema.get("minimum", "x")
+
+
+def spec_of(values: Iterable[tuple[tuple[str, ...], Any]]) -> dict[str, Any]:
+    """A small spec with these values."""
+    spec: dict[str, Any] = {"maxReplicas": 2, "template": copy.deepcopy(TEMPLATE)}
+    for (*parents, last), value in values:
+        at, schema = spec, SCHEMA["spec"]
+        for name in parents:
+            schema = schema["properties"][name]
+            at = at.setdefault(name, smallest(schema))
+        at[last] = value
+    return spec
+
+
+INTEGERS = integers(SCHEMA["spec"])
+SIZES = [
+    (path, high) for path, high in INTEGERS if path[-1] in {"replicas", "minReplicas", "maxReplicas", "nprocPerNode"}
+]
+SIZES += [(("parallelism", name), high) for name in ("shards", "tensor") for path, high in INTEGERS if path[-1] == name]
+
+
+@pytest.mark.parametrize(
+    "values", [[one] for one in INTEGERS] + [c for n in range(2, 7) for c in combinations(SIZES, n)], ids=str
+)
+def test_no_number_of_a_spec_sizes_the_work_of_a_pass(values):
+    body = {"metadata": META, "spec": spec_of(values)}
+    check(body)  # what is made once in a process is no work of this pass
+    tracemalloc.start()
+    try:
+        check(body)
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_an_excessive_grace_period_is_bounded(pod_body):
