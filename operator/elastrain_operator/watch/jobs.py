@@ -18,6 +18,7 @@ import structlog
 from elastrain.api.keys import JobKeys
 from elastrain_operator.kube.client import ApiError, Kube, jobs_path
 from elastrain_operator.waiting import until
+from elastrain_operator.watch import parse
 
 _APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 SETTLE = 2.0
@@ -65,7 +66,7 @@ class Jobs:
             self._waiting.pop(meta["uid"], None)
             self._on_deleted(JobKeys(meta["namespace"], meta["name"], meta["uid"]))
             return
-        kept = {**body, "metadata": _without_copies(meta)}
+        kept = parse.bounded({**body, "metadata": _without_copies(meta)})
         if self._has_pods_of(meta["namespace"]):
             self._on_job(kept)
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable
 from datetime import datetime
@@ -18,6 +19,10 @@ from elastrain_operator.watch.owner import ordinal, owner
 
 MAX_GRACE = 1e9
 """Kubernetes accepts any number of seconds; larger ones are cut to about 30 years."""
+MOST_BYTES = 256 << 10
+"""Of a spec as JSON. Kubernetes itself accepts 1.5 MiB for an object."""
+SPEC_BYTES = "specBytes"
+"""Beside the spec of a job that :func:`bounded` has emptied: its size."""
 MOST_ACCELERATORS = 2**31 - 1
 """Kubernetes accepts any number in a pod's limits."""
 _PROBLEMS = 3
@@ -33,6 +38,16 @@ class SpecInvalid(ValueError):
 
 class StatusUnreadable(ValueError):
     """The stored status cannot be read; the message names field, value and rule. Nothing may follow from it."""
+
+
+def bounded(body: Raw) -> Raw:
+    """The job, without a spec that is larger than :data:`MOST_BYTES`: no tenant fills the operator's memory.
+    :func:`job_spec` refuses it by its size."""
+    spec = body.get("spec")
+    size = len(json.dumps(spec, separators=(",", ":")))
+    if size <= MOST_BYTES:
+        return body
+    return {**body, "spec": {k: v for k, v in mapping(spec).items() if k == "managedBy"}, SPEC_BYTES: size}
 
 
 def timestamp(text: str) -> datetime:
@@ -55,9 +70,13 @@ def is_ours(body: Raw) -> bool:
 def job_spec(body: Raw) -> JobSpec:
     """The spec of a job.
 
-    Raises :class:`SpecInvalid` if it breaks a rule. The API server enforces the same rules, so this happens only to a
-    job that was stored under another version of the CRD.
+    Raises :class:`SpecInvalid` if it breaks a rule. The API server enforces the same rules but that of the size: this
+    happens only to a job that was stored under another version of the CRD, or that is too large.
     """
+    if (size := body.get(SPEC_BYTES)) is not None:
+        raise SpecInvalid(
+            f"spec: {size} bytes: must be at most {MOST_BYTES} as JSON; mount large data from a ConfigMap or a volume"
+        )
     try:
         return JobSpec.model_validate(body.get("spec", {}))
     except ValidationError as error:

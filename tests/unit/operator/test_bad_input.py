@@ -283,6 +283,31 @@ def test_no_number_of_a_spec_sizes_the_work_of_a_pass(values):
         tracemalloc.stop()
 
 
+def large(size: int) -> dict[str, Any]:
+    """A job whose template has a variable of that many bytes."""
+    (container,) = TEMPLATE["spec"]["containers"]
+    env = [{"name": "BLOB", "value": "x" * size}]
+    return {
+        "metadata": META,
+        "spec": {"maxReplicas": 2, "template": {"spec": {"containers": [{**container, "env": env}]}}},
+    }
+
+
+def test_a_spec_of_more_than_256_kib_is_refused_by_its_size_and_is_not_kept():
+    held = parse.bounded(large(300_000))
+    assert len(json.dumps(held)) < 300
+    assert check(held) == (
+        "spec: 300160 bytes: must be at most 262144 as JSON; mount large data from a ConfigMap or a volume"
+    )
+    assert parse.bounded(large(200_000)) == large(200_000)
+
+
+def test_a_large_job_of_another_operator_stays_its_job():
+    theirs = large(300_000)
+    theirs["spec"]["managedBy"] = "kueue.x-k8s.io/multikueue"
+    assert not parse.is_ours(parse.bounded(theirs))
+
+
 def test_an_excessive_grace_period_is_bounded(pod_body):
     body = pod_body(0)
     body["spec"]["terminationGracePeriodSeconds"] = 2**63 - 1
