@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 import torch
 
@@ -70,11 +72,43 @@ def test_the_loss_scale_is_tracked_and_the_optimizer_steps_by_it(fit):
         ({"accumulate_grad_batches": 2}, "accumulate_grad_batches: .* global_batch_size"),
         ({"max_time": "00:01:00:00"}, "max_time: .* job.stop"),
         ({"overfit_batches": 1}, "overfit_batches: .* smaller data set"),
+        ({"limit_train_batches": 1}, "limit_train_batches: 1: .* smaller data set"),
+        ({"limit_train_batches": 0.5}, "limit_train_batches: 0.5: .* smaller data set"),
+        ({"sync_batchnorm": True}, "sync_batchnorm: .* convert_sync_batchnorm"),
     ],
 )
 def test_an_option_without_a_meaning_is_refused_by_its_name(fit, options, message):
     with pytest.raises(ValueError, match=message):
         fit(ScriptedJob(), **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("ModelCheckpoint", {"save_last": "link"}, r"ModelCheckpoint\(save_last\): link: .* save_last=True"),
+        ("ModelCheckpoint", {"train_time_interval": timedelta(1)}, r"train_time_interval\): .* every_n_train_steps"),
+        ("EMAWeightAveraging", {}, "WeightAveraging: a callback: .* job.track"),
+        ("GradientAccumulationScheduler", {"scheduling": {1: 2}}, "Scheduler: a callback: .* global_batch_size"),
+        ("LearningRateFinder", {}, "LearningRateFinder: a callback: .* choose the rate"),
+    ],
+)
+def test_a_callback_without_a_meaning_is_refused_by_its_name(fit, name, options, message):
+    from lightning.pytorch import callbacks
+
+    with pytest.raises(ValueError, match=message):
+        fit(ScriptedJob(), callbacks=[getattr(callbacks, name)(**options)], enable_checkpointing=True)
+
+
+def test_a_logger_whose_run_a_new_rank_0_could_not_go_on_with_is_refused(fit):
+    logger = fit.recorded()
+    type(logger).version = None
+    with pytest.raises(ValueError, match=r"logger: recorded: .* the id of a run"):
+        fit(ScriptedJob(), logger=logger)
+
+
+def test_everything_that_is_refused_is_named_at_once(fit):
+    with pytest.raises(ValueError, match=r"(?s)accumulate_grad_batches.*limit_train_batches"):
+        fit(ScriptedJob(), accumulate_grad_batches=2, limit_train_batches=2)
 
 
 def test_a_module_with_its_own_optimization_is_refused(fit):

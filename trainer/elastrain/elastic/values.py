@@ -56,7 +56,9 @@ class JobValues:
 
     @property
     def body(self) -> Body | None:
-        """Which loop body runs: ``step``, ``execution``, ``micro_batch`` and ``warm_up``; None outside of one.
+        """Which loop body runs: ``step``, ``execution``, ``micro_batch``, ``warm_up`` and ``samples``.
+
+        None outside of one.
 
         For adapters. Two bodies with the same ``execution`` are micro-batches of one execution of a step.
         """

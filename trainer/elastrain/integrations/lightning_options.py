@@ -44,7 +44,11 @@ _REFUSALS = (
         lambda n: n != 1,
     ),
     Refusal("overfit_batches", "give the Trainer a smaller data set"),
-    Refusal("limit_train_batches", "give the Trainer a smaller data set, or max_steps", lambda part: part != 1.0),
+    Refusal(
+        "limit_train_batches",
+        "give the Trainer a smaller data set, or max_steps",
+        lambda part: part != 1.0 or type(part) is int,
+    ),
     Refusal("sync_batchnorm", "nn.SyncBatchNorm.convert_sync_batchnorm(module)"),
     Refusal("reload_dataloaders_every_n_epochs", "a job has one order of data"),
     Refusal("max_time", "clocks differ; call job.stop()"),

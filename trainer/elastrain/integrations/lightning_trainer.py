@@ -140,6 +140,8 @@ class ElasticTrainerStrategy(HasOwnLoop, RankOfJob, SingleDeviceStrategy):
         trainer = self._trainer
         if trainer is None or trainer.state.fn != TrainerFn.FITTING or not trainer.training:
             return dataloader
+        if self._data is not None:
+            raise ValueError("train_dataloader: one, not several: a job has one order of data")
         if isinstance(dataloader, Steps):
             self._data = dataloader
         else:

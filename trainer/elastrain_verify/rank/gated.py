@@ -31,6 +31,7 @@ class Body(NamedTuple):
     execution: int
     micro_batch: int
     warm_up: bool
+    samples: int
 
 
 class Values(SimpleNamespace):

@@ -133,7 +133,8 @@ class Reference(AbstractContextManager["Reference"]):
 
     @property
     def body(self) -> Body | None:
-        return Body(self.step, self.step, max(self._body, 0), warm_up=False) if self._bodies else None
+        number = max(self._body, 0)
+        return Body(self.step, self.step, number, False, len(self._bodies[number].indices)) if self._bodies else None
 
     def _compute(self, loader: ElasticLoader) -> Iterator[Any]:
         self.changes.before_step(self.step)
