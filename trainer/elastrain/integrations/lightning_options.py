@@ -71,7 +71,7 @@ def check(trainer: Trainer) -> None:
         "accumulate_grad_batches": trainer.accumulate_grad_batches,
         "overfit_batches": trainer.overfit_batches,
         "limit_train_batches": None if trainer.fast_dev_run else trainer.limit_train_batches,
-        "sync_batchnorm": trainer._accelerator_connector._layer_sync,
+        "sync_batchnorm": trainer._accelerator_connector._layer_sync is not None,
         "reload_dataloaders_every_n_epochs": trainer.reload_dataloaders_every_n_epochs,
         "max_time": any(isinstance(c, Timer) for c in trainer.callbacks),
         "val_check_interval": getattr(trainer, "_val_check_time_interval", None),
