@@ -74,7 +74,7 @@ def test_the_loss_scale_is_tracked_and_the_optimizer_steps_by_it(fit):
         ({"overfit_batches": 1}, "overfit_batches: .* smaller data set"),
         ({"limit_train_batches": 1}, "limit_train_batches: 1: .* smaller data set"),
         ({"limit_train_batches": 0.5}, "limit_train_batches: 0.5: .* smaller data set"),
-        ({"sync_batchnorm": True}, "sync_batchnorm: .* convert_sync_batchnorm"),
+        ({"sync_batchnorm": True}, "sync_batchnorm: true: .*convert_sync_batchnorm"),
     ],
 )
 def test_an_option_without_a_meaning_is_refused_by_its_name(fit, options, message):
