@@ -79,8 +79,7 @@ def make_mesh(
     for name, group in zip(mesh._dim_group_names, groups.values(), strict=True):
         group._set_group_name(name)
         torch._C._distributed_c10d._register_process_group(name, group)
-        if hasattr(mesh, "_pg_registry"):  # since torch 2.11; before, the global registry is asked
-            mesh._pg_registry[name] = group
+        mesh._pg_registry[name] = group
     return mesh
 
 

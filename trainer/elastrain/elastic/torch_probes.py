@@ -22,8 +22,9 @@ from elastrain.elastic import torch_private as private
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-TESTED = ("2.13", "2.15")
-"""Minor versions of torch whose private names are tested: 2.13 by each run of the tests, 2.15 before a release."""
+TESTED = ("2.12", "2.13", "2.15")
+"""Minor versions of torch that the tests run on: CI on 2.13, `make nightly` on the oldest that pyproject.toml permits and
+on the newest."""
 _PARAM_NAMES = (
     "mesh_info", "post_forward_mesh_info", "_shard_mesh", "_spmd_mesh", "_sharding_spec", "sharded_size",
     "contiguous_sharded_stride", "padded_sharded_param_size", "_sharded_param_data", "all_gather_outputs",
@@ -58,7 +59,9 @@ def check(needs: Sequence[Need]) -> None:
         try:
             need.probe()
         except Exception as e:
-            way_out = f"install torch {' or '.join(TESTED)}" + (f", or {need.instead}" if need.instead else "")
+            way_out = f"install torch {', '.join(TESTED[:-1])} or {TESTED[-1]}" + (
+                f", or {need.instead}" if need.instead else ""
+            )
             raise Unusable(
                 f"{need.serves} needs private names of torch, {need.names}; with torch {torch.__version__} they do not "
                 f"work ({type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}): {way_out}"
@@ -71,7 +74,7 @@ def untested(version: str = torch.__version__) -> str | None:
     if version.split("+", maxsplit=1)[0].rsplit(".", 1)[0] in TESTED:
         return None
     return (
-        f"torch {version} is not a version that elastrain is tested with, which are {' and '.join(TESTED)}: job.wrap() "
+        f"torch {version} is not a version that elastrain is tested with, which are {', '.join(TESTED)}: job.wrap() "
         "tries the private names that the job needs, and refuses those that do not work"
     )
 
