@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 TESTED = ("2.12", "2.13", "2.15")
-"""Minor versions of torch that the tests run on: CI on 2.13, `make nightly` on the oldest that pyproject.toml permits and
-on the newest."""
+"""Minor versions of torch that the tests run on: CI on 2.13, ``make nightly`` on the oldest that pyproject.toml permits
+and on the newest."""
 _PARAM_NAMES = (
     "mesh_info", "post_forward_mesh_info", "_shard_mesh", "_spmd_mesh", "_sharding_spec", "sharded_size",
     "contiguous_sharded_stride", "padded_sharded_param_size", "_sharded_param_data", "all_gather_outputs",
