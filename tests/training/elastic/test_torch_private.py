@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp._fully_shard import _fsdp_param, _fsdp_state
 
@@ -97,3 +99,13 @@ def test_a_tested_version_gives_no_warning(version: str) -> None:
 @pytest.mark.parametrize("version", ["2.11.0", "2.14.1+cpu", "3.0.0", "2.16.0.dev20260901+cpu"])
 def test_an_untested_version_is_named(version: str) -> None:
     assert (said := untested(version)) is not None and version in said and "2.12, 2.13, 2.15" in said
+
+
+@pytest.mark.skipif(not dist.is_nccl_available(), reason="this build of torch has no NCCL")
+def test_nccl_has_what_is_used_of_it() -> None:
+    """No group is made: without a driver its end is the end of the process."""
+    kind = dist.distributed_c10d.ProcessGroupNCCL
+    used = ("abort", "allreduce", "eager_connect_single_device", "get_error", "shutdown", "_comm_ptr")
+    assert [name for name in used if not callable(getattr(kind, name, None))] == []
+    options = torch_private.nccl_options(timedelta(seconds=5))
+    assert (options.config.blocking, options._timeout) == (1, timedelta(seconds=5))

@@ -209,6 +209,13 @@ def nccl_pointer(backend: Any) -> Callable[[], int] | None:
     return pointer
 
 
+def nccl_options(timeout: timedelta) -> Any:
+    """Options of a NCCL group in its blocking mode, whose collectives end after ``timeout``."""
+    options: Any = dist.distributed_c10d.ProcessGroupNCCL.Options()
+    options.config.blocking = 1
+    return with_timeout(options, timeout)
+
+
 def gloo_options(devices: list[Any], timeout: timedelta) -> Any:
     """Options of a gloo group with ``devices`` of its own."""
     options = dist.ProcessGroupGloo._Options()

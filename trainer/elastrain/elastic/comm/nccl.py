@@ -101,11 +101,8 @@ class Nccl:
 
     def error(self) -> str | None:
         """An error that NCCL has met in the background, such as a failed network, as torch's watchdog reports it."""
-        ask = getattr(self._backend, "get_error", None)  # absent in some supported versions of torch
-        state = None if ask is None else ask()
-        return (
-            None if state is None or state.name == "SUCCESS" else f"NCCL reports {state.name.replace('_', ' ').lower()}"
-        )
+        state = self._backend.get_error().name
+        return None if state == "SUCCESS" else f"NCCL reports {state.replace('_', ' ').lower()}"
 
     def abort(self, cause: str) -> None:
         """End all sums under way. Idempotent, any thread, does not block."""
@@ -275,11 +272,9 @@ def open_backend(store: dist.Store, rank: int, world_size: int, device: torch.de
     """A connected ``ProcessGroupNCCL``. Blocks, without the interpreter's lock, until all ranks have called it."""
     if overruled := settings(os.environ):
         log.warning("elastrain handles NCCL's errors itself and overrides these variables", variables=overruled)
-    kind: Any = dist.distributed_c10d.ProcessGroupNCCL
-    options = torch_private.with_timeout(kind.Options(), timedelta(seconds=COLLECTIVE_SECONDS))
-    options.config.blocking = 1
+    options = torch_private.nccl_options(timedelta(seconds=COLLECTIVE_SECONDS))
     with torch.cuda.device(device):
-        backend = kind(store, rank, world_size, options)
+        backend = dist.distributed_c10d.ProcessGroupNCCL(store, rank, world_size, options)
         backend.eager_connect_single_device(device)
     return backend
 
