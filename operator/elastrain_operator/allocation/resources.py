@@ -28,13 +28,22 @@ def quantity(resource: str, text: str) -> int:
 
     Raises ``ValueError`` naming the text.
     """
+    value = _value(text)
+    scaled = value * 1000 if resource == "cpu" else value
+    return int(scaled.to_integral_value(rounding=ROUND_CEILING))
+
+
+def _value(text: str) -> Decimal:
     match = _QUANTITY.fullmatch(text.strip())
     exponent = int(match[2] or 0) if match else 0
     if match is None or abs(exponent) > _LARGEST_EXPONENT or len(text) > _LARGEST_EXPONENT:
         raise ValueError(f"{text!r} is not a quantity: write a number with a suffix such as 500m, 2, 16Gi")
-    value = Decimal(match[1]).scaleb(exponent) * _SUFFIX[match[3] or ""]
-    scaled = value * 1000 if resource == "cpu" else value
-    return int(scaled.to_integral_value(rounding=ROUND_CEILING))
+    return Decimal(match[1]).scaleb(exponent) * _SUFFIX[match[3] or ""]
+
+
+def exact(text: str) -> str:
+    """A quantity in one notation: equal for ``1``, ``"1"``, ``1.0`` and ``1000m``. Raises ``ValueError``."""
+    return f"{_value(text).normalize():f}"
 
 
 def amounts(raw: Mapping[str, Any] | None) -> dict[str, int]:

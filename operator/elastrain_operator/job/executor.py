@@ -27,7 +27,7 @@ from elastrain_operator.kube.client import Kube
 from elastrain_operator.kueue.render import charged_to
 from elastrain_operator.pod import manifest as manifests
 from elastrain_operator.pod.admitted import Admitted, admitted
-from elastrain_operator.pod.template import version
+from elastrain_operator.pod.meaning import version
 from elastrain_operator.raw import text
 from elastrain_operator.records import logins
 from elastrain_operator.records.logins import JobLogins

@@ -135,6 +135,7 @@ def request(body: Raw, spec: JobSpec, size: int, ended: str) -> Request:
         suspend=spec.suspend,
         ended=ended,
         shape=render.shape(spec.template),
+        spelled_shape=render.spelled_shape(spec.template),
         always_ahead=notes.get(EXTRAS_NOTE) == ALWAYS,
         mirrored=bool(prebuilt),
     )

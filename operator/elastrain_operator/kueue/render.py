@@ -11,6 +11,7 @@ from elastrain.api import names
 from elastrain_operator.facts import WORKLOAD_NOTE, Charge, JobRef, PodPlacement
 from elastrain_operator.kueue.workload import API_VERSION, GROUP, POD_SET, QUEUE_LABEL, Create
 from elastrain_operator.pod.manifest import owned
+from elastrain_operator.pod.meaning import normal
 
 INDEX = f"{names.GROUP}/kueue-index"
 """Annotation of a Workload: 0 for the base."""
@@ -62,7 +63,12 @@ def topology(template: Mapping[str, Any]) -> Body:
 
 
 def shape(template: Mapping[str, Any]) -> str:
-    """A digest of what pods of a template ask of a node: a Workload of another shape is replaced."""
+    """A digest of what pods of a template ask of a node, in any spelling: a Workload of another shape is replaced."""
+    return spelled_shape(normal(template))
+
+
+def spelled_shape(template: Mapping[str, Any]) -> str:
+    """The digest of one spelling, by which operators before 0.1.0 named the shape."""
     text = json.dumps([pod_template(template), topology(template)], sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 

@@ -80,7 +80,7 @@ class Watch:
         strict = {name.lstrip("/"): value for name, value in self._cluster.values.items()}
         return View(
             problem=self.problem,
-            workloads=self.workloads(job, request.base),
+            workloads=tuple(request.renamed(w) for w in self.workloads(job, request.base)),
             queue=parse.queue(queue, strict),
             flavors={name.lstrip("/"): value for name, value in self._flavors.values.items()},
             priority=self._priority(request.priority_class, pod_class),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -126,12 +126,18 @@ class Request:
     ended: str = ""
     """Succeeded or Failed; empty: the job has not ended."""
     shape: str = ""
+    spelled_shape: str = ""
+    """What an operator before 0.1.0 called ``shape``; its Workloads are kept."""
     always_ahead: bool = False
     """Extras may wait in a StrictFIFO queue, too."""
     mirrored: bool = False
     """MultiKueue has made the job and its base Workload."""
     own_name: str = ""
     """What this operator names the job's Workloads after; empty: ``base``, which MultiKueue did not choose."""
+
+    def renamed(self, workload: Workload) -> Workload:
+        """With the present name of its shape."""
+        return replace(workload, shape=self.shape) if workload.shape == self.spelled_shape != "" else workload
 
     def extra_name(self, index: int) -> str:
         """Name of an extra Workload."""

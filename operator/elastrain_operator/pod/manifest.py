@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Collection
-from copy import deepcopy
 from typing import Any
 
 from elastrain import tracing
@@ -16,7 +15,8 @@ from elastrain_operator.config import OperatorConfig, WorkerEtcd
 from elastrain_operator.facts import DEFAULT_GRACE, JobRef, Slot
 from elastrain_operator.pod import defaults, fields, nodecheck, security, uses
 from elastrain_operator.pod.defaults import decides_evictions, evictable
-from elastrain_operator.pod.template import problems, version
+from elastrain_operator.pod.meaning import version, without_nulls
+from elastrain_operator.pod.template import problems
 
 SECRET_MOUNT = "/etc/elastrain/etcd"  # noqa: S105 - a directory
 SECRET_VOLUME = "elastrain-etcd"  # noqa: S105 - a volume's name
@@ -151,7 +151,7 @@ def _checked(template: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         raise TemplateInvalid(str(error)) from error
     if refused := fields.refusals(template, name):
         raise TemplateInvalid("; ".join(refused))
-    copy = deepcopy(template)
+    copy = without_nulls(template)
     return copy, next(c for c in copy["spec"]["containers"] if c["name"] == name)
 
 

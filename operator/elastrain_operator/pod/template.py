@@ -6,9 +6,6 @@ before other code reads it.
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, StrictInt, ValidationError
@@ -109,9 +106,3 @@ def problems(template: Fields) -> tuple[str, ...]:
     except ValidationError as error:
         return tuple(manifest.problem(e, "spec", "template") for e in error.errors(include_url=False))
     return ()
-
-
-def version(template: Mapping[str, Any]) -> str:
-    """A short name of a template; equal for equal templates, in every version of the operator."""
-    text = json.dumps(template, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
