@@ -16,6 +16,7 @@ GUESTS = {
     "elastrain_dashboard": "dashboard",
     "elastrain_launchers": "launchers",
     "elastrain_pairs": "pairs",
+    "elastrain_plan": "plan",
     "elastrain_readers": "readers",
     "elastrain_verify": "verify",
 }

@@ -193,6 +193,10 @@ for _name, _module, _summary in (
     ),
 ):
     guests.add(app, _name, _module, _summary, HERE)
+guests.add(
+    app, "plan", "elastrain_plan.app",
+    "Estimate by a model how much of the paid time a job trains, and which settings lose least.", HERE,
+)  # fmt: skip
 
 
 @app.command(rich_help_panel=BOTH)

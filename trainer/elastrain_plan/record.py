@@ -1,0 +1,56 @@
+"""What a job has measured itself, in the place of the model's constants. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from elastrain.api.job import ElasticTrainingJob, JobStatus
+
+ENOUGH = 5
+"""Losses from which a mean time between them is taken; fewer say little."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Of one job; absent figures are None, or missing in ``constants``."""
+
+    cards: int | None
+    step: float | None
+    """Seconds."""
+    constants: Mapping[str, float]
+    """Of the last rescale, by the names of :class:`elastrain_plan.model.Constants`."""
+    mttf: float | None
+    """Accelerator hours for each worker lost to infrastructure; after ``ENOUGH`` losses."""
+
+
+def measured(job: ElasticTrainingJob) -> Measured:
+    """From the status of ``job``. Raises ``ValueError`` if it has none."""
+    if job.status is None:
+        raise ValueError(f"--from: job {job.name} has no status: it has measured nothing yet. Leave --from out")
+    status = job.status
+    usage, sizes = status.accelerator_seconds, status.measured_sizes
+    return Measured(
+        cards=usage.in_generation if usage and usage.in_generation else None,
+        step=sizes[-1].step_seconds if sizes else None,
+        constants=_phases(status),
+        mttf=_mttf(status),
+    )
+
+
+def _mttf(status: JobStatus) -> float | None:
+    usage, losses = status.accelerator_seconds, status.restarts.infrastructure
+    if usage is None or losses < ENOUGH:
+        return None
+    return (usage.training + usage.rescaling + usage.waiting + usage.redone) / 3600 / losses
+
+
+def _phases(status: JobStatus) -> dict[str, float]:
+    """``connect`` is for each rank in the model; a planned change connects beside training, and detects nothing."""
+    rescale = status.last_rescale
+    if rescale is None or "detect" not in rescale.phases:
+        return {}
+    found = {name: seconds for name, seconds in rescale.phases.items() if name in {"detect", "decide"}}
+    if "connect" in rescale.phases and rescale.to:
+        found["connect"] = rescale.phases["connect"] / rescale.to
+    return found
