@@ -44,8 +44,8 @@ async def serve(config: OperatorConfig) -> int:
     """Run until SIGTERM or SIGINT, or until another replica leads; returns the process's exit code.
 
     0: it was stopped by a signal. ``EXIT_INFRASTRUCTURE``: it has lost its Lease. It does not stand by again in this
-    process, so no state from its time as leader remains; Kubernetes starts a new process.
-    Raises the error that prevents the start.
+    process, so no state from its time as leader remains; Kubernetes starts a new process. The same if it cannot start,
+    or no longer watch jobs: the log names the cause.
     """
     stop = asyncio.Event()
     _stop_at_signals(stop)
@@ -77,8 +77,7 @@ class Process:
             kube = await Kube.connect()
             config = await identified(self._config, kube)
             await kube.close()
-            await self._lead(stop, App(config))
-            return 0
+            return await self._lead(stop, App(config))
         tenure, terms, heartbeat = Tenure(), Terms(duration=float(self._config.lease_seconds)), Heartbeat()
         async with AsyncExitStack() as undo:
             # A thread and a client of their own: renewals wait for no other call, and for no busy loop.
@@ -99,7 +98,7 @@ class Process:
             try:
                 config = await thread.run(identified(self._config, kube))
                 app = App(config, tenure, self._fence(thread, elector, tenure, fence_key(config.owner, lease)))
-                await self._lead(stop, app)
+                code = await self._lead(stop, app)
                 lost = keeping.done()
             finally:
                 keeping.cancel()
@@ -107,10 +106,14 @@ class Process:
                 await thread.run(elector.release())
             if lost:
                 keeping.result()  # raises the operator's own faults
-            return EXIT_INFRASTRUCTURE if lost else 0
+            return EXIT_INFRASTRUCTURE if lost else code
 
-    async def _lead(self, stop: asyncio.Event, app: App) -> None:
-        """kopf's operator, until ``stop`` is set."""
+    async def _lead(self, stop: asyncio.Event, app: App) -> int:
+        """kopf's operator, until ``stop`` is set. Returns the process's exit code.
+
+        kopf does not start without jobs or pods, and ends by an answer that it cannot read, or jobs that are not
+        served any more. It then cancels all tasks of this loop, so that the process ends, too.
+        """
         self._app, self._role = app, "leader"
         config, registry = self._config, kopf.OperatorRegistry()
         register(registry, app)
@@ -138,7 +141,12 @@ class Process:
         if not done:
             log.error("the operator does not end and is killed", seconds=END_SECONDS)
             os._exit(EXIT_INFRASTRUCTURE)
-        await working
+        try:
+            await working
+        except Exception as error:  # of any class: it is what the API server, or a proxy, has answered
+            log.error("the operator ends, to be started again", error=f"{type(error).__name__}: {error}")
+            return EXIT_INFRASTRUCTURE
+        return 0
 
     async def _keep(self, thread: LoopThread, elector: Elector, heartbeat: Heartbeat, stop: asyncio.Event) -> None:
         async def keep() -> str:

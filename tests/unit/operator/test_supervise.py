@@ -9,12 +9,19 @@ from pathlib import Path
 
 import pytest
 import structlog
+from structlog.testing import capture_logs
 
 import elastrain_operator
+from elastrain.api.names import EXIT_INFRASTRUCTURE
+from elastrain.etcd import EtcdConfig
+from elastrain_operator import process
+from elastrain_operator.app import App
+from elastrain_operator.config import OperatorConfig, WorkerEtcd
 from elastrain_operator.kube.answers import ApiError, decoded
 from elastrain_operator.metrics.process import REGISTRY
 from elastrain_operator.supervise import Tasks
 
+CONFIG = OperatorConfig(etcd=EtcdConfig.of("etcd:2379"), worker_etcd=WorkerEtcd(endpoints="etcd:2379"))
 SUPERVISED_OTHERWISE = {
     "supervise.py": "the supervisor itself",
     "app.py": "ends one job: asyncio reports its error",
@@ -90,3 +97,24 @@ def test_an_answer_of_a_proxy_is_an_error_of_the_call_that_is_repeated(page):
     with pytest.raises(ApiError, match="cannot list pods: HTTP 200, and no JSON object") as caught:
         decoded("list pods", 200, page)
     assert caught.value.is_transient
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("Expecting value: line 1 column 1"),  # a page of a proxy
+        ApiError("list jobs", 404, "NotFound", "the server could not find the requested resource"),  # no CRD
+        RuntimeError("Error in the watch-stream: etcdserver: no leader"),
+        OSError(errno.EADDRINUSE, "Address already in use"),
+    ],
+)
+def test_the_process_names_the_answer_that_ends_kopf_and_is_started_again(monkeypatch, error):
+    async def ends(**_):
+        raise error
+
+    monkeypatch.setattr(process.kopf, "operator", ends)
+    with capture_logs() as logged:
+        code = asyncio.run(process.Process(CONFIG)._lead(asyncio.Event(), App(CONFIG)))
+    assert code == EXIT_INFRASTRUCTURE
+    assert str(error) in logged[-1]["error"]
+    assert "exc_info" not in logged[-1], "no traceback"
