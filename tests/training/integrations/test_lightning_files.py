@@ -18,7 +18,7 @@ STEPS = 20
 
 
 @pytest.fixture
-def train(fit, tmp_path, seconds):
+def train(fit, tmp_path, monkeypatch, seconds):
     """``train(job, folder)``: four epochs of five steps; what it leaves in its folder, or None if it is killed."""
     from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint
     from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
@@ -49,7 +49,9 @@ def train(fit, tmp_path, seconds):
             self.log("tested", self.net(batch[0]).square().mean())
 
     def run(job, folder="own", kind=CSVLogger, killed=None, tests=False, **options):
-        folder = tmp_path / folder
+        place, folder = tmp_path / folder, Path()  # paths are relative: another process may have another folder
+        place.mkdir(exist_ok=True)
+        monkeypatch.chdir(place)
         checkpoint = ModelCheckpoint(monitor="val", save_top_k=2, save_last=True, **options)
         patience = EarlyStopping("val", patience=3, mode="max")
         if killed:
@@ -64,10 +66,10 @@ def train(fit, tmp_path, seconds):
         except Killed:
             return None
         found = {
-            "best": Path(checkpoint.best_model_path).relative_to(folder),
-            "last": Path(checkpoint.last_model_path).relative_to(folder),
-            "kept": {Path(path).relative_to(folder): float(value) for path, value in checkpoint.best_k_models.items()},
-            "files": sorted(p.relative_to(folder) for p in folder.rglob("*.*") if "tfevents" not in p.name),
+            "best": Path(checkpoint.best_model_path),
+            "last": Path(checkpoint.last_model_path),
+            "kept": {Path(path): float(value) for path, value in checkpoint.best_k_models.items()},
+            "files": sorted(path for path in folder.rglob("*.*") if "tfevents" not in path.name),
             "wait": patience.wait_count,
             "weight": module.net.weight.detach().clone(),
         }  # fmt: skip
@@ -155,6 +157,24 @@ def test_files_are_those_of_an_undisturbed_run_if_all_are_lost_and_the_job_resum
     resumed = train(ScriptedJob(start=saved, peer=dead), kind=kind)
     undisturbed = train(ScriptedJob(), "undisturbed", kind=kind)
     assert_equal(resumed, undisturbed)
+
+
+@pytest.mark.parametrize("missed", [0, 4, 7, 19])
+@pytest.mark.parametrize("lost", [False, True])
+def test_files_are_those_of_an_undisturbed_run_if_a_step_is_received_from_a_peer(train, missed, lost):
+    """Its events are this rank's own, as ``lost`` also as those of the new rank 0."""
+    peer = ScriptedJob()
+    undisturbed = train(peer, "undisturbed")
+    outcomes = ["committed"] * missed + ["adopted"]
+    if not lost:
+        job = ScriptedJob(*outcomes, peer=peer)
+    else:
+        first = ScriptedJob()
+        first.dies_at = missed + 2
+        assert (train(first) is None) == (missed + 2 <= STEPS)
+        job = ScriptedJob(*outcomes, peer=peer, rank=1)
+        job.ranks, job.rank_at_end = {missed + 2: 0}, 0
+    assert_equal(train(job), undisturbed)
 
 
 @pytest.mark.parametrize("kind", ["csv", "tensorboard"])

@@ -46,6 +46,8 @@ class Numbers:
         """The names that the warm-up has logged: those of all ranks."""
         self._counts: dict[int, int] = {}
         """Updates of each of the module's metrics before the body."""
+        self._counted: dict[str, _Sum] = {}
+        """Behind the last committed step: the end of its epoch clears Lightning's."""
         self._received: bytes | None = None
 
     def begin(self) -> None:
@@ -93,6 +95,7 @@ class Numbers:
                 _put(metric, _Sum(*total, mine.last if metric.meta.on_step else None, before.updates + 1))
             else:
                 _put(metric, mine)
+        self._counted = {key: _of(metric) for key, metric in self._logged().items()}
 
     def undo(self) -> None:
         """The execution does not count."""
@@ -151,21 +154,23 @@ class Numbers:
         """Of the last committed step."""
         if self._received is not None:
             return {"encoded": self._received}
-        return {"encoded": encode({key: tuple(_of(metric)) for key, metric in self._logged().items()})}
+        return {"encoded": encode({key: tuple(one) for key, one in self._counted.items()})}
 
     def load_state_dict(self, state: dict[str, bytes]) -> None:
         """Keep it for :meth:`apply`."""
         self._received = state["encoded"]
 
-    def apply(self) -> None:
-        """Go on with what has arrived."""
+    def apply(self, *, ghost: bool) -> None:
+        """Go on with what has arrived; ``ghost``: the end of that step, and perhaps of its epoch, follows."""
         if self._received is None:
             return
-        logged = self._logged()
-        for key, received in decode(self._received).items():
-            self._before[key] = _Sum(*received)
+        logged, received = self._logged(), decode(self._received)
+        self._counted = {key: _Sum(*one) for key, one in received.items()}
+        over = not ghost and self._job.step % int(self._trainer.num_training_batches) == 0
+        for key, one in ({} if over else self._counted).items():
+            self._before[key] = one
             if key in logged:
-                _put(logged[key], self._before[key])
+                _put(logged[key], one)
         self._received = None
 
 

@@ -19,6 +19,11 @@ class Callbacks:
         self._trainer = trainer
         self._received: dict[str, Any] | None = None
 
+    @property
+    def arrived(self) -> bool:
+        """Whether a peer's state, or a checkpoint's, waits for :meth:`apply`."""
+        return self._received is not None
+
     def state_dict(self) -> dict[str, Any]:
         """Of the last committed step, by callback."""
         if self._received is not None:

@@ -67,7 +67,7 @@ class ElasticTrainerStrategy(HasOwnLoop, RankOfJob, SingleDeviceStrategy):
         """Of a ``fit``; also afterwards."""
         self._numbers: Numbers | None = None
         self._joined = False
-        """Whether this process has committed a step."""
+        """Whether this process holds the whole state: in steps before, Lightning's loop sees nothing."""
         self._begun: Any = None
         """The batch of a loop body that has begun, but that Lightning has not asked for."""
         self._kept = Kept()
@@ -193,6 +193,8 @@ class ElasticTrainerStrategy(HasOwnLoop, RankOfJob, SingleDeviceStrategy):
         steps = total_steps(self._trainer)
         self._steps = iter(self._job.steps(self._data.loader, steps=steps, warm_up=self._warm_up))
         self._advance_or_end()
+        assert self._callbacks is not None
+        self._joined = self._job.step == 0 or self._callbacks.arrived
         self._arrive()
         follow(self._trainer, self._job.step, begun=False)
         if self._job.step >= steps:  # the hooks of the last epoch's end have run before this process came
@@ -222,7 +224,7 @@ class ElasticTrainerStrategy(HasOwnLoop, RankOfJob, SingleDeviceStrategy):
         assert self._callbacks is not None and self._files is not None and self._numbers is not None
         self._callbacks.apply(ghost=ghost)
         self._files.apply(ghost=ghost)
-        self._numbers.apply()
+        self._numbers.apply(ghost=ghost)
         if ghost:
             self._files.committed()
         self._files.follow()
