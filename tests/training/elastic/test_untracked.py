@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +14,7 @@ from torch import nn
 from torch.optim.lr_scheduler import StepLR
 from torch.optim.swa_utils import AveragedModel
 
-from elastrain.elastic.body.untracked import Untracked
+from elastrain.elastic.body.untracked import Untracked, instances
 
 
 class Raises(nn.Module):
@@ -45,6 +47,33 @@ def test_objects_that_cannot_be_read_are_left_alone_if_they_are_in_the_process(u
     kinds = [type(obj) for obj in half_made]
     untracked.watch(sharded=True)
     assert [type(obj) for obj in half_made] == kinds
+
+
+def test_no_thread_that_builds_a_tuple_is_ended_if_objects_are_looked_for() -> None:
+    stop, errors, interval = threading.Event(), list[BaseException](), sys.getswitchinterval()
+
+    def build() -> None:
+        try:
+            while not stop.is_set():
+                tuple([i] for i in range(30))
+        except SystemError as e:
+            errors.append(e)
+
+    threads = [threading.Thread(target=build) for _ in range(3)]
+    sys.setswitchinterval(1e-5)
+    try:
+        for thread in threads:
+            thread.start()
+        layers = [nn.Linear(1, 1), nn.Bilinear(1, 1, 1)]
+        for _ in range(10):
+            found = {id(obj) for obj in instances({nn.Linear, nn.Bilinear})}
+            assert {id(layer) for layer in layers} <= found
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+        sys.setswitchinterval(interval)
+    assert not errors
 
 
 @pytest.mark.parametrize("call", ["scheduler", "scaler", "average"])

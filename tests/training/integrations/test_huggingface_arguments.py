@@ -36,7 +36,7 @@ def arguments(require, monkeypatch):
             {"gradient_checkpointing_kwargs": {"use_reentrant": True}},
             "gradient_checkpointing_kwargs: .* use_reentrant=False",
         ),
-        ({"fsdp": "full_shard"}, "fsdp: true: .* replicas"),
+        ({"fsdp": "full_shard"}, "fsdp: .* replicas"),
         ({"label_smoothing_factor": 0.1}, "label_smoothing_factor: 0.1: .* compute_loss_func"),
         (
             {"train_sampling_strategy": "batch_rebalance"},

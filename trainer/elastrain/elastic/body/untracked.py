@@ -13,7 +13,7 @@ import sys
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -72,9 +72,7 @@ class Untracked:
                 "job.all_gather_object() after a loop",
                 stacklevel=3,
             )
-        kinds = {id(kind): kind for base in _KINDS for kind in _heirs(base)}
-        # One look-up for each of a million objects. Not isinstance: a proxy computes __class__.
-        for obj in [o for o in gc.get_objects() if id(type(o)) in kinds]:
+        for obj in instances({kind for base in _KINDS for kind in _heirs(base) if _updates(kind)}):
             self._watch(obj)
 
     def _watch(self, obj: Any) -> None:
@@ -133,6 +131,21 @@ _MESSAGE = (
     "{}: it changes what the job trains, and is not tracked: it would act in the warm-up and in repeated steps, and "
     "joiners would not receive its state: call job.track({}) before the loop"
 )
+
+
+def instances(kinds: Collection[type]) -> list[Any]:
+    """All objects of these classes of Python.
+
+    By what refers to a class, as its objects do. A list of all objects would hold tuples that other threads are still
+    building: Python then ends these with ``SystemError: bad argument to internal function``.
+    """
+    identities = {id(kind) for kind in kinds}  # not isinstance: a proxy computes __class__
+    return [obj for obj in gc.get_referrers(*kinds) if id(type(obj)) in identities]
+
+
+def _updates(kind: type) -> bool:
+    """Whether its objects may act on what a job tracks."""
+    return not issubclass(kind, nn.Module) or any(hasattr(kind, name) for name in UPDATES_OF_AVERAGE)
 
 
 def _heirs(base: type) -> Iterator[type]:
