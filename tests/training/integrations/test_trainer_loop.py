@@ -207,9 +207,10 @@ def test_dataloader_whose_order_cannot_be_the_jobs_is_refused_by_name(train):
         train(ScriptedJob(), mixin=Cut)
 
 
-def test_accumulation_counts_as_the_trainer_does(train):
+def test_accumulation_counts_as_the_whole_batch_does(train):
+    """Not compared with the Trainer's own accumulation: that of transformers 5.3 scales gradients twice."""
     options = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}
-    assert_equal(train(**options), train(ScriptedJob("discarded"), folder="own", **options))
+    assert_equal(train(), train(ScriptedJob("discarded"), folder="own", **options))
 
 
 def test_plateau_follows_the_evaluations(train):
