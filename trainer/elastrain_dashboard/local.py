@@ -48,7 +48,8 @@ class Machine:
         self._before: LocalStatus | None = None
         self._events: list[Body] = []
         self._said = 0
-        self._began = now()
+        self._began = self._changed = now()
+        """When the status was first looked at, and when it was last another one."""
 
     async def list_pages(
         self, path: str, what: str, query: Mapping[str, str]
@@ -77,7 +78,7 @@ class Machine:
                 return self._events
 
     def _job_body(self, status: LocalStatus) -> Body:
-        body = resource(self._job, status, self._began).model_dump(mode="json", by_alias=True, exclude_none=True)
+        body = resource(self._job, status, self._changed).model_dump(mode="json", by_alias=True, exclude_none=True)
         created = {"namespace": self._job.namespace, "creationTimestamp": self._began.isoformat()}
         return {**body, "metadata": {**body["metadata"], **created}}
 
@@ -91,6 +92,8 @@ class Machine:
     def _listen(self, status: LocalStatus) -> None:
         """Add what has changed since the last look to the events; a rescale in the words of a cluster's operator."""
         before, self._before = self._before, status
+        if status != before:
+            self._changed = self._now()
         for r in new_rescales(before.progress if before else None, status.progress):
             if r.from_size:
                 self._say(rescaled.REASON, rescaled.tell(reported.rescale_status(r)))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
+import pytest
+
 import builders
 from elastrain.api.records import Member, Progress
 from elastrain.cli.local.status import LocalStatus, WorkerStatus, in_generation, resource
@@ -38,3 +40,10 @@ def test_the_step_of_a_worker_of_an_earlier_generation_is_not_that_of_a_job_that
     lost = WorkerStatus(name="w-0", pid=1, phase="lost", ended=True, step=90)
     assert stopped(lost).step == 47
     assert LocalStatus(job="w", phase="Pending", min=1, max=4, desired=1).step is None
+
+
+@pytest.mark.parametrize(("given", "shown"), [(2, 3), (None, None)])
+def test_a_job_that_was_scaled_has_the_size_that_it_was_given_last(given, shown):
+    job = JOB.model_copy(update={"spec": JOB.spec.model_copy(update={"replicas": given})})
+    status = LocalStatus(job="w", phase="Running", min=1, max=4, desired=3)
+    assert resource(job, status, NOW).spec.replicas == shown

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from elastrain.api import names
 from elastrain.api.records import Progress, Rescale
@@ -67,6 +67,23 @@ def test_the_page_has_the_workers_and_the_words_of_the_terminal() -> None:
     assert [(w["name"], w["phase"], w["node"]) for w in page["workers"]] == [("digits-0", "Running", "here, pid 7")]
     assert "digits-0 started (pid 7)" in [e["message"] for e in page["events"]]
     assert (page["phase"], page["step"], page["of"]) == ("Running", 50, 100)
+
+
+def test_the_end_of_the_job_is_told_from_the_last_look_and_not_from_the_first() -> None:
+    clock = [NOW]
+    now = [status(progress=progress(step=50))]
+    machine = Machine(JOB, lambda: now[0], lambda: clock[0])
+
+    async def told() -> str:
+        ([body], _) = await anext(machine.list_pages(names.PLURAL, "", {}))
+        return body["status"]["progress"]["eta"]
+
+    rate = {"step_seconds": 1.0}
+    now[0] = status(progress=progress(step=50).model_copy(update=rate))
+    first = asyncio.run(told())
+    clock[0] += timedelta(minutes=1)
+    now[0] = status(progress=progress(step=60).model_copy(update=rate))
+    assert (first, asyncio.run(told())) == ("2030-01-01T00:00:50+00:00", "2030-01-01T00:01:40+00:00")
 
 
 def test_a_failed_job_of_this_machine_is_not_explained_by_commands_for_a_cluster() -> None:

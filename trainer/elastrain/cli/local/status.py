@@ -151,7 +151,9 @@ def resource(job: ElasticTrainingJob, status: LocalStatus, now: datetime) -> Ela
         observed_generation=int(job.metadata.get("generation", 0)),
     )
     written = found.model_dump(mode="json", by_alias=True, exclude_none=True)  # what is unknown is absent
-    return job.model_copy(update={"status": JobStatus.model_validate(written)})
+    fixed = {"replicas": status.desired} if job.spec.replicas is not None else {}
+    spec = job.spec.model_copy(update=fixed)  # what `elastrain scale` writes there on a cluster
+    return job.model_copy(update={"spec": spec, "status": JobStatus.model_validate(written)})
 
 
 def workers(status: LocalStatus) -> list[Worker]:
