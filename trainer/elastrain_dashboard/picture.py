@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from elastrain.api.job import AcceleratorSeconds, ConditionType, ElasticTrainingJob, JobStatus
+from elastrain.api.job import AcceleratorSeconds, ConditionType, ElasticTrainingJob, JobStatus, training_time
 from elastrain.api.records import PHASES
 from elastrain.cli.shell import view
 from elastrain.client import Event, Worker, queued
@@ -38,7 +38,7 @@ def row(job: ElasticTrainingJob) -> Json:
         "loss": progress.loss if progress else None,
         "pace": progress.samples_per_second if progress else None,
         "eta": progress.eta if progress and not status.completion_time else None,
-        "goodput": goodput(status.accelerator_seconds),
+        "goodput": training_time.effective(status.accelerator_seconds),
         "why": why(job),
         "created": job.metadata.get("creationTimestamp"),
     }
@@ -61,14 +61,6 @@ def desired(job: ElasticTrainingJob) -> int:
     """Desired workers by the operator's decision, else by the spec."""
     decided = job.status.desired_replicas if job.status else None
     return job.spec.desired_replicas if decided is None else decided
-
-
-def goodput(usage: AcceleratorSeconds | None) -> float | None:
-    """Share of the held accelerator seconds that trained, from 0 to 1; None if unknown."""
-    if usage is None:
-        return None
-    held = usage.training + usage.rescaling + usage.waiting + usage.redone
-    return round(usage.training / held, 4) if held > 0 else None
 
 
 def why(job: ElasticTrainingJob) -> str:

@@ -300,6 +300,11 @@ METRICS = (
         "Accelerator seconds held by the job's pods, by use: training, rescaling, waiting, redone, spare.",
         lambda s: _parts(s.usage, USES), "use",
     ),
+    Metric(
+        "counter", "elastrain_job_rescaling_accelerator_seconds_total",
+        "Accelerator seconds of the measured pauses, by phase: what use=\"rescaling\" went to.",
+        lambda s: s.usage.rescaling_phases, "phase",
+    ),
 )  # fmt: skip
 """All metrics of jobs, in the order of docs/metrics.md."""
 

@@ -28,7 +28,7 @@ from elastrain_pairs import records as nodecheck
 
 KEYS = JobKeys("ns", "job", "uid")
 WORD = "WrittenByANewerVersion"
-PLAIN = {"phases", "settings"}
+PLAIN = {"phases", "settings", "rescalingPhases"}
 """Fields that hold no model of this kind: numbers by name; settings, of which an agent refuses what it does not know
 (decision 109)."""
 MODULES = (messages, nodecheck, roster, statuses)

@@ -87,6 +87,13 @@ def test_details_show_why_the_phases_of_the_pause_workers_and_events() -> None:
     assert "9s   WorkerLost  digits-1" in text
 
 
+def test_details_show_how_much_of_the_paid_time_trained_and_the_lost_time_by_cause() -> None:
+    usage = {"training": 95.0, "waiting": 3.0, "rescaling": 2.0, "rescalingPhases": {"detect": 2.0}}
+    text = shown(view.details(job(RUNNING | {"acceleratorSeconds": usage}), [], [], NOW))
+    assert "paid time: 95.00 % trains, 3.00 % waiting, 2.00 % detection" in text
+    assert "paid time" not in shown(view.details(job(RUNNING | {"acceleratorSeconds": {}}), [], [], NOW))
+
+
 # ---- explain -------------------------------------------------------------------------------------------------------
 def test_a_missing_operator_is_the_explanation_if_the_job_has_no_status() -> None:
     assert [(r.text, r.change) for r in explain(job(), ())] == [

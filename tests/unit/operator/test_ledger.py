@@ -284,6 +284,33 @@ def test_the_parts_add_up_to_the_total_for_any_history_and_operator(history):
         story.happen(what)
 
 
+def phased(reason: str, pause: float, **phases: float) -> AcceleratorSeconds:
+    one = rescale(2, pause).model_copy(update={"reason": reason, "phases": phases})
+    return account(account(TRAINING, PODS, TRAIN, report(2, 100, 0.5, one), at(10)), PODS, TRAIN, None, at(20))
+
+
+def test_a_pause_is_divided_by_the_phases_that_the_trainer_measured():
+    usage = phased("Lost", 2.0, detect=1.0, decide=0.1, connect=0.2, transfer=0.3, first_step=0.4)
+    assert usage.rescaling_phases == pytest.approx(
+        {"detect": 4.0, "decide": 0.4, "connect": 0.8, "transfer": 1.2, "first_step": 1.6}
+    )
+    assert sum(usage.rescaling_phases.values()) == pytest.approx(usage.rescaling)
+
+
+def test_a_planned_change_connects_beside_training_and_that_is_no_part_of_its_pause():
+    assert phased("Grow", 0.5, connect=9.0, transfer=0.5).rescaling_phases == pytest.approx({"transfer": 2.0})
+
+
+@pytest.mark.parametrize("word", [float("inf"), float("nan"), -5.0])
+def test_invalid_and_unknown_phases_are_not_booked(word):
+    assert sum(phased("Lost", 1.0, detect=word, decide=0.5).rescaling_phases.values()) == pytest.approx(2.0)
+    assert phased("Lost", 1.0, detect=0.5, coffee=0.5).rescaling_phases == {"detect": 2.0}
+
+
+def test_phases_longer_than_their_pause_are_cut_to_it():
+    assert phased("Lost", 1.0, detect=3.0, decide=1.0).rescaling_phases == pytest.approx({"detect": 3.0, "decide": 1.0})
+
+
 @examples(60)
 @given(st.lists(st.floats(0.1, 20), min_size=1, max_size=5), st.integers(1, 6))
 def test_every_measured_pause_is_booked_in_the_end(pauses, accelerators):

@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 from elastrain.api.job import AcceleratorSeconds, GenerationStatus
 from elastrain.api.job.reported import step_seconds
+from elastrain.api.job.training_time import CAUSE_OF_PHASE
 from elastrain.api.records import Progress, Rescale
 from elastrain_operator.facts import Coordination, Pod
 
@@ -114,7 +115,9 @@ def rounded(usage: AcceleratorSeconds | None) -> AcceleratorSeconds | None:
     if usage is None:
         return None
     seconds = ("training", "rescaling", "waiting", "redone", "spare", "owed_rescaling", "owed_redone")
-    return usage.model_copy(update={name: round(getattr(usage, name), DIGITS) for name in seconds})
+    phases = {name: round(spent, DIGITS) for name, spent in usage.rescaling_phases.items()}
+    figures = {name: round(getattr(usage, name), DIGITS) for name in seconds}
+    return usage.model_copy(update={**figures, "rescaling_phases": phases})
 
 
 def dissolved(usage: AcceleratorSeconds | None) -> AcceleratorSeconds | None:
@@ -163,20 +166,37 @@ def _take_in(old: AcceleratorSeconds, now: dict[str, Any], progress: Progress | 
     if progress is None or (progress.generation == old.generation and not old.unpriced_steps):
         return now
     owed, lost, inside = now["owed_rescaling"], 0, now["in_generation"]
+    phases = dict(old.rescaling_phases)
     for rescale in fresh(progress, old.generation):
         paused = min(rescale.from_size or rescale.to_size, rescale.to_size) / max(rescale.to_size, 1)
         # What the operator booked beyond the trainer's measurement is its own delay; it does not reduce the next pause.
         owed = max(0.0, owed + _believed(rescale.pause_seconds) * inside * paused)
+        for phase, seconds in _of_pause(rescale).items():
+            phases[phase] = phases.get(phase, 0.0) + seconds * inside * paused
         lost += max(0, rescale.lost_steps)
     unpriced = old.unpriced_steps + lost
     price = step_seconds(progress) if unpriced else None
     return now | {
         "owed_rescaling": owed,
+        "rescaling_phases": phases,
         "owed_redone": now["owed_redone"] + (unpriced * price * inside if price else 0.0),
         "unpriced_steps": 0 if price else unpriced,
         "redone_steps": old.redone_steps + lost,
         "generation": progress.generation,
     }
+
+
+def _of_pause(rescale: Rescale) -> dict[str, float]:
+    """Seconds of the pause by known phase, together at most the pause. A planned change detects nothing, and connects
+    beside training."""
+    planned = "detect" not in rescale.phases
+    found = {
+        phase: _believed(rescale.phases[phase])
+        for phase in CAUSE_OF_PHASE
+        if phase in rescale.phases and not (planned and phase == "connect")
+    }
+    whole, pause = sum(found.values()), _believed(rescale.pause_seconds)
+    return found if whole <= pause else {phase: seconds / whole * pause for phase, seconds in found.items()}
 
 
 def _believed(seconds: float) -> float:

@@ -6,7 +6,6 @@ import json
 
 import pytest
 
-from elastrain.api.job import AcceleratorSeconds
 from elastrain.client.records import job_of
 from elastrain_dashboard import accelerators, facts, picture, timeline
 
@@ -29,10 +28,6 @@ def test_a_job_without_a_status_has_a_row(body) -> None:
     new["status"] = {}
     row = picture.row(job_of(facts.job(new).body))
     assert (row["phase"], row["ready"], row["desired"], row["step"], row["goodput"]) == ("Pending", 0, 2, None, None)
-
-
-def test_nothing_held_is_no_goodput_of_zero() -> None:
-    assert picture.goodput(AcceleratorSeconds()) is None
 
 
 def test_a_job_of_another_version_is_shown_with_its_error(body) -> None:

@@ -231,9 +231,9 @@ class BatchStatus(StatusModel):
 
 
 class AcceleratorSeconds(Figures):
-    """Use of the job's accelerator seconds: the first five fields add up to the total that its pods have held. The
-    other fields are the operator's bookkeeping, from which the next operator continues. A worker without accelerators
-    counts as one."""
+    """Use of the job's accelerator seconds: `training`, `rescaling`, `waiting`, `redone` and `spare` add up to the
+    total that its pods have held. The other fields are the operator's bookkeeping, from which the next operator
+    continues. A worker without accelerators counts as one."""
 
     training: float = 0.0
     """In a generation that trains."""
@@ -242,6 +242,9 @@ class AcceleratorSeconds(Figures):
     waiting: float = 0.0
     """Outside of a generation (starting or leaving), or in a generation with fewer than ``minReplicas`` members
     left."""
+    rescaling_phases: dict[str, float] = {}
+    """The measured part of the pauses by phase: detect, decide, connect, transfer, first_step. Below ``rescaling`` if
+    phases are unknown; above it while a measured pause is not subtracted from ``training`` yet."""
     redone: float = 0.0
     """Repeated training of committed steps, after the last copy of their state was lost."""
     spare: float = 0.0

@@ -11,7 +11,15 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from elastrain.api.job import ConditionType, ElasticTrainingJob, JobStatus, LastFailure, LastRescale, ProgressStatus
+from elastrain.api.job import (
+    ConditionType,
+    ElasticTrainingJob,
+    JobStatus,
+    LastFailure,
+    LastRescale,
+    ProgressStatus,
+    training_time,
+)
 from elastrain.api.job.shown import Event, Worker, time_of
 from elastrain.sizing.describe import batch_line
 
@@ -164,6 +172,8 @@ def details(
         parts.append(_indented(f"why not larger: {not_larger}", "dim"))
     if status.last_rescale is not None:
         parts.append(_indented(f"last rescale: {rescale_line(status.last_rescale)}", "dim"))
+    if status.accelerator_seconds and (paid := training_time.in_words(status.accelerator_seconds)):
+        parts.append(_indented(paid, "dim"))
     lines = failure_lines(job, now)
     if not lines and status.last_failure is not None:
         lines = [_lost(status.last_failure, now, "dim")]
