@@ -105,8 +105,8 @@ class RankThread:
                 self.job.at_exit = lambda _: session.close()
                 self.job._audit = self.job._loop._audit = self.job._loop.bodies._audit = audit
                 self._instrument(self.job)
-                final = script(self.job, self)
-            self.final, self._returncode = final, 0
+                self.final = script(self.job, self)
+            self._returncode = 0
         except Killed:
             self._returncode = KILLED
         except SystemExit as e:
@@ -279,6 +279,8 @@ class ThreadWorld(played_ranks.World):
     def _lead_once(self, drained: set[str]) -> None:
         alive = self.alive()
         for name in alive:
+            if self.ranks[name].has("kept"):  # its process would end, and its script run its tail from this state
+                self.thread(name).kill()
             if name in self.leaving - drained and self.ranks[name].has("adopted", generation=self.number):
                 drained.add(name)
                 self.ranks[name].send(m.Exit(reason="drained"))
