@@ -29,7 +29,7 @@ def takes(node: Node, place: NodeRules) -> bool:
     """Whether a new worker may be bound to ``node`` now."""
     if node.cordoned or node.going or not node.ready or node.name in place.avoid:
         return False
-    return selects(place, node.labels) and not any(t.effect in HARD for t in untolerated(node.taints, place))
+    return selects(place, node) and not any(t.effect in HARD for t in untolerated(node.taints, place))
 
 
 def lets_go(node: Node, place: NodeRules) -> bool:
@@ -48,11 +48,15 @@ def _moves(taint: Taint, place: NodeRules) -> bool:
     return not any(_tolerates(x, taint) for x in place.tolerations if not (x.bounded and taint.effect == "NoExecute"))
 
 
-def selects(place: NodeRules, labels: Mapping[str, str]) -> bool:
+def selects(place: NodeRules, node: Node) -> bool:
     """Whether ``nodeSelector`` and required node affinity hold."""
-    if any(labels.get(key) != value for key, value in place.selector):
+    if any(node.labels.get(key) != value for key, value in place.selector):
         return False
-    return not place.terms or any(all(_holds(r, labels) for r in term) for term in place.terms)
+    return not place.terms or any(term and all(_is_met(r, node) for r in term) for term in place.terms)
+
+
+def _is_met(requirement: Requirement, node: Node) -> bool:
+    return _holds(requirement, {"metadata.name": node.name} if requirement.of_field else node.labels)
 
 
 def untolerated(taints: Iterable[Taint], place: NodeRules) -> list[Taint]:

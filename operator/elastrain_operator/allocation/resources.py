@@ -58,23 +58,37 @@ def amounts(raw: Mapping[str, Any] | None) -> dict[str, int]:
 
 
 def demand(pod_spec: Mapping[str, Any]) -> Amounts:
-    """A pod's resource requests as kube-scheduler counts them: its containers together with its restartable init
-    containers (sidecars), at least each other init container, plus its overhead. A missing request equals the limit.
+    """A pod's resource requests as kube-scheduler counts them, plus its overhead. A missing request equals the limit:
+    also one of the pod as a whole, unless its containers request that resource.
     """
-    total = _sum([_total(pod_spec, _requests), amounts(mapping(pod_spec.get("overhead")))])
+    requests = {**_as_a_whole(pod_spec, "limits"), **_total(pod_spec, _requests), **_as_a_whole(pod_spec, "requests")}
+    total = _sum([requests, amounts(mapping(pod_spec.get("overhead")))])
     return frozen({**total, PODS: 1})
 
 
 def _total(pod_spec: Mapping[str, Any], of: Callable[[Mapping[str, Any]], dict[str, int]]) -> dict[str, int]:
-    """Requests or limits of a pod without its overhead, from those ``of`` its containers."""
-    running = _sum(map(of, objects(pod_spec.get("containers"))))
+    """Requests or limits of a pod's containers, from those ``of`` each: its containers together with its restartable
+    init containers (sidecars), at least each other init container together with the sidecars before it.
+    """
+    beside: dict[str, int] = {}
     starting: dict[str, int] = {}
     for container in objects(pod_spec.get("initContainers")):
+        needs = _sum([beside, of(container)])
         if container.get("restartPolicy") == "Always":
-            running = _sum([running, of(container)])
-        else:
-            starting = _greatest(starting, of(container))
+            beside = needs
+        starting = _greatest(starting, needs)
+    running = _sum([beside, *map(of, objects(pod_spec.get("containers")))])
     return _greatest(running, starting)
+
+
+def _as_a_whole(pod_spec: Mapping[str, Any], which: str) -> dict[str, int]:
+    """The pod's own ``requests`` or ``limits``, which stand for those of its containers."""
+    own = amounts(mapping(mapping(pod_spec.get("resources")).get(which)))
+    return {r: a for r, a in own.items() if r in ("cpu", "memory") or r.startswith("hugepages-")}
+
+
+def _whole_limits(pod_spec: Mapping[str, Any]) -> dict[str, int]:
+    return {**_total(pod_spec, _limits), **_as_a_whole(pod_spec, "limits")}
 
 
 _BOTH = ("cpu", "memory", "ephemeral-storage")
@@ -90,7 +104,7 @@ def charge(pod_spec: Mapping[str, Any]) -> Amounts:
             found[f"requests.{resource}"] = amount
             if resource in _BOTH or resource.startswith("hugepages-"):
                 found[resource] = amount
-    limits, overhead = _total(pod_spec, _limits), amounts(mapping(pod_spec.get("overhead")))
+    limits, overhead = _whole_limits(pod_spec), amounts(mapping(pod_spec.get("overhead")))
     limits = {r: a + overhead.get(r, 0) for r, a in limits.items()}
     return frozen({**found, **{f"limits.{r}": a for r, a in limits.items() if r in _BOTH}})
 
@@ -103,7 +117,7 @@ def charged(resource: str, text: str) -> int:
 def scopes(pod_spec: Mapping[str, Any]) -> frozenset[str]:
     """The scopes of ResourceQuotas that a pod belongs to; ``PriorityClass=NAME`` names its class."""
     ends = "Terminating" if pod_spec.get("activeDeadlineSeconds") is not None else "NotTerminating"
-    named = {r for r, _ in demand(pod_spec)} | _total(pod_spec, _limits).keys()
+    named = {r for r, _ in demand(pod_spec)} | _whole_limits(pod_spec).keys()
     quality = "NotBestEffort" if named & {"cpu", "memory"} else "BestEffort"
     return frozenset({ends, quality, f"PriorityClass={pod_spec.get('priorityClassName') or ''}"})
 

@@ -38,6 +38,8 @@ class Requirement:
     key: str
     operator: str
     values: tuple[str, ...] = ()
+    of_field: bool = False
+    """``key`` names a field of the node instead of a label: ``metadata.name`` is the only one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ class NodeRules:
     selector: tuple[tuple[str, str], ...] = ()
     """Labels that a node must have: ``nodeSelector``."""
     terms: tuple[tuple[Requirement, ...], ...] = ()
-    """Required node affinity: one of the terms must hold; empty: nothing is required."""
+    """Required node affinity: one of the terms must hold; an empty term never does. No terms: nothing is required."""
     tolerations: tuple[Toleration, ...] = ()
     avoid: tuple[str, ...] = ()
     """Nodes (names) that the operator's exclusions close to new workers for a while."""

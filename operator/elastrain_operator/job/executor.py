@@ -275,10 +275,11 @@ class Executor:
         return None
 
     def _rendered(self, job: JobRef, spec: JobSpec, ordinal: int, plan: Plan) -> _Manifest:
-        """The manifest, or why there is none."""
+        """The manifest, or why there is none. One that is only asked about avoids no node: the answer outlives that."""
         try:
             is_spare, slot = ordinal in plan.stand_by, plan.slots[0] if plan.slots else None
-            return manifests.pod(job, spec, ordinal, self._config, plan.keep_off, stands_by=is_spare, slot=slot)
+            keep_off = plan.keep_off if plan.create else ()
+            return manifests.pod(job, spec, ordinal, self._config, keep_off, stands_by=is_spare, slot=slot)
         except manifests.TemplateInvalid as error:
             return Refused(RefusalKind.TEMPLATE_INVALID, str(error))
 

@@ -76,6 +76,9 @@ def _rules(spec: Raw, avoid: tuple[str, ...]) -> NodeRules:
 
 def _term(raw: Raw) -> tuple[Requirement, ...]:
     return tuple(
-        Requirement(str(e.get("key", "")), str(e.get("operator", "")), tuple(str(v) for v in e.get("values") or ()))
-        for e in raw.get("matchExpressions") or []
+        Requirement(
+            str(e.get("key", "")), str(e.get("operator", "")), tuple(str(v) for v in e.get("values") or ()), of_field
+        )
+        for of_field, expressions in ((False, "matchExpressions"), (True, "matchFields"))
+        for e in raw.get(expressions) or []
     )

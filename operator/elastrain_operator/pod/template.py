@@ -79,6 +79,7 @@ class _Affinity(_Shape):
 class _PodSpec(_Shape):
     containers: list[_Container]
     init_containers: list[_Container] | None = None
+    resources: _Resources | None = None
     volumes: list[Fields] | None = None
     security_context: _SecurityContext | None = None
     termination_grace_period_seconds: Annotated[StrictInt, Field(ge=0, le=2**63 - 1)] | None = None

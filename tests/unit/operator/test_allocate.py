@@ -150,10 +150,18 @@ def test_tainted_node_takes_only_workers_that_tolerate_it(tolerations, welcome):
     ],
 )
 def test_required_affinity_is_that_of_kubernetes(operator, values, holds):
-    assert selects(NodeRules(terms=((Requirement("gpus", operator, values),),)), {"gpus": "8"}) is holds
-    assert selects(
-        NodeRules(terms=((Requirement("gpus", operator, values),), (Requirement("gpus", "Exists"),))), {"gpus": "8"}
-    )
+    eight, asked = Node("n", {}, {"gpus": "8"}), (Requirement("gpus", operator, values),)
+    assert selects(NodeRules(terms=(asked,)), eight) is holds
+    assert selects(NodeRules(terms=(asked, (Requirement("gpus", "Exists"),))), eight)
+    assert selects(NodeRules(terms=((), asked)), eight) is holds, "an empty term selects nothing"
+
+
+@pytest.mark.parametrize(
+    ("operator", "name", "holds"), [("In", "n", True), ("In", "m", False), ("NotIn", "n", False), ("NotIn", "m", True)]
+)
+def test_required_field_is_the_node_s_name_and_not_its_label(operator, name, holds):
+    place = NodeRules(terms=((Requirement("metadata.name", operator, (name,), of_field=True),),))
+    assert selects(place, Node("n", {}, {"metadata.name": "m"})) is holds
 
 
 def test_unready_node_gets_no_workers_but_keeps_its_own():

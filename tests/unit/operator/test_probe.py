@@ -187,6 +187,18 @@ def test_a_job_is_counted_as_its_pods_were_admitted_and_not_as_its_template_says
     )
 
 
+def test_an_answer_outlives_the_exclusions_at_its_time_and_keeps_the_templates_own(make_spec):
+    own = {"key": "metadata.name", "operator": "NotIn", "values": ["own"]}
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{"matchFields": [own]}]}}
+    template = make_spec().template
+    body = {**template["spec"], "affinity": {"nodeAffinity": required}}
+    spec, state = make_spec(minReplicas=2, template={"spec": body}), LoopState()
+    kube = Kube()
+    asyncio.run(Executor(kube, kube, CONFIG, kube).execute(JOB, spec, Plan(probe=3, keep_off=("sick",)), state))
+    place = planned(spec, state).claims.job.kind.place
+    assert [r.values for term in place.terms for r in term] == [("own",)]
+
+
 def test_pods_of_the_present_template_that_exist_outweigh_an_answer(make_spec):
     spec = make_spec()
     real = replace(pod(0, template=version(spec.template)), demand=(("cpu", 3000), ("pods", 1)))

@@ -51,6 +51,39 @@ def test_a_pods_requests_are_those_of_the_scheduler():
     assert dict(resources.demand(pod)) == {"cpu": 4250, "memory": 2**30, "pods": 1}
 
 
+SIDECAR = {**container(cpu="1"), "restartPolicy": "Always"}
+
+
+@pytest.mark.parametrize(
+    ("pod", "cpu"),
+    [
+        ({"initContainers": [SIDECAR, container(cpu="4")]}, 5),
+        ({"initContainers": [container(cpu="4"), SIDECAR]}, 4),
+        ({"initContainers": [SIDECAR, container(cpu="4"), SIDECAR, container(cpu="4")]}, 6),
+        ({"initContainers": [SIDECAR], "resources": {"requests": {"cpu": "8"}}}, 8),
+        ({"resources": {"requests": {"cpu": "1"}, "limits": {"cpu": "8"}}}, 1),
+        ({"resources": {"limits": {"cpu": "8"}}}, 2),
+        ({"containers": [{}], "resources": {"limits": {"cpu": "8"}}}, 8),
+        ({"resources": {"requests": {"cpu": "8"}}, "overhead": {"cpu": "1"}}, 9),
+    ],
+    ids=[
+        "a sidecar runs beside an init container after it", "not beside one before it", "each beside those after it",
+        "the pod's request stands for all", "not its limit beside a request", "its limit gives way to a container's",
+        "its limit alone is its request", "overhead is added",
+    ],
+)  # fmt: skip
+def test_sidecars_and_the_pod_s_own_resources_count_as_in_kube_scheduler(pod, cpu):
+    assert dict(resources.demand({"containers": [container(cpu="2")], **pod})) == {"cpu": cpu * 1000, "pods": 1}
+
+
+def test_a_pod_as_a_whole_has_no_accelerators():
+    whole = {"requests": {GPU: "8", "memory": "1Gi"}, "limits": {"memory": "2Gi"}}
+    pod = {"containers": [{}], "resources": whole}
+    assert dict(resources.demand(pod)) == {"memory": 2**30, "pods": 1}
+    assert dict(resources.charge(pod))["limits.memory"] == 2 * 2**30
+    assert "NotBestEffort" in resources.scopes(pod)
+
+
 def test_limit_counts_without_a_request():
     pod = {"containers": [{"resources": {"limits": {GPU: 2, "cpu": "4"}, "requests": {"cpu": "1"}}}]}
     assert dict(resources.demand(pod)) == {GPU: 2, "cpu": 1000, "pods": 1}
@@ -90,6 +123,8 @@ def test_node_is_departing_if_that_was_announced(change):
 
 def test_kind_follows_the_template():
     required = {"nodeSelectorTerms": [{"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}]}
+    fields = [{"key": "metadata.name", "operator": "NotIn", "values": ["b"]}]
+    required["nodeSelectorTerms"] += [{"matchFields": fields}, {}]
     spec = {
         "containers": [{"name": "trainer", "resources": {"limits": {GPU: "4"}}}],
         "nodeSelector": {"pool": "a100"},
@@ -98,7 +133,7 @@ def test_kind_follows_the_template():
     }
     place = NodeRules(
         (("pool", "a100"),),
-        ((Requirement("zone", "In", ("a",)),),),
+        ((Requirement("zone", "In", ("a",)),), (Requirement("metadata.name", "NotIn", ("b",), of_field=True),), ()),
         (Toleration("spot", "Exists"), Toleration(GPU, "Exists", effect="NoSchedule")),
         ("sick",),
     )
