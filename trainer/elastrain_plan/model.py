@@ -1,4 +1,4 @@
-"""A model of the paid time of a job, split by cause. Pure; analytic, first order in the rates.
+"""A model of the paid time of a job, split by cause. Pure; analytic: means of rates and costs.
 
 Effective training time (ETTR, goodput) is the part of the time that trains: of the job's wall clock in Meta's
 "Revisiting Reliability in Large-Scale Machine Learning Research Clusters" (HPCA 2025), of the accelerators' time in
@@ -142,19 +142,31 @@ def split(cluster: Cluster, settings: Settings) -> Split:
     c, rate, step = cluster.constants, cluster.rate, cluster.step
     each = cluster.state / settings.group / GB
     fatal = rate * cluster.fatal
-    spent = {
+    pauses = {
         "detection": rate * ((1 - c.silent) * c.detect + c.silent * max(c.lease, c.detect)),
         "rendezvous": rate * rendezvous(cluster),
         # Once to the spare or the replacement; after a loss of all copies, from the store.
         "state": rate * each / c.bandwidth + fatal * cluster.state / GB / c.store,
-        "redone": rate * step * (0.5 + repeated(cluster, settings)),
         "start": rate * c.first_step + fatal * c.start,
+    }
+    again = repetition(sum(pauses.values()))
+    spent = {cause: seconds * again for cause, seconds in pauses.items()} | {
+        "redone": rate * step * (0.5 + repeated(cluster, settings)),
         "checkpoint": stall(cluster, settings.group) / (settings.interval * step),
         "waiting": waiting(cluster, settings.group, settings.spares),
         "spare": settings.spares * unit(cluster, settings.group) / cluster.cards,
     }
     whole = 1 + sum(spent.values())
     return Split(training=1 / whole, **{cause: seconds / whole for cause, seconds in spent.items()})
+
+
+def repetition(expected: float) -> float:
+    """How often a pause is begun, on average, since a loss in it begins it anew: (e^x - 1) / x, with x the expected
+    losses in one pause.
+
+    Daly, "A higher order estimate of the optimum checkpoint interval" (FGCS 2006), has the same of work and restarts.
+    """
+    return math.expm1(min(expected, 600.0)) / expected if expected > 0 else 1.0
 
 
 def repeated(cluster: Cluster, settings: Settings) -> float:
