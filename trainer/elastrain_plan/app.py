@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import textwrap
 from dataclasses import asdict, fields, replace
@@ -14,6 +13,7 @@ import typer
 from elastrain.api import names
 from elastrain.cli.shell.answers import Output
 from elastrain.cli.shell.manual import Program
+from elastrain.cli.shell.printing import print_data, print_error
 from elastrain_plan.choose import Plan, choose
 from elastrain_plan.model import GB, Cluster, Constants, unit
 from elastrain_plan.record import Measured, measured
@@ -28,6 +28,10 @@ SPACE = " " * 12
 
 Number = TypeVar("Number", int, float)
 
+Mttf = Annotated[
+    float | None,
+    typer.Option(help="Hours between unplanned losses of one card. Default: 50,000, as in Llama 3's run.", min=1e-3),
+]
 Record = Annotated[
     Path | None,
     typer.Option("--from", help="A job's status, - for stdin: cards, step, phases and mttf are what it measured."),
@@ -49,12 +53,7 @@ def plan(
         typer.Option(help="GB of one copy of the training state: 12 to 16 bytes a parameter with Adam.", min=1e-6),
     ],
     step: Annotated[float | None, typer.Option(help="Seconds of an undisturbed step.", min=1e-6)] = None,
-    mttf: Annotated[
-        float | None,
-        typer.Option(
-            help="Hours between unplanned losses of one card. Default: 50,000, as in Llama 3's run.", min=1e-3
-        ),
-    ] = None,
+    mttf: Mttf = None,
     price: Annotated[float | None, typer.Option(help="Of a card for an hour. Default: no costs.", min=0)] = None,
     per_node: Annotated[int, typer.Option(help="Cards of a node.", min=1)] = 8,
     card_memory: Annotated[
@@ -84,8 +83,8 @@ def plan(
         elastrain status lm -o json | elastrain plan --from - --state 16
     """
     try:
-        if output not in {Output.TABLE, Output.JSON}:
-            raise ValueError(f"--output {output}: a plan is printed as table or json")
+        if output in {Output.WIDE, Output.NAME}:
+            raise ValueError(f"--output {output}: a plan is printed as table, json or yaml")
         found = None if from_ is None else _record(from_)
         cluster = Cluster(
             cards=_needed("--cards", cards, found.cards if found else None),
@@ -97,10 +96,12 @@ def plan(
         )
         made = choose(cluster, card_memory * FOR_STATE * GB, group, full_size)
     except (ValueError, OSError) as error:
-        typer.echo(str(error), err=True)
+        print_error(str(error), names.EXIT_USAGE, output)
         raise typer.Exit(names.EXIT_USAGE) from None
-    typer.echo(json.dumps(document(cluster, made, price), indent=2) if output is Output.JSON else
-               text(cluster, made, price))  # fmt: skip
+    if output is Output.TABLE:
+        typer.echo(text(cluster, made, price))
+    else:
+        print_data(document(cluster, made, price), output)
 
 
 def _record(path: Path) -> Measured:

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from elastrain.api.job import ElasticTrainingJob
 from elastrain.cli.main import app
+from elastrain.cli.shell.printing import document
 from elastrain_plan.app import constants, text
 from elastrain_plan.choose import choose, interval, smallest_group, spares
 from elastrain_plan.model import GB, Cluster, Constants, Settings, shortage, split, writing
@@ -113,7 +114,7 @@ def test_a_group_is_the_fewest_cards_that_hold_the_state_and_divide_job_and_node
         (["--cards", "64", "--state", "1", "--step", "1", "--set", "speed=1"], "--set speed=1"),
         (["--cards", "64", "--state", "1", "--step", "1", "--set", "repair=soon"], "--set repair=soon"),
         (["--cards", "64", "--state", "1", "--step", "1", "--set", "silent=2"], "--set silent=2"),
-        (["--cards", "64", "--state", "1", "--step", "1", "-o", "yaml"], "--output yaml"),
+        (["--cards", "64", "--state", "1", "--step", "1", "-o", "name"], "--output name"),
         (["--cards", "64", "--state", "1"], "--step: missing"),
         (["--step", "1", "--state", "1"], "--cards: missing"),
         (["--cards", "64", "--state", "1", "--step", "1", "--from", "/nowhere"], "/nowhere"),
@@ -194,6 +195,27 @@ def test_a_job_s_own_measurements_replace_the_constants_and_an_option_replaces_t
     made = constants(["decide=2"], found)
     assert (made.detect, made.connect, made.decide) == (0.3, 0.01, 2.0)
     assert made.repair == Constants().repair
+
+
+def test_what_status_prints_as_json_is_read_by_the_plan() -> None:
+    printed = json.dumps(document(job(STATUS)))
+    result = CliRunner().invoke(app, ["plan", "--from", "-", "--state", "16", "-o", "json"], input=printed)
+    found = json.loads(result.stdout)
+    assert (found["constants"]["detect"], found["lossesPerDay"]) == (0.3, pytest.approx(16 * 24 / 200))
+
+
+@pytest.mark.parametrize(
+    ("printed", "named"),
+    [
+        ("{}", "--from -: not a job"),
+        ("no", "elastrain status JOB -o json"),
+        (json.dumps({**document(job(STATUS)), "status": None}), "job lm has no status"),
+    ],
+)
+def test_what_is_no_job_is_refused_as_an_object_with_o_json(printed: str, named: str) -> None:
+    result = CliRunner().invoke(app, ["plan", "--from", "-", "--state", "16", "-o", "json"], input=printed)
+    assert result.exit_code == 2
+    assert named in json.loads(result.stderr)["error"]
 
 
 def test_a_planned_rescale_and_few_losses_replace_nothing() -> None:
