@@ -16,9 +16,9 @@ from typing import Any
 
 from lightning.fabric.loggers.logger import _DummyExperiment
 from lightning.fabric.utilities.cloud_io import get_filesystem
+from lightning.fabric.utilities.logger import _convert_params
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.core.saving import load_hparams_from_yaml
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
@@ -110,7 +110,7 @@ class Files:
             return
         self.writes = zero
         for logger in self._trainer.loggers:
-            logger.go_on(first=self._job.step == 0) if zero else logger.let_go()
+            logger.go_on() if zero else logger.let_go()
         with Kept():
             for function in self._calls if zero else ():
                 function()
@@ -209,8 +209,8 @@ class OfJob(Logger):
     def call_it(self, version: Any) -> None:
         """The version of the run that rank 0 has chosen."""
 
-    def go_on(self, *, first: bool) -> None:
-        """This process writes from now on: behind the settled rows. ``first``: no process has before."""
+    def go_on(self) -> None:
+        """This process writes from now on: behind the settled rows."""
 
     def let_go(self) -> None:
         """Another one does."""
@@ -232,9 +232,17 @@ class _Versioned(OfJob):
 class OfCsv(_Versioned):
     """One row in ``metrics.csv`` for each call."""
 
-    def go_on(self, *, first: bool) -> None:
+    hparams: dict[str, Any]
+    """All that this process has logged."""
+
+    def log_hyperparams(self, params: Any = None, *args: Any, **kwargs: Any) -> None:
+        self.hparams = {**vars(self).get("hparams", {}), **_convert_params(params)}
+        super().log_hyperparams(params, *args, **kwargs)
+
+    def go_on(self) -> None:
         self._experiment = _Appends(self.log_dir)
-        self._experiment.go_on(self.settled[0], first=first)
+        self._experiment.hparams.update(vars(self).get("hparams", {}))
+        self._experiment.go_on(self.settled[0])
 
 
 class OfTensorBoard(_Versioned):
@@ -242,7 +250,7 @@ class OfTensorBoard(_Versioned):
 
     _kwargs: dict[str, Any]
 
-    def go_on(self, *, first: bool) -> None:
+    def go_on(self) -> None:
         self._experiment, self._kwargs["purge_step"] = None, self.settled[1] + 1
 
     def let_go(self) -> None:
@@ -257,11 +265,8 @@ _KINDS = ((CSVLogger, OfCsv), (TensorBoardLogger, OfTensorBoard))
 class _Appends(ExperimentWriter):
     """Goes on with a file; Lightning's begins a new one. A kill of its process loses no row that is there."""
 
-    def go_on(self, rows: int, *, first: bool) -> None:
-        """Behind so many rows. ``first``: begin anew, as Lightning does."""
-        settings = os.path.join(self.log_dir, self.NAME_HPARAMS_FILE)  # noqa: PTH118
-        if not first and self._fs.isfile(settings):
-            self.hparams = load_hparams_from_yaml(settings)
+    def go_on(self, rows: int) -> None:
+        """Behind so many rows; without one as Lightning's, which begins anew."""
         if not self._fs.isfile(self.metrics_file_path):
             return
         if not rows:
