@@ -33,7 +33,7 @@ class ScriptedJob:
     ``start``: it joins at this step. State that it receives is that of ``peer``, which has run before.
     """
 
-    device, chooses_batch = torch.device("cpu"), False
+    device, chooses_batch, switches = torch.device("cpu"), False, False
 
     def __init__(self, *outcomes: str, start: int = 0, peer: ScriptedJob | None = None, rank: int = 0) -> None:
         self.outcomes, self.start, self.peer, self._rank = [*outcomes], start, peer, rank
@@ -46,6 +46,8 @@ class ScriptedJob:
         self.ranks: dict[int, int] = {}
         """By execution: the rank from then on."""
         self.rank_at_end: int | None = None
+        self.switch_behind: set[int] = set()
+        """Executions behind which the generation changes as all ranks have agreed."""
         self.dies_at = 10**6
         """The execution in which the process is killed, before its backward."""
 
@@ -108,7 +110,7 @@ class ScriptedJob:
     def _begin(self, outcome, execution, batch):
         samples = len(batch[0]) if isinstance(batch, list) else 0
         self.body = SimpleNamespace(execution=execution, warm_up=outcome == "warm-up", samples=samples)
-        self.outcome, self.phase = outcome, Phase.FRESH
+        self.outcome, self.phase, self.switches = outcome, Phase.FRESH, execution in self.switch_behind
 
     def _keep(self):
         self.states[self.step] = copy.deepcopy({name: obj.state_dict() for name, obj in self.tracked.items()})

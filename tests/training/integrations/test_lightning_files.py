@@ -159,6 +159,22 @@ def test_files_are_those_of_an_undisturbed_run_if_all_are_lost_and_the_job_resum
     assert_equal(resumed, undisturbed)
 
 
+@pytest.mark.parametrize("last", [1, 4, 5, 10, 20])
+@pytest.mark.parametrize("leaves", [False, True])
+def test_rank_0_writes_nothing_in_a_step_behind_which_the_generation_changes(train, last, leaves):
+    """Its rank 0 may leave, and still be in its loop when another one goes on with the files."""
+    undisturbed = train(ScriptedJob(), "undisturbed")
+    first = ScriptedJob()
+    first.switch_behind = {last}
+    if not leaves:
+        return assert_equal(train(first), undisturbed)
+    first.dies_at = last + 1
+    train(first)
+    second = ScriptedJob(peer=first, rank=1)
+    second.ranks, second.rank_at_end, second.switch_behind = {last + 1: 0}, 0, {last}
+    return assert_equal(train(second), undisturbed)
+
+
 @pytest.mark.parametrize("missed", [0, 4, 7, 19])
 @pytest.mark.parametrize("lost", [False, True])
 def test_files_are_those_of_an_undisturbed_run_if_a_step_is_received_from_a_peer(train, missed, lost):

@@ -9,6 +9,7 @@ import torch
 
 from elastrain.elastic.body.bodies import Body
 from elastrain.elastic.body.untracked import Untracked
+from elastrain.elastic.commit.decide import Counts
 from elastrain.elastic.contract import Call, Phase
 from elastrain.elastic.group.shell import ExitRequested
 from elastrain.elastic.group.world import World
@@ -63,6 +64,15 @@ class JobValues:
         For adapters. Two bodies with the same ``execution`` are micro-batches of one execution of a step.
         """
         return self._loop.bodies.present
+
+    @property
+    def switches(self) -> bool:
+        """Whether the ranks have agreed, with this committed step, on another generation to go on in.
+
+        For adapters: a rank that leaves may still run its loop body when the others have left it.
+        """
+        step = self._loop.step
+        return step is not None and isinstance(step.outcome, Counts) and step.outcome.agreed is not None
 
     @property
     def device(self) -> torch.device:

@@ -39,6 +39,8 @@ class Files:
         self._calls: list[Callable[[], object]] = []
         self._ended: int | None = None
         """Calls of the step before; None: it has not ended."""
+        self._waiting: list[Callable[[], object]] = []
+        """Calls of a step behind which the generation changes: its rank 0 may leave, and others go on meanwhile."""
         self._keeps, self._over = True, False
         self._received: bytes | None = None
         self._checkpoints: set[str] = set()
@@ -62,7 +64,9 @@ class Files:
         """Rank 0 calls it; again by a new rank 0 if this one is lost meanwhile."""
         if self._keeps:
             self._calls.append(function)
-        if self.writes and not self._over:
+        if self.writes and self._job.switches:
+            self._waiting.append(function)
+        elif self.writes and not self._over:
             function()
 
     def save(self, write: Callable[..., object], checkpoint: Any, path: Any, options: Any) -> None:
@@ -106,14 +110,18 @@ class Files:
         """This process has the rank of the present generation. A new rank 0 takes over."""
         zero = self._job.rank == 0
         rank_zero_only.rank = self._job.rank
-        if zero == self.writes:
+        waiting, self._waiting = self._waiting, []
+        if zero != self.writes:
+            waiting, self.writes = self._calls, zero
+            for logger in self._trainer.loggers:
+                logger.go_on() if zero else logger.let_go()
+        if not (zero and waiting):
             return
-        self.writes = zero
-        for logger in self._trainer.loggers:
-            logger.go_on() if zero else logger.let_go()
         with Kept():
-            for function in self._calls if zero else ():
+            for function in waiting:
                 function()
+        for logger in self._trainer.loggers:
+            logger.save()
 
     # -- state ---------------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, bytes]:
