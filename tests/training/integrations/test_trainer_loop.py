@@ -232,6 +232,18 @@ def test_writer_that_is_lost_before_its_files_are_complete_is_replaced(train, tm
     assert (tmp_path / f"out/checkpoint-{at}/trainer_state.json").exists()
 
 
+@pytest.mark.parametrize("at", [4, STEPS])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_checkpoint_of_a_step_behind_which_the_ranks_switch_is_that_of_the_next_rank_0(train, tmp_path, at, rank):
+    options = {"save_strategy": "steps", "save_steps": at, "load_best_model_at_end": False}
+    job = ScriptedJob(rank=rank)
+    job.switch_behind, job.ranks = {at}, {at + 1: 1 - rank}
+    if at == STEPS:
+        job.rank_at_end = 1 - rank
+    train(job, **options)
+    assert (tmp_path / f"out/checkpoint-{at}/model.safetensors").exists() == (rank == 1)
+
+
 def scalars(folder):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

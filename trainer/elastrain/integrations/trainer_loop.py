@@ -347,10 +347,18 @@ class Seams(Trainer):
         return metrics
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Rank 0 writes. The others take over if it is lost before it has ended: :meth:`_replace_writer`."""
-        super()._save_checkpoint(model, trial)
+        """Rank 0 writes; that of the next generation, if the ranks switch behind this step, since this one may leave.
+        The others take over if it is lost before it has ended: :meth:`_replace_writer`."""
+        if waits := self._run is not None and self.job.switches:
+            PartialState().process_index = self.accelerator.state.process_index = 1
+        try:
+            super()._save_checkpoint(model, trial)
+        finally:
+            written = self.args.should_save
+            if waits:
+                self._show_place()
         if self._run is not None:
-            self._run.unwritten = -1 if self.args.should_save else self.state.global_step
+            self._run.unwritten = -1 if written else self.state.global_step
         if self.state.best_global_step == self.state.global_step:  # whether or not rank 0 has written it by now
             folder = f"checkpoint-{self.state.best_global_step}"
             self.state.best_model_checkpoint = os.path.join(self._get_output_dir(trial), folder)  # noqa: PTH118
