@@ -1,0 +1,96 @@
+"""The deletion of a job, or of its namespace, ends by Kubernetes' own controllers, whatever state the job is in."""
+
+from __future__ import annotations
+
+import urllib.error
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from control_plane import ApiServer, program, running
+from elastrain.api.records import Outcome, Termination
+from played import Played
+from raw_cluster import Cluster
+
+pytestmark = [pytest.mark.apiserver, pytest.mark.nightly]
+
+FAILED = Termination(outcome=Outcome.FAILED, exit_code=1, reason="ScriptFailed", message="no data")
+OWNED = ("/api/v1/namespaces/{}/pods", "/apis/policy/v1/namespaces/{}/poddisruptionbudgets")
+
+
+@pytest.fixture(scope="module")
+def _collectors(apiserver: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The garbage collector and the controllers of namespaces and disruption budgets."""
+    home = tmp_path_factory.mktemp("collectors")
+    names = "garbage-collector-controller,namespace-controller,disruption-controller"
+    manager = program("kube-controller-manager", "ELASTRAIN_KUBE_CONTROLLER_MANAGER")
+    flags = (f"--kubeconfig={apiserver.kubeconfig}", f"--controllers={names}", "--leader-elect=false")
+    with running([manager, *flags, "--secure-port=0"], home / "controller.log", home):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _operator(operator_process, _collectors):
+    operator_process()
+
+
+def elastic(cluster: Cluster, play: Callable[..., Played], eventually: Callable[..., None]) -> None:
+    player = play(cluster.create_job("elastic", maxReplicas=2))
+    eventually(lambda: cluster.status("elastic").get("readyReplicas") == 2, 60, "two workers train")
+    player.commit(10)
+    eventually(lambda: owned(cluster)[1] > 0, 30, "its budget is written")
+
+
+def suspended(cluster: Cluster, play: Callable[..., Played], eventually: Callable[..., None]) -> None:
+    cluster.create_job("suspended", maxReplicas=2, suspend=True)
+    eventually(lambda: cluster.status("suspended").get("phase") == "Suspended", 30, "it is seen")
+
+
+def drained(cluster: Cluster, play: Callable[..., Played], eventually: Callable[..., None]) -> None:
+    player = play(cluster.create_job("drained", maxReplicas=2, protectState=False))
+    eventually(lambda: cluster.status("drained").get("readyReplicas") == 2, 60, "two workers train")
+    with player.paused():
+        eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "drained-0"}}
+        cluster.call("POST", f"{cluster.pods_path}/drained-0/eviction", eviction)
+        eventually(lambda: "drained-2" in cluster.pods(), 30, "its replacement is created, and joins nothing")
+
+
+def failing(cluster: Cluster, play: Callable[..., Played], eventually: Callable[..., None]) -> None:
+    player = play(cluster.create_job("failing", maxReplicas=1, backoffLimit=0))
+    eventually(lambda: cluster.status("failing").get("readyReplicas") == 1, 60, "it trains")
+    player.crash("failing-0", FAILED)
+    eventually(lambda: cluster.status("failing").get("phase") == "Failed", 30, "it has failed")
+
+
+STATES = {"elastic": elastic, "suspended": suspended, "drained": drained, "failing": failing}
+
+
+def owned(cluster: Cluster) -> list[int]:
+    """How many objects of each kind there are."""
+    return [len(cluster.call("GET", path.format(cluster.namespace))["items"]) for path in OWNED]
+
+
+def exists(cluster: Cluster, path: str) -> bool:
+    try:
+        cluster.call("GET", path)
+    except urllib.error.HTTPError as error:
+        if error.code == 404:
+            return False
+        raise
+    return True
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_a_deleted_job_leaves_nothing_and_waits_for_nothing(cluster, play, eventually, state):
+    STATES[state](cluster, play, eventually)
+    cluster.call("DELETE", cluster.job_path(state), {"propagationPolicy": "Foreground"})
+    eventually(lambda: not exists(cluster, cluster.job_path(state)), 30, "it is deleted")
+    eventually(lambda: owned(cluster) == [0, 0], 10, "so is what it owned")
+
+
+def test_the_deletion_of_a_namespace_ends_with_jobs_in_every_state(cluster, play, eventually):
+    for begin in STATES.values():
+        begin(cluster, play, eventually)
+    path = f"/api/v1/namespaces/{cluster.namespace}"
+    cluster.call("DELETE", path)
+    eventually(lambda: not exists(cluster, path), 60, "the namespace is deleted")
