@@ -60,7 +60,7 @@ def verify(directory: Path) -> Verdict:
                 orders.setdefault((order, raw["sampled"]), set()).add(file.name.split(".")[0])
             else:
                 batch = None if raw["batch"] is None else tuple(raw["batch"])
-                values = {"indices": tuple(raw["indices"]), "share": Share(*raw["share"]), "batch": batch}
+                values = {"indices": tuple(raw["indices"]), "share": _share(*raw["share"]), "batch": batch}
                 lines.append(Line(**{**raw, **values}))
     if not lines:
         raise ValueError(f"{directory}: no audit lines in {len(files)} *.jsonl files; is $ELASTRAIN_AUDIT_DIR set?")
@@ -176,10 +176,10 @@ def _newest_generations(lines: Iterable[Line]) -> dict[int, int]:
 def _step_samples(step: int, lines: list[Line], order: Order) -> tuple[list[int], list[str]]:
     """The samples that the generation of ``lines`` consumed in ``step``, and the contradictions to the order."""
     problems = []
-    worlds = {(line.world_size, line.share.parts) for line in lines}
+    worlds = {(line.world_size, line.share.parts, line.share.weights) for line in lines}
     if len(worlds) != 1:
-        return [], [f"step {step}: one generation with world sizes and parts {sorted(worlds)}"]
-    _, parts = worlds.pop()
+        return [], [f"step {step}: one generation with world sizes, parts and their weights {sorted(worlds)}"]
+    _, parts, weights = worlds.pop()
     seen: dict[int, Line] = {}
     for line in lines:
         before = seen.setdefault(line.rank, line)
@@ -199,12 +199,19 @@ def _step_samples(step: int, lines: list[Line], order: Order) -> tuple[list[int]
     samples: list[int] = []
     span = lines[0].span
     for part in range(parts):
-        samples += owners[part].indices if part in owners else _samples_of(order, step, Share(part, parts), span)
+        samples += (
+            owners[part].indices if part in owners else _samples_of(order, step, Share(part, parts, weights), span)
+        )
     return samples, problems
 
 
 def _samples_of(order: Order, step: int, share: Share, span: int) -> tuple[int, ...]:
-    return () if share.learner else order.slice(step, *share, span).indices
+    return () if share.learner else order.slice(step, *share, span=span).indices
+
+
+def _share(part: int, parts: int, weights: Iterable[int] = ()) -> Share:
+    """Of a line; one of an older version has no weights."""
+    return Share(part, parts, tuple(weights))
 
 
 def _records(file: Path) -> Iterable[dict[str, Any]]:

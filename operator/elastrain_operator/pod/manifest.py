@@ -221,6 +221,7 @@ def _environment(job: JobRef, spec: JobSpec, config: OperatorConfig, grace: floa
             tensor=spec.tensor,
             max_redone_steps=spec.max_redone_steps,
             batch=spec.batch_settings(_ranks(spec)),
+            shares=spec.shares,
             divergence=spec.divergence or DivergenceSpec(),
         ).to_environment(),
     }

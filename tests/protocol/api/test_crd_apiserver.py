@@ -155,6 +155,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"batch": {"min": 8, "max": 8, "learningRate": "linear"}}, "spec.batch.learningRate", "supported values"),
     ({"batch": {"min": 8, "max": 8, "learningRate": "Linear"}, "parallelism": {"shards": "all"}}, "spec.batch",
      "batch (present) must be absent if parallelism.shards is not 1"),
+    ({"shares": "Measured", "parallelism": {"shards": "all"}}, "spec.shares", "must be Equal with batch"),
     ({"checkpoint": {"path": "data"}}, "spec.checkpoint.path",
      "path (data) must begin with '/' (or, in local mode, with '.'), or be a URL"),
     ({"checkpoint": {"path": "s3://key:secret@bucket/c"}}, "spec.checkpoint.path", "must contain no credentials"),

@@ -239,9 +239,9 @@ def test_a_step_is_cut_once_for_loading_and_for_training(num_workers, monkeypatc
     cut: list[int] = []
     micro_slices = Order.micro_slices
 
-    def count(order: Order, step: int, part: int, parts: int, **options: Any) -> tuple[Slice, ...]:
+    def count(order: Order, step: int, *share: Any, **options: Any) -> tuple[Slice, ...]:
         cut.append(step)
-        return micro_slices(order, step, part, parts, **options)
+        return micro_slices(order, step, *share, **options)
 
     monkeypatch.setattr(Order, "micro_slices", count)
     loader = ElasticLoader(range(40), ORDER, collate_fn=list, num_workers=num_workers)

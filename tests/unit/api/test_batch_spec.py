@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from elastrain.api.batch import BatchFigures
 from elastrain.api.job import JobSpec
 from elastrain.api.records import Progress
-from elastrain.api.settings import BatchSettings, LearningRate, RankSettings
+from elastrain.api.settings import BatchSettings, LearningRate, RankSettings, ShareRule
 
 TEMPLATE = {"spec": {"containers": [{"name": "trainer", "image": "i", "command": ["python"]}]}}
 BOUNDS = {"min": 32, "max": 256, "learningRate": "AdaScale"}
@@ -35,6 +35,13 @@ def test_ranks_get_the_bounds_and_how_many_they_are_at_least() -> None:
     assert RankSettings.model_validate_json(written).batch == settings
 
 
+def test_ranks_get_the_shares_of_the_spec() -> None:
+    assert spec().shares is ShareRule.EQUAL
+    settings = RankSettings(shares=spec(shares="Measured").shares)
+    (written,) = settings.to_environment().values()
+    assert RankSettings.model_validate_json(written) == settings
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
@@ -44,6 +51,9 @@ def test_ranks_get_the_bounds_and_how_many_they_are_at_least() -> None:
         ({"batch": {**BOUNDS, "learningRate": "linear"}}, "'AdaScale', 'SquareRoot', 'Linear' or 'Unchanged'"),
         ({"batch": BOUNDS, "parallelism": {"shards": "all"}}, "must be absent if parallelism.shards is not 1"),
         ({"batch": BOUNDS, "parallelism": {"shards": 2}, "nprocPerNode": 2}, "must be absent if parallelism.shards"),
+        ({"shares": "measured"}, "'Equal' or 'Measured'"),
+        ({"shares": "Measured", "batch": BOUNDS}, "must be Equal with batch"),
+        ({"shares": "Measured", "parallelism": {"shards": "all"}}, r"or if parallelism\.shards is not 1"),
     ],
 )
 def test_a_job_is_refused_with_the_rule_if_its_batch_breaks_one(fields: Any, words: str) -> None:

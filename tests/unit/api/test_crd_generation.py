@@ -116,6 +116,7 @@ def test_defaults_are_those_of_the_models() -> None:
         "minReplicas": 1,
         "warmSpares": 0,
         "nprocPerNode": 1,
+        "shares": "Equal",
         "suspend": False,
         "protectState": True,
         "backoffLimit": 6,

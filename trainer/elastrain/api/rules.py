@@ -210,6 +210,15 @@ BATCH_IS_FIXED = _fixed_unless_suspended(
 )
 """Ranks with other bounds would choose, and scale learning rates, in another way."""
 
+SHARES_ARE_OF_WHOLE_MODELS = Rule(
+    field="shares",
+    words="must be Equal with batch, or if parallelism.shards is not 1: ranks of one model compute in step",
+    cel="!has(self.shares) || self.shares == 'Equal' || "
+    "(!has(self.batch) && (!has(self.parallelism) || string(self.parallelism.shards) == '1'))",
+)
+SHARES_ARE_FIXED = _fixed_unless_suspended("shares", _same("(has(self.shares) ? self.shares : 'Equal')"))
+"""Ranks with different rules would not compute the same division of a batch."""
+
 DIVERGENCE_IS_FIXED = _fixed_unless_suspended(
     "divergence",
     "(" + _same("(has(self.divergence) ? self.divergence.everySteps : 100)")

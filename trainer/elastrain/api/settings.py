@@ -123,6 +123,15 @@ class BatchSettings(BatchSpec):
     loop body gets more samples than that."""
 
 
+class ShareRule(StrEnum):
+    """How a global batch is divided between the ranks."""
+
+    EQUAL = "Equal"
+    """In equal parts, up to one sample."""
+    MEASURED = "Measured"
+    """In proportion to the speed of the ranks, as measured: a slow rank computes fewer samples."""
+
+
 class WithoutMajority(StrEnum):
     """What follows where replicas differ and no majority of them is equal."""
 
@@ -168,6 +177,8 @@ class RankSettings(ApiModel):
     """``spec.parallelism.maxRedoneSteps``."""
     batch: BatchSettings | None = None
     """``spec.batch``. Absent: the batch is the script's."""
+    shares: ShareRule = ShareRule.EQUAL
+    """``spec.shares``."""
     divergence: DivergenceSpec = DivergenceSpec()
     """``spec.divergence``."""
 

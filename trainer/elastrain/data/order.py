@@ -16,6 +16,7 @@ import numpy as np
 
 from elastrain.data.sampling.permutation import permutation
 from elastrain.data.sampling.samplers import BatchSampler, Sampler, as_indices
+from elastrain.data.share import Share
 
 ENDLESS = 2**62
 """Steps per epoch of an endless stream: it never leaves epoch 0."""
@@ -38,6 +39,8 @@ class Slice:
     """With ``micro_batches``: number of the first logical micro-batch in this run."""
     leaves: int = 1
     """With ``micro_batches``: number of logical micro-batches of the whole global batch."""
+    weights: tuple[int, ...] = ()
+    """Of the parts, as of :class:`elastrain.data.share.Share`."""
 
     def stand_in(self) -> Slice:
         """The same samples with weight 0, for a learner."""
@@ -131,30 +134,38 @@ class Order:
         batch = self._batch(step, span)
         return batch.indices(0, batch.size)
 
-    def slice(self, step: int, part: int, parts: int, span: int = 1) -> Slice:
+    def slice(self, step: int, part: int, parts: int, weights: tuple[int, ...] = (), *, span: int = 1) -> Slice:
         """Part ``part`` of ``step``'s batch, cut into ``parts``. ``span``: the batch is that of so many steps, of one
         epoch.
 
-        Lengths of the parts differ by at most one sample (with ``micro_batches``, by at most one micro-batch). Raises
-        ``TypeError`` or ``ValueError`` naming a sampler that breaks its contract.
+        Lengths of the parts differ by at most one sample (with ``micro_batches``, by at most one micro-batch), or are
+        in proportion to ``weights`` up to that. Raises ``TypeError`` or ``ValueError`` naming a sampler that breaks its
+        contract.
         """
-        return self._slice(self._batch(step, span), part, parts)
+        return self._slice(self._batch(step, span), part, parts, weights)
 
     def micro_slices(
-        self, step: int, part: int, parts: int, *, span: int = 1, limit: int | None = None
+        self,
+        step: int,
+        part: int,
+        parts: int,
+        weights: tuple[int, ...] = (),
+        *,
+        span: int = 1,
+        limit: int | None = None,
     ) -> tuple[Slice, ...]:
         """The micro-batches of a part, in order, of at most ``limit`` samples. Raises as :meth:`slice`.
 
         At least one: an empty part has one stand-in of weight 0.
         """
         batch = self._batch(step, span)
-        cut = self._cut(batch, part, parts, limit)
-        if self.even and len(cut) < (longest := len(self._cut(batch, 0, parts))):
+        cut = self._cut(batch, Share(part, parts, weights), limit)
+        if self.even and len(cut) < (longest := len(self._cut(batch, Share(0, parts)))):
             cut += (batch.slice(0, 0),) * (longest - len(cut))
         return cut
 
-    def _cut(self, batch: _Batch, part: int, parts: int, limit: int | None = None) -> tuple[Slice, ...]:
-        whole = self._slice(batch, part, parts)
+    def _cut(self, batch: _Batch, share: Share, limit: int | None = None) -> tuple[Slice, ...]:
+        whole = self._slice(batch, *share)
         most = min((n for n in (self.micro_batch_size, limit) if n is not None), default=None)
         if not whole.indices or (self.micro_batches is None and most is None):
             return (whole,)
@@ -162,7 +173,7 @@ class Order:
             end = whole.start + len(whole.indices)
             bounds = [*range(whole.start, end, most), end]
             return tuple(_run(whole, a, b, batch.size) for a, b in pairwise(bounds))
-        first, stop = run_of(whole.leaves, parts, part)
+        first, stop = run_of(whole.leaves, share.parts, share.part, share.weights)
         cut = ((leaf, _bound(batch.size, whole.leaves, leaf)) for leaf in range(first, stop + 1))
         return tuple(replace(_run(whole, a, b, batch.size), leaf=leaf) for (leaf, a), (_, b) in pairwise(cut))
 
@@ -218,13 +229,13 @@ class Order:
         run: list[int] = permutation(self.length, self.seed, "order", epoch, 0)(np.arange(start, stop)).tolist()
         return run
 
-    def _slice(self, batch: _Batch, part: int, parts: int) -> Slice:
+    def _slice(self, batch: _Batch, part: int, parts: int, weights: tuple[int, ...]) -> Slice:
         if self.micro_batches is None:
-            return batch.slice(*run_of(batch.size, parts, part))
+            return batch.slice(*run_of(batch.size, parts, part, weights))
         leaves = min(self.micro_batches, batch.size)
-        first, stop = run_of(leaves, parts, part)
+        first, stop = run_of(leaves, parts, part, weights)
         cut = batch.slice(_bound(batch.size, leaves, first), _bound(batch.size, leaves, stop))
-        return replace(cut, leaf=first, leaves=leaves)
+        return replace(cut, leaf=first, leaves=leaves, weights=weights)
 
 
 def _run(whole: Slice, start: int, stop: int, size: int) -> Slice:
@@ -233,9 +244,18 @@ def _run(whole: Slice, start: int, stop: int, size: int) -> Slice:
     return replace(whole, indices=indices, fetch=indices, weight=len(indices) / size, start=start)
 
 
-def run_of(total: int, parts: int, index: int) -> tuple[int, int]:
-    """``[start, stop)`` of run ``index`` of ``total`` things cut into ``parts`` runs; the longer runs come first."""
-    return _bound(total, parts, index), _bound(total, parts, index + 1)
+def run_of(total: int, parts: int, index: int, weights: tuple[int, ...] = ()) -> tuple[int, int]:
+    """``[start, stop)`` of run ``index`` of ``total`` things cut into ``parts`` runs; the longer runs come first.
+
+    With ``weights``: runs in proportion to them, of at least one thing; equal ones if there are fewer things than runs.
+    """
+    if not weights or total < parts:
+        return _bound(total, parts, index), _bound(total, parts, index + 1)
+    start, stop, passed, whole = 0, 0, 0, sum(weights)
+    for run, weight in enumerate(weights[: index + 1]):
+        start, passed = stop, passed + weight
+        stop = min(max(start + 1, (2 * total * passed + whole) // (2 * whole)), total - (parts - run - 1))
+    return start, stop
 
 
 def _bound(total: int, parts: int, index: int) -> int:

@@ -12,6 +12,8 @@ class Share(NamedTuple):
     """From 0. ``part == parts``, one past the last, marks a learner."""
     parts: int
     """Number of parts that the batch is cut into."""
+    weights: tuple[int, ...] = ()
+    """Of all parts, whose lengths are in proportion to them; empty: equal parts."""
 
     @property
     def learner(self) -> bool:

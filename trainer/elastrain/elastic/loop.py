@@ -367,20 +367,20 @@ class Loop:
 
     def _begin_step(self, loader: ElasticLoader) -> Step:
         """The next step, cut into this rank's micro-batches."""
-        place, share, number = self._world.place, self._world.share, self._world.step
+        place, number, state = self._world.place, self._world.step, self._world.state
+        share = state.shares.of(self._world.share)
         self.bodies.executions += 1
-        self._world.state.known.begin_step()
-        possible = not self._world.state.calls.count
-        self._world.state.replicas.begin_step(place.generation, possible=possible, holds=not share.learner)
+        state.known.begin_step()
+        state.replicas.begin_step(place.generation, possible=not state.calls.count, holds=not share.learner)
         self._world.begin_step()  # first: a learner's state may be completed
         order = loader.order
-        spans = self.batch.begin_step(self._world.position.loop_end, self._world.state.pauses.intervals)
-        parts, span = self._learning.parts(loader, spans), spans.at(number, order.steps_per_epoch)
+        spans = self.batch.begin_step(self._world.position.loop_end, state.pauses.intervals)
+        parts, span = self._learning.parts(loader, share, spans), spans.at(number, order.steps_per_epoch)
         assert self._undo is not None
-        self._world.state.changes.before_step(number)
+        state.changes.before_step(number)
         self._undo.save()
         self._strategy.begin_step()
-        self._world.state.kept.begin_step()
+        state.kept.begin_step()
         self.contract.waiting.clear()
         self._heartbeat.body(place.generation, place.world_size)
         step = Step(number, place, share, parts, unit=1 / (span * order.global_batch_size), span=span)

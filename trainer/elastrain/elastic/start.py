@@ -10,6 +10,7 @@ from typing import Literal
 import structlog
 
 from elastrain.api import names
+from elastrain.api.settings import ShareRule
 from elastrain.elastic import torch_probes
 from elastrain.elastic.assemble import strategy_for
 from elastrain.elastic.batching import batch_of
@@ -32,8 +33,8 @@ def join(*, numerics: Literal["exact", "bitwise"] = "exact") -> Job:
 
     Returns as soon as the agent has answered. The first iteration of :meth:`Job.steps` waits for a generation, so that
     the other ranks train while this one imports and builds its model. Raises ``RuntimeError`` if no agent started this
-    process, ``ValueError`` for other ``numerics``, and ``ConnectionError`` or ``TimeoutError`` if the agent does not
-    answer.
+    process, ``ValueError`` for other ``numerics`` and settings that do not fit, and ``ConnectionError`` or
+    ``TimeoutError`` if the agent does not answer.
     """
     global _joined  # noqa: PLW0603 - one job for each process
     if numerics not in ("exact", "bitwise"):
@@ -67,6 +68,11 @@ def join(*, numerics: Literal["exact", "bitwise"] = "exact") -> Job:
     session = Session(path, local_rank)
     if local_rank == 0 and (warning := torch_probes.untested()):
         log.warning(warning)
+    if session.welcome.settings.shares is ShareRule.MEASURED and device.type != "cpu":
+        raise ValueError(
+            f"spec.shares: Measured: not for ranks on {device.type}: the times of ranks are the host's, and a device "
+            "computes after the host has gone on. Use Equal"
+        )
     batch = batch_of(session.welcome.settings.batch)
     job = Job(session, strategy_for(numerics, session, batch.small), heartbeat, device, batch)
     _joined = weakref.ref(session)

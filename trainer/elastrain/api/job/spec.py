@@ -18,6 +18,7 @@ from elastrain.api.settings import (
     BatchSpec,
     CheckpointSpec,
     DivergenceSpec,
+    ShareRule,
     workers_of_a_group,
 )
 
@@ -126,6 +127,10 @@ class JobSpec(ApiModel):
     batch: BatchSpec | None = None
     """Let the ranks choose the batch of a step, and scale the learning rate with it. Absent: the batch is the script's.
     May only change while ``suspend`` is true. Not with ``parallelism.shards``, nor with `numerics="bitwise"`."""
+    shares: ShareRule = ShareRule.EQUAL
+    """How a global batch is divided between the ranks. Measured: in proportion to their measured speed, so that a slow
+    worker delays the others less; the global batch and each sample's weight stay the same. For ranks on CPUs. Not with
+    ``batch``, nor with ``parallelism.shards``. May only change while ``suspend`` is true."""
     divergence: DivergenceSpec | None = None
     """How replicas of the model are compared, and what follows where they differ. Absent: every 100 steps, and the job
     fails where no majority of them is equal."""
@@ -196,6 +201,15 @@ class JobSpec(ApiModel):
         parallelism = info.data.get("parallelism")
         if value is not None and parallelism is not None and parallelism.shards != 1:
             raise rule_broken(rules.BATCH_IS_OF_WHOLE_MODELS.words, value.model_dump(by_alias=True))
+        return value
+
+    @field_validator("shares")
+    @classmethod
+    def _shares_are_of_whole_models(cls, value: ShareRule, info: ValidationInfo) -> ShareRule:
+        parallelism = info.data.get("parallelism")
+        sharded = parallelism is not None and parallelism.shards != 1
+        if value is ShareRule.MEASURED and (sharded or info.data.get("batch") is not None):
+            raise rule_broken(rules.SHARES_ARE_OF_WHOLE_MODELS.words, value.value)
         return value
 
     def batch_settings(self, nproc: int) -> BatchSettings | None:

@@ -149,6 +149,10 @@ def _add_spec_rules(spec: Schema) -> None:
             rule.as_validation(".batch", "has(self.batch) ? 'present' : 'absent'")
             for rule in (rules.BATCH_IS_OF_WHOLE_MODELS, rules.BATCH_IS_FIXED)
         ),
+        *(
+            rule.as_validation(".shares", "has(self.shares) ? self.shares : 'Equal'")
+            for rule in (rules.SHARES_ARE_OF_WHOLE_MODELS, rules.SHARES_ARE_FIXED)
+        ),
         rules.DIVERGENCE_IS_FIXED.as_validation(".divergence", "has(self.divergence) ? 'present' : 'absent'"),
         rules.MANAGED_BY_IS_FIXED.as_validation(".managedBy", "has(self.managedBy) ? self.managedBy : 'absent'"),
     ]

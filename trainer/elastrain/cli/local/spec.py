@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from elastrain.api.job import CheckpointSpec, ElasticTrainingJob, trainer_container
-from elastrain.api.settings import BatchSettings, DivergenceSpec, Shards
+from elastrain.api.settings import BatchSettings, DivergenceSpec, Shards, ShareRule
 from elastrain.cli.local.devices import cuda_devices
 
 _REFERENCE = re.compile(r"\$\$|\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
@@ -36,6 +36,7 @@ class LocalSpec:
     """Those of them that compute each layer together."""
     max_redone_steps: int
     batch: BatchSettings | None
+    shares: ShareRule
     divergence: DivergenceSpec
     backoff_limit: int
     command: tuple[str, ...]
@@ -82,6 +83,7 @@ def local_spec(
         tensor=job.spec.tensor,
         max_redone_steps=job.spec.max_redone_steps,
         batch=job.spec.batch_settings(nproc),
+        shares=job.spec.shares,
         divergence=job.spec.divergence or DivergenceSpec(),
         backoff_limit=job.spec.backoff_limit,
         command=tuple(words),

@@ -139,6 +139,8 @@ class Backward:
         assert model is not None
         connected, replica = self._session.connected(), world.state.replicas.take_number(communicator)
         of_model, of_batch, of_script = model.votes(), self._batch.votes(world.place), self._sums.votes(step)
+        samples, parts = sum(len(part.indices) for part in step.parts), world.place.share.parts
+        of_shares = world.state.shares.votes(step.share, parts, self._heartbeat.spent, samples)
         if step.share.learner:
             learning = model.learner is not None and model.learner.receiving
             connected = frozenset[int]() if learning else connected  # no switch before its state is complete
@@ -148,6 +150,7 @@ class Backward:
                 of_model=of_model,
                 of_script=of_script,
                 of_batch=of_batch,
+                of_shares=of_shares,
                 replica=replica,
             )
         first = world.place.rank % self._strategy.tensor == 0  # of the ranks that compute the same samples
@@ -163,6 +166,7 @@ class Backward:
             of_model=of_model,
             of_script=of_script if first else [0.0] * len(of_script),
             of_batch=of_batch,
+            of_shares=of_shares,
             replica=replica,
         )
 
@@ -270,6 +274,7 @@ class Backward:
         if not step.counts:
             return
         result, ranks = step.result, step.share.parts
+        self._world.state.shares.check(result.summed.of_shares)
         if 0 < result.kept < ranks or (step.share.learner and step.keeps != (result.kept > 0)):
             raise RanksDiverged(
                 f"job.backward(): in step {step.number + 1} some ranks have gradients of a step before, and others do "

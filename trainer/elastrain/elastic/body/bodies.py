@@ -100,6 +100,7 @@ class Bodies:
         self._log(step, "commit")
         self._world.commit(step)
         self._batch.commit(step)
+        self._world.state.shares.commit(step.result.summed.of_shares, learning=step.result.learning)
         if not step.incomplete:
             try:
                 self._call_back(step)

@@ -193,7 +193,7 @@ class Evaluation:
     def _share(self, place: Place) -> Iterator[tuple[int | None, Any]]:
         """This rank's batches among those without a result, by number; None: its terms do not count."""
         left = range(self._sums.next, len(self._batches))
-        part, parts = place.share
+        part, parts, _ = place.share
         numbers: list[int | None] = [*left[part::parts]]
         load = [n for n in numbers if n is not None]
         if self._together and len(numbers) < -(-len(left) // parts):

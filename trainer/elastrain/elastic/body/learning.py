@@ -24,9 +24,8 @@ class Learning:
         """Of step 0, computed in the warm-up."""
         self._world, self._heartbeat = world, heartbeat
 
-    def parts(self, loader: ElasticLoader, spans: Spans) -> tuple[Slice, ...]:
-        """The micro-batches of this rank in the next step. A learner's is a stand-in: none of its samples counts."""
-        share = self._world.share
+    def parts(self, loader: ElasticLoader, share: Share, spans: Spans) -> tuple[Slice, ...]:
+        """The micro-batches of ``share`` in the next step. A learner's is a stand-in: none of its samples counts."""
         if self._world.receiving:  # the batch of the warm-up, whose outputs its loop body sees
             parts = loader.begin(0, self.warm_share, spans.single)
         else:

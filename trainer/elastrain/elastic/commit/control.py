@@ -51,6 +51,8 @@ class Summed:
     """Those of :meth:`elastrain.elastic.body.script_sums.ScriptSums.votes`."""
     of_batch: Sequence[float] = ()
     """Those of :meth:`elastrain.elastic.batching.ScriptsBatch.votes`."""
+    of_shares: Sequence[float] = ()
+    """Those of :meth:`elastrain.elastic.shares.EqualShares.votes`."""
     replicas: Sequence[int] = ()
     """By rank: the number of its replica, where they are compared in this step."""
 

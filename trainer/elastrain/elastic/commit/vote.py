@@ -51,6 +51,8 @@ class Vote:
     """As of :meth:`elastrain.elastic.body.script_sums.ScriptSums.votes`; equally many on all ranks."""
     of_batch: Sequence[float] = ()
     """As of :meth:`elastrain.elastic.batching.ScriptsBatch.votes`; equally many on all ranks."""
+    of_shares: Sequence[float] = ()
+    """As of :meth:`elastrain.elastic.shares.EqualShares.votes`; equally many on all ranks."""
     replica: int | None = None
     """As of :meth:`elastrain.elastic.replicas.replicas.Replicas.take_number`; None on all ranks, or on none."""
 
@@ -67,7 +69,7 @@ def cast(communicator: Communicator, own: Callable[[], Vote]) -> Summed:
     fixed = [
         vote.loss, vote.compute, vote.learning, vote.stop, vote.counted, vote.count, vote.save, vote.kept
     ]  # fmt: skip
-    others = [*vote.of_model, *vote.of_script, *vote.of_batch]
+    others = [*vote.of_model, *vote.of_script, *vote.of_batch, *vote.of_shares]
     values = torch.tensor([*control.encode(connected), *fixed, *others], dtype=torch.float64)
     replicas = torch.zeros(0 if vote.replica is None else communicator.world_size, dtype=torch.int64)
     if vote.replica is not None:
@@ -76,11 +78,13 @@ def cast(communicator: Communicator, own: Callable[[], Vote]) -> Summed:
     torch.futures.wait_all(communicator.sum_together(*beside, values, kind=Kind.CONTROL))
     sums, model = values.tolist(), control.SIZE + len(vote.of_model)
     script = model + len(vote.of_script)
+    batch = script + len(vote.of_batch)
     return Summed(
         sums[: control.SIZE],
         connected,
         of_model=sums[control.SIZE : model],
         of_script=sums[model:script],
-        of_batch=sums[script:],
+        of_batch=sums[script:batch],
+        of_shares=sums[batch:],
         replicas=replicas.tolist(),
     )

@@ -92,6 +92,11 @@ class Heartbeat:
         self._shared = self._smoothed or 0.0
         return self._shared
 
+    @property
+    def spent(self) -> float:
+        """Seconds that this rank has computed in the present step, up to its last backward."""
+        return self._spent
+
     # -- inside --------------------------------------------------------------------------------------------------------
     def _backward_began(self, _gradient: torch.Tensor) -> None:
         torch_private.after_backward(self._gradients_done)

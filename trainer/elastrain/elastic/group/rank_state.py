@@ -16,6 +16,7 @@ from elastrain.elastic.group.report import Reporter
 from elastrain.elastic.pauses import Pauses
 from elastrain.elastic.replicas.entries import Entries, combined
 from elastrain.elastic.replicas.replicas import Replicas
+from elastrain.elastic.shares import EqualShares
 from elastrain.elastic.state import capture
 from elastrain.elastic.state.capture import Stateful
 from elastrain.elastic.state.data_order import DataOrder
@@ -32,8 +33,10 @@ class RankState:
         keeper: CheckpointKeeper,
         reporter: Reporter,
         divergence: DivergenceSpec | None = None,
+        shares: EqualShares | None = None,
     ) -> None:
-        """``tracked`` is shared with the job, which adds to it. ``divergence``: default: no comparison."""
+        """``tracked`` is shared with the job, which adds to it. ``divergence``: default: no comparison. ``shares``:
+        of the batch."""
         self.step = 0
         """Committed steps."""
         self.by = 0
@@ -52,6 +55,8 @@ class RankState:
         self.kept, self.known = KeptGradients(tracked), KnownParameters(tracked)
         self.replicas = Replicas(tracked, divergence or DivergenceSpec(every_steps=0), may_go_back=keeper.saves_durably)
         """Compared with those of its peers."""
+        self.shares = shares or EqualShares()
+        """Of the ranks in a global batch."""
         self.on_adopt: Callable[[], None] = lambda: None
         """Called when a newer state is about to replace this one."""
         self.tracked, self.reporter = tracked, reporter
@@ -62,6 +67,7 @@ class RankState:
         """A generation begins, and this rank has its state or receives it in the first steps. Raises
         ``GenerationBroken``."""
         self.calls.catch_up(communicator, entry)
+        self.shares.enter()
         self.replicas.enter(entry.shards, self.step, cold=entry.cold)
 
     def digest(self, *, anew: bool = False) -> int:

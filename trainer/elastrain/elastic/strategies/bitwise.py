@@ -137,7 +137,7 @@ class Bitwise(Strategy):
         else:
             try:
                 with communicator.exchange(buffers.nbytes) as mesh:
-                    total = self._exchange(communicator, mesh, tree, part.leaves)
+                    total = self._exchange(communicator, mesh, tree, part)
             except GenerationBroken:
                 return  # the caller sees from the communicator that the step is discarded
         self._release()
@@ -169,13 +169,14 @@ class Bitwise(Strategy):
         communicator: Communicator,
         mesh: Mesh,
         tree: TreeSum[GradientBuffer],
-        leaves: int,
+        part: Slice,
     ) -> GradientBuffer:
-        """Complete the tree over the ranks: returns the sum of all leaves."""
+        """Complete the tree over the ranks: returns the sum of all leaves. ``part``: of this rank."""
+        leaves = part.leaves
         buffers, rank, world = self._buffers, communicator.rank, communicator.world_size
         assert buffers is not None
         chunk = buffers.capacity // world
-        held = [nodes_of(*run_of(leaves, world, r), leaves) for r in range(world)]
+        held = [nodes_of(*run_of(leaves, world, r, part.weights), leaves) for r in range(world)]
         mine = [value.flat.cpu().view(world, chunk) for _, value in tree.parts]
         scratch = iter(buffers.scratch(sum(len(held[peer]) for peer in mesh.peers), chunk))
         values = [[flat[r] for flat in mine] if r == rank else [next(scratch) for _ in held[r]] for r in range(world)]
