@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import runpy
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 
 ROOT = Path(__file__).parents[3]
 
@@ -23,6 +26,9 @@ def require_all():
 
 def test_page_of_names_is_that_of_the_installed_frameworks(table):
     written = (ROOT / table["PAGE"]).read_text()
+    looked_at = dict(re.findall(r"(\w+) (\d[\w.]*\w)", re.search("Looked at with (.*)", written)[1]))
+    if any(Version(version(name)) < Version(looked_at[name]) for name in looked_at):
+        pytest.skip(f"a framework is older than the page's: {looked_at}")
     assert table["page"]() == written, "look at each name that has come or gone, then: scripts/frameworks.py --write"
 
 
