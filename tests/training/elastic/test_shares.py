@@ -15,14 +15,16 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import TensorDataset
 
+import threaded_world
 from elastrain.api.settings import RankSettings, ShareRule
 from elastrain.data.order import Order, run_of
 from elastrain.data.share import Share
 from elastrain.elastic.comm.header import RanksDiverged
 from elastrain.elastic.job import Job
 from elastrain.elastic.shares import CHANGE, GAIN, MOST, WHOLE, WINDOW, MeasuredShares, Shares, even, follow
+from elastrain.elastic.strategies.bitwise import Bitwise
 from elastrain_audit.judge import verify
-from threaded_world import RankThread, thread_world
+from threaded_world import RankThread, ThreadWorld, thread_world
 
 Speeds = Callable[[float], list[float]]
 """Samples per second of each rank, by the time."""
@@ -127,8 +129,17 @@ STEPS, BATCH, SECONDS = 40, 24, 0.0005
 """Of the job; seconds that a fast rank takes for a sample, at least."""
 
 
-def trained(folder: Path, rule: ShareRule, slow: float) -> tuple[Any, list[Any], bool]:
-    """The model's parameters, the samples of rank b by step, and whether the audit is clean."""
+def trained(
+    folder: Path,
+    rule: ShareRule,
+    slow: float,
+    disturb: Callable[[ThreadWorld], object] = lambda _: None,
+    **cut: int,
+) -> tuple[Any, list[Any], bool]:
+    """The model's parameters, the samples of rank b by loop body, and whether the audit is clean.
+
+    ``disturb``: called as a and b train. ``cut``: how the batch is cut further.
+    """
     samples: list[int] = []
 
     def script(job: Job, rank: RankThread) -> dict[str, torch.Tensor]:
@@ -141,7 +152,7 @@ def trained(folder: Path, rule: ShareRule, slow: float) -> tuple[Any, list[Any],
         model = job.wrap(net)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
         job.track(optimizer=optimizer)
-        loader = job.dataloader(TensorDataset(x, y), global_batch_size=BATCH, seed=3)
+        loader = job.dataloader(TensorDataset(x, y), global_batch_size=BATCH, seed=3, **cut)
         for inputs, targets in job.steps(loader, steps=STEPS):
             rank.body()
             if rank.worker == "b":
@@ -154,9 +165,10 @@ def trained(folder: Path, rule: ShareRule, slow: float) -> tuple[Any, list[Any],
 
     with thread_world(folder, script, RankSettings(shares=rule)) as world:
         world.train("a", "b")
-        world.serve("a", "b")
-        a, b = world.result("a"), world.result("b")
-    assert all(torch.equal(a[name], b[name]) for name in a)
+        disturb(world)
+        world.lead()
+        a, *others = filter(None, (world.result(name) for name in world.ranks))
+    assert all(torch.equal(a[name], other[name]) for other in others for name in a)
     return a, samples, verify(folder / "audit").ok
 
 
@@ -168,3 +180,26 @@ def test_a_slow_rank_computes_fewer_samples_and_the_model_is_that_of_equal_share
     assert BATCH // 6 <= after[-1] <= BATCH // 3, "a quarter of the batch belongs to it"
     for name, value in equal.items():
         assert torch.allclose(measured[name], value, rtol=0, atol=1e-14), name
+
+
+def b_dies_and_c_joins(world: ThreadWorld) -> None:
+    """Once the shares have changed."""
+    world.kills["b"] = "body", 2 * WINDOW
+    world.begin("c")
+
+
+def test_samples_and_model_are_those_of_equal_shares_if_ranks_die_and_join(tmp_path) -> None:
+    equal, *_ = trained(tmp_path / "equal", ShareRule.EQUAL, 1.0)
+    measured, _, clean = trained(tmp_path / "measured", ShareRule.MEASURED, 3.0, b_dies_and_c_joins)
+    assert clean, "each sample is computed once"
+    for name, value in equal.items():
+        assert torch.allclose(measured[name], value, rtol=0, atol=1e-14), name
+
+
+def test_the_bits_are_those_of_equal_shares_in_bitwise_mode(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(threaded_world, "strategy_for", lambda *_: Bitwise())
+    equal, before, _ = trained(tmp_path / "equal", ShareRule.EQUAL, 3.0, micro_batches=12)
+    measured, after, clean = trained(tmp_path / "measured", ShareRule.MEASURED, 3.0, micro_batches=12)
+    assert clean
+    assert len(after) < len(before), "b has computed fewer micro-batches"
+    assert all(torch.equal(measured[name], value) for name, value in equal.items())
