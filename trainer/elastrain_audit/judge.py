@@ -178,7 +178,7 @@ def _step_samples(step: int, lines: list[Line], order: Order) -> tuple[list[int]
     problems = []
     worlds = {(line.world_size, line.share.parts, line.share.weights) for line in lines}
     if len(worlds) != 1:
-        return [], [f"step {step}: one generation with world sizes, parts and their weights {sorted(worlds)}"]
+        return [], [f"step {step}: one generation with world sizes and parts {sorted(worlds)}"]
     _, parts, weights = worlds.pop()
     seen: dict[int, Line] = {}
     for line in lines:

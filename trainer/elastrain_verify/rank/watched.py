@@ -217,7 +217,7 @@ class WatchedJob(Watched, Job):
 
     def _observe(self, step: Step) -> None:
         if not step.incomplete:
-            place = {"rank": step.place.rank, "world": step.place.world_size, "share": [*step.share]}
+            place = {"rank": step.place.rank, "world": step.place.world_size, "share": step.share[:2]}
             self.note(self._tracked, **place, generation=step.place.generation)
         self._pass(position(self.step, in_body=False))
 
