@@ -28,7 +28,9 @@ def status_of(taken: Steps, create: tuple[int, ...], slots: tuple[Slot, ...], wa
         ready = replicas.count_whole(seen.pods, alive, spec.group_size)
     report = etcd.progress if etcd else None
     unhealthy = health.unhealthy(old.unhealthy_workers, known, taken.facts.now) if known else old.unhealthy_workers
-    updates = [*conditions.active(_condition_facts(taken, generation, ready, wait)), *_of_some_jobs(taken)]
+    given = _condition_facts(taken, generation, ready, wait)
+    updates = [*conditions.active(given), *_of_some_jobs(taken)]
+    updates += conditions.dated(old.conditions) if given.outage else []
     if known:
         updates.append(health.claim(unhealthy, generation))
     merged = conditions.merge(old.conditions, updates, seen.job.generation, taken.facts.now)

@@ -65,6 +65,21 @@ def test_no_worker_has_trouble_if_etcd_is_unknown(make_spec):
     assert told(decide(make_spec, [pod(0), pod(1)], known=False))[0] == "EtcdUnavailable"
 
 
+def test_conditions_older_than_an_outage_of_etcd_say_so_and_are_written_once(make_spec):
+    pods, before = [pod(0)], "when the records were last read: "
+
+    def messages(made: Plan) -> dict[str, str]:
+        return {c.type: c.message for c in made.status.conditions}
+
+    first = decide(make_spec, pods, replicas=1)
+    away = decide(make_spec, pods, status=first.status, known=False, replicas=1)
+    for kind in ("Running", "Rescaling"):
+        assert messages(away)[kind] == before + messages(first)[kind]
+    assert away.status.phase == first.status.phase == "Running", "nothing says that it has stopped"
+    assert decide(make_spec, pods, status=away.status, known=False, replicas=1).status is None
+    assert messages(decide(make_spec, pods, status=away.status, replicas=1)) == messages(first)
+
+
 def test_only_a_silent_agent_causes_an_event(make_spec):
     silent = decide(make_spec, [pod(0), pod(1)])
     slow = decide(make_spec, [pod(0), pod(1)], member(1, Phase.WARMING))

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, cast
 
 from elastrain.api.job import Condition, ConditionType, GenerationStatus, Withdrawal
 from elastrain.api.names import headcount, replicas
 from elastrain.api.records import Progress
 from elastrain_operator.allocation.snapshot import Share
-from elastrain_operator.facts import ConditionUpdate, Gang, Outage, Pod, Refusal, Trouble, Verdict
+from elastrain_operator.facts import ConditionUpdate, Gang, Outage, Pod, Refusal, Trouble, Truth, Verdict
+
+BEFORE = "when the records were last read: "
+"""Begins the message of a condition that is older than an outage of etcd."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +91,15 @@ def active(given: ConditionFacts) -> list[ConditionUpdate]:
     if given.has_checkpoints:
         claims.append(_checkpoint(given.progress, given.checkpoint_problem))
     return claims
+
+
+def dated(old: Iterable[Condition]) -> list[ConditionUpdate]:
+    """Claims about a job whose records cannot be read: what its members did last, said as such."""
+    return [
+        ConditionUpdate(ConditionType(c.type), cast(Truth, c.status), c.reason, BEFORE + c.message.removeprefix(BEFORE))
+        for c in old
+        if c.type in (ConditionType.RUNNING, ConditionType.RESCALING)
+    ]
 
 
 def ended(verdict: Verdict) -> list[ConditionUpdate]:
