@@ -115,9 +115,11 @@ class Operator:
             CONFIG.namespaces,
             CONFIG.resync,
             known=lambda: self._loops.jobs(),
+            has_pods_of=pods.has,
             on_job=lambda body: self._loops.see(body, pods.of),
             on_deleted=self._job_gone,
         )
+        pods.on_listed = jobs.pods_listed
         mirror = Mirror(fenced, "sim", self._etcd_changed, lambda keys: self._loops.wake_later(keys.uid))
         if world.room:
             self._capacity = Capacity(Policy(hysteresis=5.0), lambda uid: self._loops.wake(uid))
