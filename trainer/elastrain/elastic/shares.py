@@ -24,7 +24,7 @@ WINDOW = 8
 """Steps of a decision, before a reversal."""
 LONGEST = 64
 """Most windows of one decision."""
-GAIN = 0.03
+GAIN = 0.02
 """A decision changes the shares only if the step's computation becomes shorter by at least this part of its time."""
 CHANGE = 0.5
 """A decision changes no share by more than this part of it."""

@@ -1,0 +1,1 @@
+"""Throughput of ranks of unequal speed (``bench/shares.py``)."""

@@ -1,0 +1,95 @@
+"""One rank: a linear model whose samples each take a played time, under elastrain or as a plain DDP script."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import TensorDataset
+
+import elastrain
+
+BATCH = 128
+FAST = 500.0
+"""Samples per second of a rank at full speed."""
+
+
+def speed(scenario: str, now: float) -> float:
+    """Of the slow rank, in parts of full speed, ``now`` seconds after its first step."""
+    if scenario == "flaps":
+        return 0.5 if int(now / 5) % 2 else 1.0
+    if scenario == "changes":
+        return 1.0 if now < 10 else 0.25
+    return float(scenario)
+
+
+class Clock:
+    """Plays the time of samples, and measures the second half of the steps."""
+
+    def __init__(self, scenario: str | None, steps: int) -> None:
+        """``scenario``: of the slow rank; None: at full speed."""
+        self._scenario, self._half, self._done = scenario, steps // 2, 0
+        self._began = self._since = time.monotonic()
+
+    def computes(self, samples: int) -> None:
+        if self._done == 0:
+            self._began = time.monotonic()
+        now = time.monotonic() - self._began
+        time.sleep(samples / (FAST * (speed(self._scenario, now) if self._scenario else 1.0)))
+
+    def step(self) -> None:
+        self._done += 1
+        if self._done == self._half:
+            self._since = time.monotonic()
+
+    def result(self) -> dict[str, float]:
+        began, end = self._since - self._began, time.monotonic() - self._began
+        moments = [began + (end - began) * k / 1000 for k in range(1000)]
+        own = sum(speed(self._scenario, t) for t in moments) / 1000 if self._scenario else 1.0
+        return {"samples_per_second": (self._done - self._half) * BATCH / (end - began), "speed": own}
+
+
+def _ddp(model: nn.Module, data: TensorDataset, clock: Clock, steps: int) -> None:
+    dist.init_process_group("gloo")
+    wrapped, part = DistributedDataParallel(model), BATCH // dist.get_world_size()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(steps):
+        x, y = data[:part]
+        clock.computes(len(x))
+        optimizer.zero_grad()
+        nn.functional.mse_loss(wrapped(x), y).backward()
+        optimizer.step()
+        clock.step()
+    dist.destroy_process_group()
+
+
+def _job(model: nn.Module, data: TensorDataset, clock: Clock, steps: int) -> None:
+    with elastrain.join() as job:
+        wrapped = job.wrap(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        job.track(optimizer=optimizer)
+        job.on_commit(clock.step)
+        batches: Iterator[list[torch.Tensor]] = job.steps(job.dataloader(data, global_batch_size=BATCH), steps=steps)
+        for x, y in batches:
+            clock.computes(len(x))
+            optimizer.zero_grad()
+            job.backward(nn.functional.mse_loss(wrapped(x), y))
+            optimizer.step()
+
+
+if __name__ == "__main__":
+    system, out, count = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    samples = TensorDataset(torch.randn(6400, 8), torch.randn(6400, 1))
+    watch = Clock(os.environ.get("SLOW") or None, count)
+    (_ddp if system == "ddp" else _job)(nn.Linear(8, 1), samples, watch, count)
+    out.write_text(json.dumps(watch.result()))
