@@ -180,6 +180,8 @@ class Pod:
     """Whether its annotations keep autoscalers from removing its node; None: it has none."""
     slot: Slot | None = None
     """From its labels; None: it has no group."""
+    etcd: str = ""
+    """Endpoints of the etcd that its agent was given; empty: unknown."""
 
 
 class Cause(StrEnum):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
@@ -27,6 +27,7 @@ from elastrain_operator.kube.client import ApiError, Kube
 from elastrain_operator.kueue.jobs import KueueJobs, KueuePass
 from elastrain_operator.kueue.parse import is_sent
 from elastrain_operator.metrics import process as metrics
+from elastrain_operator.policy import elsewhere
 from elastrain_operator.policy.losses import data_loss
 from elastrain_operator.policy.report.routine import is_routine
 from elastrain_operator.policy.size import sizes
@@ -270,6 +271,9 @@ class JobLoop:
             spec = self._spec(body.get("spec", {}))
         except parse.SpecInvalid as error:
             return PassResult(plan.refuse(status, observed, str(error), now, state), status, observed)
+        if others := elsewhere.foreign_workers(observed, self._config.worker_etcd.endpoints):
+            return PassResult(self._leave_alone(others), status, observed)
+        state.elsewhere = ""
         if observed.share is not None:
             observed = replace(observed, share=observed.share.in_replicas(spec.group_size))
         queued = self._kueue.decide(body, self.job, spec, status, observed) if self._kueue else None
@@ -279,6 +283,15 @@ class JobLoop:
         with metrics.PLAN_SECONDS.time():
             made = plan.plan(spec, status, observed, clock.now(), state, drain_extra=self._config.drain_extra)
         return PassResult(made, status, observed, spec, queued)
+
+    def _leave_alone(self, others: Sequence[Pod]) -> Plan:
+        """The plan for a job of another operator, which writes its status: an event, and nothing else."""
+        event = elsewhere.report(others, self._config.worker_etcd.endpoints)
+        if event.message == self._state.elsewhere:
+            return Plan()
+        self._state.elsewhere = event.message
+        log.warning("job left alone", job=self.job.name, namespace=self.job.namespace, why=event.message)
+        return Plan(events=(event,))
 
     def _show(self, decided: PassResult) -> None:
         """Feed every view of the job, and keep what the next pass needs."""

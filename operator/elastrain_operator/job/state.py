@@ -42,6 +42,8 @@ class LoopState:
     """Seconds between two non-urgent writes of the status: longer with more jobs."""
     short_status: Mapping[str, Any] = field(default_factory=dict)
     """What was written in the place of a status that the API server refuses; empty: it refuses none."""
+    elsewhere: str = ""
+    """Why the job is left to another operator, as last reported; empty: it is not."""
     unwritten: dict[str, str] = field(default_factory=dict)
     """Why objects beside the pods could not be written, by :data:`BUDGET`, :data:`MARKS` or :data:`GANG`."""
     version: str | None = None

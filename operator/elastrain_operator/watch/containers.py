@@ -40,6 +40,14 @@ def trainer_status(body: Raw) -> Raw:
     return next((c for c in statuses if c.get("name") == name), {})
 
 
+def etcd(body: Raw) -> str:
+    """Endpoints of the etcd that the worker's agent was given; empty: its manifest does not say."""
+    name = _trainer(body)
+    found = (c for c in objects(mapping(body.get("spec")).get("containers")) if c.get("name") == name)
+    variables = (e for c in found for e in objects(c.get("env")))
+    return next((text(e.get("value")) for e in variables if e.get("name") == names.ENV_ETCD_ENDPOINTS), "")
+
+
 def _trainer(body: Raw) -> str:
     """The trainer's name, as this operator has written it on the pod; of an earlier operator's pod, its name by
     default, else the container that runs an agent."""

@@ -144,6 +144,7 @@ def pod(body: Raw, now: datetime, before: Pod | None = None) -> Pod | None:
         demand=resources.demand(spec),
         workload=text(mapping(meta.get("annotations")).get(WORKLOAD_NOTE)),
         slot=_slot(mapping(meta.get("labels"))),
+        etcd=before.etcd if before else containers.etcd(body),
         kept=_KEPT.get(text(mapping(meta.get("annotations")).get(names.SAFE_TO_EVICT))),
     )
 
