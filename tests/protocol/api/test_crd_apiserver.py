@@ -86,6 +86,7 @@ def test_defaults_are_filled_in(apiserver: ApiServer, created: str) -> None:
         "warmSpares": 0,
         "maxReplicas": 4,
         "nprocPerNode": 1,
+        "shares": "Equal",
         "suspend": False,
         "protectState": True,
         "backoffLimit": 6,
@@ -265,9 +266,10 @@ def test_server_and_pydantic_agree_on_every_combination_of_small_sizes(apiserver
             {"batch": {"min": 8, "max": 64, "learningRate": "Linear"}, "parallelism": None},
             "batch (present) may only change while suspend is true",
         ),
+        ({"shares": "Measured"}, "shares (Measured) may only change while suspend is true"),
         ({"divergence": {"everySteps": 10}}, "divergence (present) may only change while suspend is true"),
     ],
-    ids=["nproc", "auto", "checkpoint", "shards", "all shards", "redone", "archive", "batch", "divergence"],
+    ids=["nproc", "auto", "checkpoint", "shards", "all shards", "redone", "archive", "batch", "shares", "divergence"],
 )
 def test_change_is_refused_if_running_workers_would_not_follow(
     apiserver: ApiServer, created: str, change: dict[str, Any], words: str
