@@ -1,12 +1,17 @@
-{{- /* Name of the operator's objects, at most 50 characters so that suffixes fit. */}}
+{{- /* Name of the operator's objects, at most 47 characters: `-etcd` follows, and Kubernetes appends 11 characters in a
+       label of its pods, which may have 63. A longer one ends in a digest, so that two releases never share it. */}}
 {{- define "elastrain.fullname" -}}
 {{- if .Values.fullnameOverride }}
 {{- .Values.fullnameOverride }}
 {{- else if contains .Chart.Name .Release.Name }}
-{{- .Release.Name | trunc 50 | trimSuffix "-" }}
+{{- include "elastrain.short" .Release.Name }}
 {{- else }}
-{{- printf "%s-%s" .Release.Name .Chart.Name | trunc 50 | trimSuffix "-" }}
+{{- include "elastrain.short" (printf "%s-%s" .Release.Name .Chart.Name) }}
 {{- end }}
+{{- end }}
+
+{{- define "elastrain.short" -}}
+{{- if gt (len .) 47 }}{{ trunc 38 . | trimSuffix "-" }}-{{ sha256sum . | trunc 8 }}{{ else }}{{ . }}{{ end }}
 {{- end }}
 
 {{- define "elastrain.labels" -}}
