@@ -23,7 +23,9 @@ def dashboard(
         bool, typer.Option("--all-namespaces", "-A", help="Show the jobs of all namespaces.")
     ] = False,
     port: Annotated[int, typer.Option(help="TCP port. 0: any free port.", min=0, max=65535)] = 8090,
-    address: Annotated[str, typer.Option(help="Address to listen at. Default: this machine only.")] = "127.0.0.1",
+    address: Annotated[
+        str, typer.Option(help="Address to listen at; empty: all. Default: this host only.")
+    ] = "127.0.0.1",
     key: Annotated[bool, typer.Option("--key/--no-key", help="Put an access key into the printed address.")] = True,
     authenticate: Annotated[
         bool,

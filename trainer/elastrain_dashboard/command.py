@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 import structlog
 from aiohttp import web
 
+from elastrain import listening as sockets
 from elastrain.api import names
 from elastrain.cli.cluster.output import Misused, Place, answers
 from elastrain.cli.shell.printing import print_now
@@ -89,7 +90,9 @@ async def serve(
         key = secrets.token_urlsafe(12) if keyed else ""
         board = Board(connection, namespaces, datetime.now(UTC))
         guard = Guard(connection, board.used_namespaces, time.monotonic) if authenticate else None
-        app = application(board, lambda: datetime.now(UTC), key=key, hosts=(*hosts, address), guard=guard)
+        app = application(
+            board, lambda: datetime.now(UTC), key=key, hosts=(*hosts, *filter(None, [address])), guard=guard
+        )
         async with listening(app, address, port) as found:
             say(_where(address, found, key, namespaces))
             await _until_stopped()
@@ -99,13 +102,17 @@ async def serve(
 
 @contextlib.asynccontextmanager
 async def listening(app: web.Application, address: str, *ports: int) -> AsyncIterator[int]:
-    """Serve ``app`` at the first free port of ``ports``; 0: any. Yields the port. Raises :class:`CannotListen`."""
+    """Serve ``app`` at the first free port of ``ports``; 0: any. Yields the port. Raises :class:`CannotListen`.
+
+    ``address``: empty: all addresses of this host, of IPv4 and IPv6.
+    """
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=_SHUTDOWN_SECONDS)
     await runner.setup()
     try:
         for port in ports:
             try:
-                await web.TCPSite(runner, address, port).start()
+                found = sockets.on(address, port) if address else sockets.everywhere(port)
+                await web.SockSite(runner, found).start()
                 break
             except OSError as error:
                 if port == ports[-1]:
@@ -131,7 +138,9 @@ async def _until_stopped() -> None:
 
 
 def _where(address: str, port: int, key: str, namespaces: tuple[str, ...]) -> str:
-    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(address, f"[{address}]" if ":" in address else address)  # noqa: S104
+    host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(
+        address, f"[{address}]" if ":" in address else address
+    )  # noqa: S104
     shown = f"namespace {', '.join(namespaces)}" if namespaces else "all namespaces"
     return f"http://{host}:{port}/{f'?key={key}' if key else ''}  (jobs of {shown}; Ctrl-C stops)"
 
