@@ -44,7 +44,7 @@ class Watched(WorkerPods):
 
     def show(self, body: dict, kind: str = "MODIFIED") -> None:
         body = {**body, "metadata": {"resourceVersion": "1", **body["metadata"]}}
-        self._watches[0]._take("watch worker pods", kind, body)
+        self._watches[""]._take("watch worker pods", kind, body)
 
     def delete(self, body: dict) -> None:
         self.show({**body, "metadata": {**body["metadata"], "deletionTimestamp": "2030-01-01T00:00:00Z"}}, "DELETED")

@@ -130,7 +130,7 @@ def gone_pods(*seen, last) -> list:
     """What remains of a pod after its deletion, whose ``last`` version the watch may show."""
     gone = []
     pods = WorkerPods(None, (), lambda job, pod, is_gone: gone.append(pod) if is_gone else None)
-    (watch,) = pods._watches
+    (watch,) = pods._watches.values()
     for raw in seen:
         watch._put("default/job-1", pods._read(raw))
     if last is not None:
