@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from elastrain.data.share import Share
 from elastrain.elastic.encoding.integers import from_integers, to_integers
 from elastrain.elastic.group.entry import Entry, EntryRow, Outcome, Script
 from elastrain.elastic.reshard.restore import FRESH, Home, ShardRef
@@ -58,7 +59,7 @@ def test_a_report_of_steps_before_the_last_return_to_a_snapshot_does_not_count_t
 def test_joiners_are_learners_if_the_holders_of_the_state_can_compute_as_before():
     entry = Entry.of([HOLDER, JOINER, HOLDER, JOINER])
     assert (entry.sources, entry.receivers) == ([0, 2], [1, 3])
-    assert entry.shares == {0: (0, 2), 2: (1, 2), 1: (2, 2), 3: (2, 2)}
+    assert entry.shares == {0: Share(0, 2), 2: Share(1, 2), 1: Share(2, 2), 3: Share(2, 2)}
 
 
 def test_the_furthest_ranks_give_their_state_if_a_loss_left_others_a_step_behind():
