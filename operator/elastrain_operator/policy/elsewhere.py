@@ -6,10 +6,9 @@ other's workers have no records: it would call healthy workers silent, and delet
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
-from elastrain.api import names
+from elastrain.etcd.config import endpoints_of
 from elastrain_operator.facts import JobEvent, Observed, Pod, Severity
 
 REASON = "OtherOperator"
@@ -42,6 +41,8 @@ def report(found: Sequence[Pod], endpoints: str) -> JobEvent:
 
 
 def _members(endpoints: str) -> frozenset[str]:
-    """The endpoints, with their ports."""
-    given = (part.strip() for part in re.split("[,;]", endpoints))
-    return frozenset(e if re.search(r":\d+$", e) else f"{e}:{names.DEFAULT_ETCD_PORT}" for e in given if e)
+    """The endpoints, with their ports; a text that is none stands for itself: no agent of ours can use it."""
+    try:
+        return frozenset(endpoints_of(endpoints))
+    except ValueError:
+        return frozenset({endpoints})

@@ -95,8 +95,8 @@ class Jobs:
             await asyncio.sleep(REST)
 
     async def search(self) -> bool:
-        """Forget all known jobs that no longer exist. Returns whether each namespace was listed, or will not be until
-        somebody permits it. Raises ``ApiError`` if none was listed.
+        """Forget all known jobs that no longer exist. Returns whether each namespace was listed, or may not be read.
+        Raises ``ApiError`` if none was listed.
 
         A UID that is known before the list starts and missing from it is gone: UIDs are never reused.
         """

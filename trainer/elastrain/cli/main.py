@@ -191,12 +191,13 @@ for _name, _module, _summary in (
         "elastrain_audit.app",
         "Check the audit logs of a run: did training use every sample of every epoch exactly once?",
     ),
+    (
+        "plan",
+        "elastrain_plan.app",
+        "Estimate by a model how much of the paid time a job trains, and which settings lose least.",
+    ),
 ):
     guests.add(app, _name, _module, _summary, HERE)
-guests.add(
-    app, "plan", "elastrain_plan.app",
-    "Estimate by a model how much of the paid time a job trains, and which settings lose least.", HERE,
-)  # fmt: skip
 
 
 @app.command(rich_help_panel=BOTH)

@@ -58,9 +58,8 @@ class EtcdConfig:
         for what, path in files.items():
             if path and not Path(path).is_file():
                 raise ValueError(f"etcd {what}: {path!r} is not a file")
-        parts = [part.strip() for part in endpoints.replace(";", ",").split(",")]
         config = cls(
-            endpoints=tuple(_endpoint(part) for part in parts if part),
+            endpoints=endpoints_of(endpoints),
             username=username,
             password_file=Path(password_file) if password_file else None,
             ca=Path(ca) if ca else None,
@@ -100,6 +99,12 @@ class EtcdConfig:
             names.ENV_ETCD_KEY: str(self.key or ""),
         }
         return {name: value for name, value in values.items() if value}
+
+
+def endpoints_of(text: str) -> tuple[str, ...]:
+    """Those in ``text``, separated by ``,`` or ``;``, each with its port. Raises ``ValueError`` with an invalid one."""
+    parts = [part.strip() for part in text.replace(";", ",").split(",")]
+    return tuple(_endpoint(part) for part in parts if part)
 
 
 def _endpoint(text: str) -> str:
