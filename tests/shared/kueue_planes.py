@@ -35,8 +35,8 @@ def install(server: ApiServer, helm: Run, *values: str) -> list[dict[str, Any]]:
 
 def kueue_of(server: ApiServer, objects: list[dict[str, Any]], home: Path) -> Kueue:
     """Kueue with its own rights and those that the chart's ``objects`` give it; not started."""
-    [role] = [o for o in objects if o["kind"] == "ClusterRole" and o["metadata"]["name"] == "operator-kueue"]
-    [binding] = [o for o in objects if o["kind"] == "ClusterRoleBinding" and o["metadata"]["name"] == "operator-kueue"]
+    named = {o["kind"]: o for o in objects if o["metadata"]["name"] == f"operator.{NAMESPACE}.kueue"}
+    role, binding = named["ClusterRole"], named["ClusterRoleBinding"]
     [subject] = binding["subjects"]
     assert f"system:serviceaccount:{subject['namespace']}:{subject['name']}" == ACCOUNT
     return Kueue(server, home, role["rules"])

@@ -110,7 +110,7 @@ class Stolen:
         (home / "stolen").write_text(yaml.safe_dump(config))
         self.thief = Cluster(home / "stolen", self.admin.namespace)
         self.apiserver = apiserver
-        self.compares = any("-templates" in m["metadata"]["name"] for m in chosen)
+        self.compares = any(".templates" in m["metadata"]["name"] for m in chosen)
 
     def remove(self) -> None:
         kinds = ("ValidatingAdmissionPolicyBinding", "ValidatingAdmissionPolicy", "ClusterRoleBinding", "ClusterRole")

@@ -14,6 +14,12 @@
 {{- if gt (len .) 47 }}{{ trunc 38 . | trimSuffix "-" }}-{{ sha256sum . | trunc 8 }}{{ else }}{{ . }}{{ end }}
 {{- end }}
 
+{{- /* Prefix of the names of all objects outside the release's own namespace, so that two releases of one name in two
+       namespaces never share one. Neither part contains a dot: each pair has one name. At most 111 characters. */}}
+{{- define "elastrain.clusterName" -}}
+{{ include "elastrain.fullname" . }}.{{ .Release.Namespace }}
+{{- end }}
+
 {{- define "elastrain.labels" -}}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 app.kubernetes.io/name: elastrain

@@ -19,24 +19,24 @@ def granted(manifests: Manifests, name: str, kind: str = "ClusterRole") -> dict[
 
 def test_operator_has_exactly_the_rights_that_it_uses(rendered: Render) -> None:
     manifests = rendered("kueue.enabled=true", "capacity.enabled=false")
-    jobs = {k: v for k, v in granted(manifests, "demo-elastrain").items() if k[0] in GROUPS}
+    jobs = {k: v for k, v in granted(manifests, "demo-elastrain.training").items() if k[0] in GROUPS}
     assert jobs == PERMISSIONS
-    assert granted(manifests, "demo-elastrain-queues") == CLUSTER_PERMISSIONS
+    assert granted(manifests, "demo-elastrain.training.queues") == CLUSTER_PERMISSIONS
     [container] = operator(manifests)["spec"]["template"]["spec"]["containers"]
     assert {"name": "ELASTRAIN_KUEUE", "value": "true"} in container["env"]
 
 
 def test_operator_has_them_in_each_served_namespace_if_these_are_listed(rendered: Render) -> None:
     manifests = rendered("kueue.enabled=true", "watchNamespaces={team-a}")
-    jobs = granted(manifests, "demo-elastrain", "Role")
+    jobs = granted(manifests, "demo-elastrain.training", "Role")
     assert {k: v for k, v in jobs.items() if k[0] in GROUPS} == PERMISSIONS
-    assert granted(manifests, "demo-elastrain-queues") == CLUSTER_PERMISSIONS
+    assert granted(manifests, "demo-elastrain.training.queues") == CLUSTER_PERMISSIONS
 
 
 def test_kueue_reads_jobs_and_writes_them_only_for_multikueue(rendered: Render) -> None:
-    read = granted(rendered("kueue.enabled=true"), "demo-elastrain-kueue")
+    read = granted(rendered("kueue.enabled=true"), "demo-elastrain.training.kueue")
     assert read == {("elastrain.dev", "elastictrainingjobs"): {"get", "list", "watch"}}
-    write = granted(rendered("kueue.enabled=true", "kueue.multiKueue=true"), "demo-elastrain-kueue")
+    write = granted(rendered("kueue.enabled=true", "kueue.multiKueue=true"), "demo-elastrain.training.kueue")
     assert {"create", "delete"} <= write["elastrain.dev", "elastictrainingjobs"]
     assert "update" in write["elastrain.dev", "elastictrainingjobs/status"]
 

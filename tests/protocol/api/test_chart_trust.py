@@ -179,6 +179,6 @@ def test_traces_are_sent_only_if_a_collector_is_named(rendered: Render) -> None:
 
 def test_users_rights_extend_kubernetes_own_roles(rendered: Render) -> None:
     manifests = rendered()
-    view, edit = one(manifests, "ClusterRole", "-view"), one(manifests, "ClusterRole", "-edit")
+    view, edit = one(manifests, "ClusterRole", ".view"), one(manifests, "ClusterRole", ".edit")
     assert {v for verbs in granted(view).values() for v in verbs} == {"get", "list", "watch"}
     assert (names.GROUP, f"{names.PLURAL}/status") not in granted(edit)

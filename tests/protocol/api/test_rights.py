@@ -202,4 +202,4 @@ def test_table_matches_the_programs_declared_use(table: Any, used: Any) -> None:
 
 def test_users_roles_grant_the_operator_nothing(rendered: Render) -> None:
     bound = {m["roleRef"]["name"] for m in rendered() if "roleRef" in m}
-    assert bound == {f"demo-elastrain{name}" for name in ("", "-lease", "-identity", "-keys")}
+    assert bound == {f"demo-elastrain{name}" for name in (".training", ".training.identity", "-lease", "-keys")}

@@ -205,9 +205,7 @@ def test_only_annotations_of_a_worker_are_changed(stolen: Stolen) -> None:
 def test_namespaces_are_opened_by_a_label_if_the_values_name_one(
     stolen: Stolen, apiserver: ApiServer, helm: Run, tmp_path: Path
 ) -> None:
-    other = Stolen(
-        apiserver, helm, tmp_path, "--set=rbac.namespaceLabel=elastrain.dev/jobs", "--set=fullnameOverride=second"
-    )
+    other = Stolen(apiserver, helm, tmp_path, "--set=rbac.namespaceLabel=elastrain.dev/jobs")
     try:
         job, spec = other.job("labelled")
         worker, plain = manifests.pod(job, spec, 0, CONFIG), other.job("plain", PLAIN)
@@ -218,6 +216,10 @@ def test_namespaces_are_opened_by_a_label_if_the_values_name_one(
         assert not other.create(manifests.pod(*plain, 0, CONFIG)), "it uses nothing of its namespace"
         other.admin.merge(f"/api/v1/namespaces/{job.namespace}", {"metadata": {"labels": {"elastrain.dev/jobs": ""}}})
         eventually(lambda: not other.create(worker), within=30, what="the namespace is open", pause=0.1)
+        orphan = altered(
+            manifests.pod(*stolen.job("bound", PLAIN), 0, CONFIG), lambda p: p["metadata"].pop("ownerReferences")
+        )
+        assert "only the workers" in stolen.create(orphan), "another release of its name has unbound the first operator"
     finally:
         other.remove()
 

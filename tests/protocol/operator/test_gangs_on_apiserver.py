@@ -90,12 +90,7 @@ def bind(apiserver: ApiServer, namespace: str, scheduler: str, helm: Run) -> str
         f"--set=gang.scheduler={scheduler}",
     )
     made = helm("template", "x", "charts/elastrain", *settings, "--show-only=templates/admission.yaml", VERSION)
-    policies = list(yaml.safe_load_all(made.stdout))
-    for policy in policies:
-        policy["metadata"]["name"] += f"-{namespace}"
-        if "policyName" in policy["spec"]:
-            policy["spec"]["policyName"] += f"-{namespace}"
-    applied = apiserver.kubectl("apply", "-f", "-", document=yaml.safe_dump_all(policies))
+    applied = apiserver.kubectl("apply", "-f", "-", document=made.stdout)
     assert applied.returncode == 0, made.stderr + applied.stderr
     return f"system:serviceaccount:{namespace}:tested-operator"
 

@@ -83,7 +83,7 @@ def test_a_rescale_is_seen_in_the_browser_when_the_operator_writes_it(cluster, m
 
 def test_the_charts_rights_are_enough_for_it(cluster, manifest, rendered, tmp_path: Path) -> None:
     cluster.kubectl("create", "-f", "-", document=manifest())
-    (role,) = [m for m in rendered("dashboard.enabled=true", "watchNamespaces={x}") if m["kind"] == "Role" and m["metadata"]["name"].endswith("-dashboard")]  # fmt: skip  # noqa: E501
+    (role,) = [m for m in rendered("dashboard.enabled=true", "watchNamespaces={x}") if m["kind"] == "Role" and m["metadata"]["name"].endswith(".dashboard")]  # fmt: skip  # noqa: E501
     cluster.kubectl("create", "-f", "-", document={**role, "metadata": {"name": "reads"}})
     cluster.kubectl("create", "serviceaccount", "reader")
     cluster.kubectl("create", "rolebinding", "reads", "--role=reads", f"--serviceaccount={cluster.namespace}:reader")
