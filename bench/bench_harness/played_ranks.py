@@ -19,6 +19,7 @@ from typing import Any, BinaryIO, Protocol
 
 from elastrain.api import messages as m
 from elastrain.api import names
+from elastrain.api.loops import NO_LOOP, LoopId
 from elastrain.api.records import Generation, GenerationMember
 from elastrain.api.settings import BatchSettings, CheckpointSpec, DivergenceSpec, RankSettings
 
@@ -194,10 +195,10 @@ class World:
     def located(self) -> m.Located:
         """The position of the job, as etcd shows it."""
         reports = [r.of_type("report")[-1].progress for r in self.ranks.values() if r.of_type("report")]
-        newest = max(reports, key=lambda p: (p.step, p.total_steps), default=None)
-        step, loop_end = (newest.step, newest.total_steps) if newest else (0, 0)
+        newest = max(reports, key=lambda p: (p.step, p.total_steps, p.nth_loop), default=None)
+        step, loop = (newest.step, LoopId(newest.total_steps, newest.nth_loop)) if newest else (0, NO_LOOP)
         held = any(r.of_type("adopted") and r.process.poll() is None for r in self.ranks.values())
-        return m.Located(step=step, training=held, loop_end=loop_end)
+        return m.Located(step=step, training=held, loop=loop)
 
     def wait(self, what: str, condition: Callable[[], object]) -> None:
         def check() -> object:

@@ -179,7 +179,7 @@ def test_a_joiner_is_not_waited_for_and_joins_in_the_next_loop(world, expected):
     assert not world.ranks["c"].is_ready(), "the others are between two loops"
     let_pass(world, *POINTS)
     world.ready("c")
-    assert world.ranks["a"].step() > STEPS or world.located().loop_end > STEPS
+    assert world.ranks["a"].step() > STEPS or world.located().loop.end > STEPS
     world.propose("a", "c")
     let_pass(world, "body")
     world.adopted("a", "c")

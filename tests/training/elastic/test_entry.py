@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from elastrain.api.loops import LoopId
 from elastrain.data.share import Share
 from elastrain.elastic.encoding.integers import from_integers, to_integers
 from elastrain.elastic.group.entry import Entry, EntryRow, Outcome, Script
@@ -32,7 +33,7 @@ def at(step: int, calls: int = 0) -> EntryRow:
 def test_the_integers_of_a_row_are_the_row():
     row = replace(
         HOLDER,
-        script=Script(9, 2, between=True),
+        script=Script(LoopId(9), 2, between=True),
         snapshots=(ShardRef(4, 3, 2, 1, 0), ShardRef(2, 3, 2)),
         home=Home(5, 6),
     )
@@ -123,25 +124,25 @@ def test_a_rank_that_lacks_more_than_one_result_starts_anew(table, ahead, behind
     assert (entry.ahead, entry.behind, entry.misplaced) == (ahead, behind, misplaced)
 
 
-IN_LOOP = replace(HOLDER, script=Script(9, computes=True))
-BETWEEN = replace(HOLDER, script=Script(9, calls=1))
+IN_LOOP = replace(HOLDER, script=Script(LoopId(9), computes=True))
+BETWEEN = replace(HOLDER, script=Script(LoopId(9), calls=1))
 """Its script has passed a call after the loop, where no state is sent."""
 
 
 @pytest.mark.parametrize(
     ("table", "outcomes"),
     [
-        ([IN_LOOP, replace(JOINER, script=Script(9))], [Outcome.ENTER, Outcome.ENTER]),
-        ([IN_LOOP, replace(JOINER, script=Script(8))], [Outcome.AWAIT, Outcome.CATCH_UP]),
-        ([IN_LOOP, replace(JOINER, script=Script(9, between=True))], [Outcome.AWAIT, Outcome.CATCH_UP]),
-        ([IN_LOOP, replace(JOINER, script=Script(10))], [Outcome.GIVE_UP, Outcome.START_ANEW]),
-        ([BETWEEN, replace(JOINER, script=Script(9))], [Outcome.GIVE_UP, Outcome.WITHDRAW]),
-        ([replace(BETWEEN, script=Script(9, calls=2)), IN_LOOP], [Outcome.GIVE_UP, Outcome.START_ANEW]),
+        ([IN_LOOP, replace(JOINER, script=Script(LoopId(9)))], [Outcome.ENTER, Outcome.ENTER]),
+        ([IN_LOOP, replace(JOINER, script=Script(LoopId(8)))], [Outcome.AWAIT, Outcome.CATCH_UP]),
+        ([IN_LOOP, replace(JOINER, script=Script(LoopId(9), between=True))], [Outcome.AWAIT, Outcome.CATCH_UP]),
+        ([IN_LOOP, replace(JOINER, script=Script(LoopId(10)))], [Outcome.GIVE_UP, Outcome.START_ANEW]),
+        ([BETWEEN, replace(JOINER, script=Script(LoopId(9)))], [Outcome.GIVE_UP, Outcome.WITHDRAW]),
+        ([replace(BETWEEN, script=Script(LoopId(9), calls=2)), IN_LOOP], [Outcome.GIVE_UP, Outcome.START_ANEW]),
     ],
 )
 def test_the_outcome_of_a_meeting_follows_from_where_the_scripts_are(table, outcomes):
     entry = Entry.of(table)
-    assert [entry.outcome(rank, row.script.loop_end) for rank, row in enumerate(table)] == outcomes
+    assert [entry.outcome(rank, row.script.loop) for rank, row in enumerate(table)] == outcomes
 
 
 @pytest.mark.parametrize("shards", [2, "all"])
@@ -156,13 +157,22 @@ def test_a_rank_starts_anew_and_the_others_give_up_if_a_part_of_the_state_is_los
     assert "no rank holds the other parts of the state of ranks 0" in entry.why_not
 
 
-@pytest.mark.parametrize(("loop_end", "late", "misplaced"), [(8, [2], []), (9, [], []), (10, [], [2])])
-def test_a_joiner_in_an_earlier_loop_is_late_and_one_in_a_later_loop_is_misplaced(loop_end, late, misplaced):
-    holder = replace(HOLDER, script=Script(9))
-    entry = Entry.of([holder, holder, replace(JOINER, script=Script(loop_end))])
-    assert (entry.loop_end, entry.late, entry.misplaced) == (9, late, misplaced)
+@pytest.mark.parametrize(
+    ("loop", "late", "misplaced"),
+    [
+        (LoopId(8), [2], []),
+        (LoopId(9), [2], []),
+        (LoopId(9, 1), [], []),
+        (LoopId(10), [], [2]),
+        (LoopId(9, 2), [], [2]),
+    ],
+)
+def test_a_joiner_in_an_earlier_loop_is_late_and_one_in_a_later_loop_is_misplaced(loop, late, misplaced):
+    holder = replace(HOLDER, script=Script(LoopId(9, 1)))
+    entry = Entry.of([holder, holder, replace(JOINER, script=Script(loop))])
+    assert (entry.loop, entry.late, entry.misplaced) == (LoopId(9, 1), late, misplaced)
 
 
 def test_no_rank_is_late_if_all_hold_state():
-    entry = Entry.of([replace(HOLDER, script=Script(9, calls=1)), replace(HOLDER, script=Script(8))])
+    entry = Entry.of([replace(HOLDER, script=Script(LoopId(9), calls=1)), replace(HOLDER, script=Script(LoopId(8)))])
     assert (entry.late, entry.misplaced) == ([], [])

@@ -266,6 +266,11 @@ mistake(
     says=("takes the largest norm",),
 )
 mistake("job.all_reduce in the loop", ("optimizer.step()", "job.all_reduce(1)  # here"), says=("job.every()",))
+mistake(
+    "a loop that ends before an earlier one",
+    ("over()", "for _ in job.steps(loader, steps=3):  # here\n    pass"),
+    says=("ends at step 3, and an earlier loop", "at step 6"),
+)
 mistake("job.backward after the loop", ("over()", LOSS + HERE), says=("after a loop", "for batch in job.steps"))
 mistake(
     "job.evaluate with its arguments swapped",

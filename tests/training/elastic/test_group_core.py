@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bench_harness.played_ranks import SECRET
 from elastrain.api import messages as m
+from elastrain.api.loops import LoopId
 from elastrain.api.records import Generation, GenerationMember
 from elastrain.api.settings import RankSettings
 from elastrain.elastic.group.machine import events as e
@@ -60,7 +62,9 @@ class Transcript:
         options = dict(a.split("=") for a in arguments if "=" in a)
         plain = [a for a in arguments if "=" not in a]
         number = next((int(a) for a in plain if a.isdigit()), 0)
-        numbers = {key: int(value) for key, value in options.items()}
+        numbers: dict[str, Any] = {key: int(value) for key, value in options.items() if key != "loop"}
+        if "loop" in options:
+            numbers["loop"] = LoopId(*map(int, options["loop"].split("/")))
         flags = {a.replace("-", "_"): True for a in plain if not a.isdigit()}
         if name == "proposed":
             self.generations.setdefault(number, generation(number, *rest.split()))
@@ -102,7 +106,8 @@ class Transcript:
         match effect:
             case e.Send(message=message):
                 said = message.model_dump(exclude_defaults=True, exclude={"type"})
-                return f"send {message.type} " + ", ".join(f"{key}={value}" for key, value in said.items())
+                values = (f"{key}={shown(getattr(message, key))}" for key in said)
+                return f"send {message.type} " + ", ".join(values)
             case e.CallOff(number=number, why=why) | e.Abort(number=number, why=why) | e.GiveUp(number=number, why=why):
                 return f"{type(effect).__name__} {number}: {why}"
             case e.Connect(generation=g, rank=rank):
@@ -113,12 +118,19 @@ class Transcript:
                 return f"{type(effect).__name__} {g.number}" + (" as agreed" if agreed else "")
             case e.Close(number=number):
                 return f"Close {number}"
-            case e.GoOn(loop_end=loop_end):
-                return f"GoOn to the loop up to step {loop_end}"
+            case e.GoOn(loop=loop):
+                return f"GoOn to loop {shown(loop)}"
             case e.Fail(number=number, attempts=attempts):
                 return f"Fail {number}, attempts={attempts}"
             case _:
                 return type(effect).__name__
+
+
+def shown(value: object) -> object:
+    """``value`` as it stands in a transcript: of a loop its end, and ``/1`` for the second one with that end."""
+    if not isinstance(value, LoopId):
+        return value
+    return f"{value.end}/{value.nth}" if value.nth else value.end
 
 
 @pytest.mark.parametrize("path", TRANSCRIPTS, ids=lambda path: path.stem)

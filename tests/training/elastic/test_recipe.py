@@ -64,7 +64,7 @@ def test_a_joiner_trains_in_the_loop_in_which_the_others_are(world, undisturbed,
     world.start("c", epochs=6, script=RECIPE, **env)
     world.ready("c")
     (ready,) = world.ranks["c"].of_type("ready")
-    assert ready.loop_end > 2 * 9
+    assert ready.loop.end > 2 * 9
     world.propose("a", "b", "c")
     world.adopted("a", "b", "c")
     final = world.finished("a", "b", "c")

@@ -7,6 +7,7 @@ import torch
 
 from conditions import eventually
 from elastrain.api import messages as m
+from elastrain.api.loops import LoopId
 from elastrain_audit.judge import verify
 
 SCRIPT = Path(__file__).with_name("train_short_loops.py")
@@ -69,9 +70,9 @@ def test_no_rank_waits_long_and_the_joiner_enters_in_the_end_if_code_between_loo
         attempts += 1
         assert attempts <= 5, "it starves"
         world.ready("c")
-        over = world.located().loop_end
+        over = world.located().loop.end
         allow(world, over + 1)
-        world.wait("the loop in which it waits to be over", lambda end=over: world.located().loop_end > end)
+        world.wait("the loop in which it waits to be over", lambda end=over: world.located().loop.end > end)
         world.propose("a", "b", "c")
         allow(world, LONG_EPOCHS * LONG)
         number = world.number
@@ -94,14 +95,14 @@ def test_no_rank_waits_long_and_the_joiner_enters_in_the_end_if_code_between_loo
 
 def test_a_waiting_rank_goes_on_to_the_loop_that_its_agent_names(world):
     start(world, "a")
-    world.ranks["a"].send(m.Located(step=4 * STEPS, training=True, loop_end=5 * STEPS))
-    world.wait("it waits in that loop", lambda: world.ranks["a"].has("ready", loop_end=5 * STEPS))
-    assert world.ranks["a"].of_type("ready")[0].loop_end == STEPS
+    world.ranks["a"].send(m.Located(step=4 * STEPS, training=True, loop=LoopId(5 * STEPS)))
+    world.wait("it waits in that loop", lambda: world.ranks["a"].has("ready", loop=LoopId(5 * STEPS)))
+    assert world.ranks["a"].of_type("ready")[0].loop == LoopId(STEPS)
 
 
 def test_a_script_fails_if_it_has_no_loop_that_the_job_is_in(world):
     start(world, "a", EPOCHS="4")
-    world.ranks["a"].send(m.Located(step=4 * STEPS, training=True, loop_end=5 * STEPS))
+    world.ranks["a"].send(m.Located(step=4 * STEPS, training=True, loop=LoopId(5 * STEPS)))
     eventually(lambda: world.ranks["a"].process.poll() == 1, 60, "it fails")
     assert f"the job is in a loop up to step {5 * STEPS}: all workers must run the same script" in (
         world.ranks["a"].log.read_text()

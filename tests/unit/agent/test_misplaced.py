@@ -8,17 +8,18 @@ import builders
 from effects import none, only
 from elastrain.agent.core.events import End, JobSnapshot, KillRanks, Publish, Reincarnate, StartRanks
 from elastrain.agent.core.restart import MAX_RESTARTS
+from elastrain.api.loops import LoopId
 from elastrain.api.messages import Broken, Hello, Locate, Located, Misplaced, Proposed, Ready, Welcome
 from elastrain.api.records import Phase
 
 BEHIND = Misplaced(why="the others are between two loops", ahead=False, member="a.x")
 
 
-def at(story, loop_end: int, training: bool = True):
-    """The job is in the loop up to ``loop_end``, in a generation without this member."""
+def at(story, end: int, training: bool = True):
+    """The job is in the loop up to ``end``, in a generation without this member."""
     generation = builders.generation(3, "b.x", leader="b.x")
     return story.event(
-        JobSnapshot(story.target, generation, step=loop_end - 1, training=training, loop_end=loop_end, members={})
+        JobSnapshot(story.target, generation, step=end - 1, training=training, loop=LoopId(end), members={})
     )
 
 
@@ -27,7 +28,7 @@ def test_a_rank_receives_the_position_of_the_job_on_request(story, sent) -> None
     story.says(Hello(local_rank=0, pid=7))
     assert sent(story.says(Locate()), Located) == [Located(step=0, training=False)]
     at(story, 100)
-    assert sent(story.says(Locate()), Located) == [Located(step=99, training=True, loop_end=100)]
+    assert sent(story.says(Locate()), Located) == [Located(step=99, training=True, loop=LoopId(100))]
 
 
 @pytest.mark.parametrize(
@@ -42,7 +43,7 @@ def test_a_rank_receives_the_position_of_the_job_on_request(story, sent) -> None
 def test_a_rank_that_waits_is_told_if_the_job_has_left_its_loop(story, sent, waits_until, training, told) -> None:
     story.started()
     story.says(Hello(local_rank=0, pid=7))
-    story.says(Ready(store_port=4000, loop_end=waits_until))
+    story.says(Ready(store_port=4000, loop=LoopId(waits_until)))
     assert bool(sent(at(story, 100, training), Located)) is told
     assert not sent(at(story, 100, training), Located), "it is told twice"
     assert bool(sent(at(story, 130, training), Located)) is training
@@ -51,7 +52,7 @@ def test_a_rank_that_waits_is_told_if_the_job_has_left_its_loop(story, sent, wai
 def test_a_rank_that_trains_is_not_told(story, sent, make_generation) -> None:
     generation = make_generation(1, "a", "b")
     story.training_in(generation)
-    effects = story.event(JobSnapshot(story.target, generation, step=99, training=True, loop_end=100, members={}))
+    effects = story.event(JobSnapshot(story.target, generation, step=99, training=True, loop=LoopId(100), members={}))
     assert not sent(effects, Located)
 
 

@@ -210,7 +210,7 @@ def snapshot(view: View) -> JobSnapshot:
         diverged=view.closed.message if view.closed and view.closed.reason == DIVERGED else "",
         step=view.step,
         training=view.training,
-        loop_end=view.loop_end,
+        loop=view.loop,
         saved_step=view.saved_step,
     )
 

@@ -11,6 +11,7 @@ from typing import Annotated, Literal, TypeVar
 from pydantic import Field, TypeAdapter, ValidationError
 
 from elastrain.api.base import Record
+from elastrain.api.loops import NO_LOOP, LoopId
 from elastrain.api.records import Generation, Progress
 from elastrain.api.settings import RankSettings
 
@@ -42,8 +43,8 @@ class Ready(Record):
     type: Literal["ready"] = "ready"
     store_port: int = 0
     step: int = 0
-    loop_end: int = 0
-    """Committed steps at which the loop ends in which the rank waits; 0: not known."""
+    loop: LoopId = NO_LOOP
+    """In which the rank waits."""
 
 
 class Misplaced(Record):
@@ -170,12 +171,12 @@ class Located(Record):
     """Greatest number of committed steps in any report."""
     training: bool
     """Whether members are in a generation, and so hold the state of about this step."""
-    loop_end: int = 0
-    """Committed steps at which the loop ends that they were in last; 0: not known."""
+    loop: LoopId = NO_LOOP
+    """That they were in last."""
 
-    def is_later(self, loop_end: int) -> bool:
-        """Whether members train in a later loop than that up to ``loop_end``."""
-        return self.training and self.loop_end > loop_end
+    def is_later(self, loop: LoopId) -> bool:
+        """Whether members train in a later loop than ``loop``."""
+        return self.training and self.loop > loop
 
 
 class Proposed(Record):

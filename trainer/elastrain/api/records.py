@@ -326,6 +326,8 @@ class Progress(Record):
     step: int
     total_steps: int | None = None
     """Committed steps at the end of the present loop: joiners enter it."""
+    nth_loop: int = 0
+    """As of :attr:`elastrain.api.loops.LoopId.nth`, of the present loop."""
     goal: int | None = None
     """Committed steps at the end of ``job.epochs``, of which the present loop is a part; None: the script has none."""
     epoch: int = 0

@@ -14,6 +14,7 @@ from typing import Any
 import structlog
 import torch
 
+from elastrain.api.loops import LoopId
 from elastrain.api.messages import Finished, Left
 from elastrain.data.audit import AuditLog
 from elastrain.data.draws import Draws
@@ -143,15 +144,16 @@ class Loop:
         self.between.asked = warm_up is not None
         if several_backwards and not self.several.allowed:
             self._allow_several_backwards()
+        loop = self._world.position.next_loop(total)
         with self.draws.loop(loader.randomness, lambda: total if self.between.passed else self._world.step):
             try:
-                self._begin_loop(loader, total)
+                self._begin_loop(loader, loop)
                 if self._world.joins:
                     if self._warmed_by is not loader:
                         bodies = self._warm_up(loader)
                         yield from bodies if warm_up is None else _all(bodies, warm_up)
                         self._world.position.look_again()
-                        self._begin_loop(loader, total)
+                        self._begin_loop(loader, loop)
                     self._world.say_ready()
                 while True:
                     self.settle()  # an agreed switch, or the next generation after a loss
@@ -164,7 +166,7 @@ class Loop:
                         if boundary.act is Act.END:
                             return
                         if self.between.passed:
-                            self._begin_loop(loader, total)
+                            self._begin_loop(loader, loop)
                             self._world.say_ready()
             except LoopOver:
                 self.between.leave_behind()
@@ -178,13 +180,13 @@ class Loop:
         self._world.state.pauses.run(boundary.due)
         return True
 
-    def _begin_loop(self, loader: ElasticLoader, total: int) -> None:
+    def _begin_loop(self, loader: ElasticLoader, loop: LoopId) -> None:
         """Raises :class:`LoopOver`."""
         self.between.passed = False
         self.batch.begin_loop(loader.order)
         self._world.state.known.begin_loop()
         self._world.state.kept.begin_loop()
-        if not self._world.begin_loop(loader.order, total):
+        if not self._world.begin_loop(loader.order, loop):
             raise LoopOver
 
     @property
@@ -374,7 +376,7 @@ class Loop:
         state.replicas.begin_step(place.generation, possible=not state.calls.count, holds=not share.learner)
         self._world.begin_step()  # first: a learner's state may be completed
         order = loader.order
-        spans = self.batch.begin_step(self._world.position.loop_end, state.pauses.intervals)
+        spans = self.batch.begin_step(self._world.position.loop.end, state.pauses.intervals)
         parts, span = self._learning.parts(loader, share, spans), spans.at(number, order.steps_per_epoch)
         assert self._undo is not None
         state.changes.before_step(number)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from elastrain.api.loops import NO_LOOP, LoopId
 from elastrain.api.records import UNREADABLE, Closed, Generation, Phase, Target
 from elastrain.jobstate import RegisteredMember
 from elastrain.rendezvous import groups
@@ -48,8 +49,8 @@ class View:
     closed: Closed | None = None
     step: int = 0
     """Greatest number of committed steps in any record."""
-    loop_end: int = 0
-    """Committed steps at which the loop ends that the job is in, by its last report; 0: not known."""
+    loop: LoopId = NO_LOOP
+    """That the job is in, by its last report."""
     saved_step: int = 0
     """``progress.checkpoint.step``; 0: no durable checkpoint was completed."""
     revision: int = 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from elastrain.api import roster
 from elastrain.api.keys import JobKeys
+from elastrain.api.loops import NO_LOOP, LoopId
 from elastrain.api.records import Generation, Leader, Member, Phase, Target
 from elastrain.etcd import Batch, KeyValue, Put
 from elastrain.jobstate import JobState, RegisteredMember, decode_record
@@ -179,7 +180,7 @@ class ViewBuilder:
             finished=state.finished,
             closed=state.closed,
             step=self._step(members),
-            loop_end=(state.progress.total_steps or 0) if state.progress else 0,
+            loop=LoopId(state.progress.total_steps or 0, state.progress.nth_loop) if state.progress else NO_LOOP,
             saved_step=state.progress.checkpoint.step if state.progress and state.progress.checkpoint else 0,
             revision=self.revision,
         )

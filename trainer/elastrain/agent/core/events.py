@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from elastrain.api.loops import NO_LOOP, LoopId
 from elastrain.api.messages import AgentMessage, RankMessage
 from elastrain.api.pages.heartbeat import Beat
 from elastrain.api.records import Generation, Health, Member, Phase, Progress, Target, Termination
@@ -35,8 +36,8 @@ class JobSnapshot:
     """Greatest number of committed steps in any record."""
     training: bool = False
     """Whether live members hold the training state."""
-    loop_end: int = 0
-    """Committed steps at which the loop ends that the job is in; 0: not known."""
+    loop: LoopId = NO_LOOP
+    """That the job is in."""
     saved_step: int = 0
     """``progress.checkpoint.step``; 0: no durable checkpoint was completed."""
     members: Mapping[str, Member] | None = None

@@ -51,8 +51,8 @@ def messages_for(rank: Rank, context: RankContext) -> Iterator[AgentMessage]:
     if not rank.listens or rank.told_exit:
         return
     if rank.locating or _waits_in_vain(rank, context):
-        rank.locating, rank.located = False, seen.loop_end
-        yield Located(step=seen.step, training=seen.training, loop_end=seen.loop_end)
+        rank.locating, rank.located = False, seen.loop
+        yield Located(step=seen.step, training=seen.training, loop=seen.loop)
     yield from _aborts(rank, context)  # first: a rank may be blocked in a generation that has ended
     if seen.generation is not None and seen.generation.number > max(rank.proposed, default=0):
         rank.proposed.add(seen.generation.number)
@@ -84,7 +84,7 @@ def _waits_in_vain(rank: Rank, context: RankContext) -> bool:
     """Whether the job has left the loop in which the rank waits for a generation, and the rank has not been told."""
     if not rank.ready or context.places.mine(rank.adopted) is not None:
         return False
-    return context.seen.training and max(rank.loop_end, rank.located) < context.seen.loop_end
+    return context.seen.training and max(rank.loop, rank.located) < context.seen.loop
 
 
 def _aborts(rank: Rank, context: RankContext) -> Iterator[Abort]:

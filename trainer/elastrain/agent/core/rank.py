@@ -8,6 +8,7 @@ from typing import Literal
 from elastrain.agent.core.events import RankExited
 from elastrain.agent.core.places import Places
 from elastrain.api import messages as m
+from elastrain.api.loops import NO_LOOP, LoopId
 
 
 @dataclass(slots=True)
@@ -33,10 +34,10 @@ class Rank:
     welcomed: bool = False
     locating: bool = False
     """It has asked for the position of the job."""
-    located: int = 0
-    """End of the loop that it was told the job is in; 0: of none."""
-    loop_end: int = 0
-    """Steps at which the loop ends in which it waits; 0: not known."""
+    located: LoopId = NO_LOOP
+    """That it was told the job is in."""
+    loop: LoopId = NO_LOOP
+    """In which it waits."""
     misplaced: str = ""
     """Why its process must start anew: its script is ahead of the job; empty: it is not."""
     diverged: str = ""
@@ -110,10 +111,10 @@ class Rank:
                 self.pid, self.stays = pid, stays
             case m.Locate():
                 self.locating = True
-            case m.Ready(store_port=port, step=step, loop_end=loop_end):
+            case m.Ready(store_port=port, step=step, loop=loop):
                 self.ready, self.store_port, self.step = True, port, max(self.step, step)
                 self.stands_by = False
-                self.loop_end = loop_end
+                self.loop = loop
             case m.Misplaced(why=why, ahead=True):
                 self.misplaced = why
             case m.Adopted(generation=number, step=step, complete=complete):

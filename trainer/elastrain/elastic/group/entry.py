@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from elastrain.api.loops import NO_LOOP, LoopId
 from elastrain.api.records import Generation
 from elastrain.api.settings import Shards
 from elastrain.data.facts import differing
@@ -22,8 +23,7 @@ _NONE = (FRESH, 0)
 class Script:
     """Where a rank's script is."""
 
-    loop_end: int = 0
-    """Committed steps at which its loop ends."""
+    loop: LoopId = NO_LOOP
     calls: int = 0
     """Exchanges outside of steps since its last committed step (:mod:`elastrain.elastic.group.calls`)."""
     between: bool = False
@@ -124,8 +124,8 @@ class Entry:
     saved_step: int
     """Step of the newest durable checkpoint that any rank has been told of; 0: of none."""
     same_layout: bool
-    loop_end: int
-    """Of the loop in which the ranks are that send their state."""
+    loop: LoopId
+    """That in which the ranks are that send their state."""
     late: list[int]
     """Ranks that need state, and whose scripts are in an earlier loop or between two steps: they catch up, and the
     others wait for them."""
@@ -162,7 +162,7 @@ class Entry:
         receivers = [r for r, row in enumerate(table) if (row.state != furthest if held else r not in sources)]
         shares = _shares(table, sources, receivers)
         scripts = [row.script for row in table]
-        loop_end = scripts[sources[0]].loop_end
+        loop = scripts[sources[0]].loop
         newest = [r for r in range(len(table)) if r not in receivers]
         ahead = max(newest, key=lambda r: (scripts[r].calls, -r))
         lacking = {r: scripts[ahead].calls - scripts[r].calls for r in newest}
@@ -177,10 +177,10 @@ class Entry:
             reached=max(row.reached if held else max(row.reached, row.told) for row in table),
             saved_step=max(row.saved_step for row in table),
             same_layout=_same_layout(table),
-            loop_end=loop_end,
-            late=[r for r in receivers if scripts[r].loop_end < loop_end or scripts[r].between],
+            loop=loop,
+            late=[r for r in receivers if scripts[r].loop < loop or scripts[r].between],
             misplaced=sorted(
-                [r for r in receivers if scripts[ahead].calls or (table[r].step < 0 and scripts[r].loop_end > loop_end)]
+                [r for r in receivers if scripts[ahead].calls or (table[r].step < 0 and scripts[r].loop > loop)]
                 + [r for r, calls in lacking.items() if calls > 1]
             ),
             ahead=ahead,
@@ -191,7 +191,7 @@ class Entry:
             changes=max(table[sources[0]].changes, furthest[0] if shares else -1),
             other_data=differing(
                 [row.order for row in table],
-                [r for r, script in enumerate(scripts) if script.loop_end == loop_end],
+                [r for r, script in enumerate(scripts) if script.loop == loop],
                 newest if held else (),
             ),
         )
@@ -216,12 +216,12 @@ class Entry:
         alike = [r for r, shard in enumerate(self.shards) if shard == self.shards[rank]]
         return Transfer([r for r in self.sources if r in alike], [r for r in self.receivers if r in alike])
 
-    def outcome(self, rank: int, loop_end: int) -> Outcome:
-        """What ``rank`` does, whose script is in the loop up to ``loop_end``. Pure."""
+    def outcome(self, rank: int, loop: LoopId) -> Outcome:
+        """What ``rank`` does, whose script is in ``loop``. Pure."""
         if self.partial:
             return Outcome.START_ANEW if rank in self.partial else Outcome.GIVE_UP
         if rank in self.misplaced:
-            can_come = rank in self.receivers and loop_end <= self.loop_end
+            can_come = rank in self.receivers and loop <= self.loop
             return Outcome.WITHDRAW if can_come else Outcome.START_ANEW
         if self.misplaced:
             return Outcome.GIVE_UP
@@ -302,9 +302,9 @@ def _sources(table: Sequence[EntryRow], shard: int, state: tuple[int, int]) -> l
     held = [r for r, row in enumerate(table) if row.live.shard == shard and state in (row.state, _NONE)]
     if state == _NONE:
         return held[:1]
-    first = max(held, key=lambda r: (table[r].script.loop_end, -r))
+    first = max(held, key=lambda r: (table[r].script.loop, -r))
 
-    def same(row: EntryRow) -> tuple[int, ...]:
-        return row.script.loop_end, row.structure
+    def same(row: EntryRow) -> tuple[LoopId, int]:
+        return row.script.loop, row.structure
 
     return [r for r in held if r == first or (table[r].structure and same(table[r]) == same(table[first]))]

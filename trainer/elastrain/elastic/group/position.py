@@ -8,11 +8,13 @@ code after it to the loop of the job. A script cannot go back: one that has left
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import NoReturn
 
 import structlog
 
+from elastrain.api.loops import NO_LOOP, LoopId
 from elastrain.data.order import Order
 from elastrain.elastic.comm import backend
 from elastrain.elastic.comm.communicator import Communicator
@@ -41,8 +43,8 @@ class Position:
 
     def __init__(self, session: Session, saved_step: Callable[[], int]) -> None:
         """``saved_step()``: step of the newest checkpoint, with which the job begins if no rank holds state."""
-        self.loop_end = 0
-        """Committed steps at which the loop ends that the script is in, or was in last."""
+        self.loop = NO_LOOP
+        """That the script is in, or was in last."""
         self.goal: int | None = None
         """Committed steps at the end of the script's epochs; None: it has not named them."""
         self.order: Order | None = None
@@ -55,10 +57,12 @@ class Position:
         self._looks = True
         """Whether the next loop begins with a question to the agent. Not each: a script whose code between the loops is
         slow would run behind the job without end; it enters late instead, and the others wait for it once."""
-        self._job = 0
-        """The job is at this step or later: loops that end before are over."""
-        self._passed = -1
-        """End of the last loop that the script has left without the job."""
+        self._begun = Counter[int]()
+        """How many loops the script has begun, by their ends."""
+        self._job = NO_LOOP
+        """The job is there or later: loops before are over."""
+        self._passed = LoopId(-1)
+        """The last loop that the script has left without the job."""
         self._start: int | None = None
         self._joins = False
         """Whether other ranks train, as far as this one knows."""
@@ -69,7 +73,7 @@ class Position:
     def start(self) -> int:
         """Committed steps of the state with which this process will begin, as far as was known at the first call."""
         if self._start is None:
-            self._start = self._locate()
+            self._start = self._locate().end
         return self._start
 
     def epochs(self, steps_per_epoch: int, epochs: int) -> range:
@@ -80,11 +84,25 @@ class Position:
         self.goal = steps_per_epoch * epochs
         first = max(self.start() - 1, 0) // steps_per_epoch
         if first:
-            self._passed = max(self._passed, first * steps_per_epoch)
+            self._passed = max(self._passed, LoopId(first * steps_per_epoch))
         return range(first, epochs)
 
-    def begin_loop(self, order: Order, end: int, *, joins: bool) -> bool:
-        """The script begins a loop up to ``end`` committed steps. Returns False if the job has left it already.
+    def next_loop(self, end: int) -> LoopId:
+        """The loop that the script is about to begin, up to ``end`` committed steps.
+
+        Raises ``ValueError`` if an earlier loop ends later: a joiner waits in that one, and cannot go back.
+        """
+        if end < (latest := max(self._begun, default=0)):
+            raise ValueError(
+                f"job.steps(): this loop ends at step {end}, and an earlier loop of the script at step {latest}: a "
+                f"worker that joins could not find the job's loop. Give it an end of {latest} steps or more, or put "
+                "its steps into the earlier loop"
+            )
+        self._begun[end] += 1
+        return LoopId(end, self._begun[end] - 1)
+
+    def begin_loop(self, order: Order, loop: LoopId, *, joins: bool) -> bool:
+        """The script begins ``loop``. Returns False if the job has left it already.
 
         ``joins``: this rank holds no state and is in no generation. Raises as of :meth:`Session.rejoin`.
         """
@@ -93,10 +111,10 @@ class Position:
                 self.renew()
             if self._looks:
                 self._job, self._looks = max(self._job, self._locate()), False
-            if end < self._job:
-                self._passed = max(self._passed, end)
+            if loop < self._job:
+                self._passed = max(self._passed, loop)
                 return False
-        self.order, self.loop_end = order, end
+        self.order, self.loop = order, loop
         return True
 
     def look_again(self) -> None:
@@ -110,11 +128,11 @@ class Position:
         first = self._session.core.state is State.APART
         if first and (unused := backend.unused_accelerator(model.device.type)):
             log.warning(unused)
-        self._session.ready(step, self.loop_end)
+        self._session.ready(step, self.loop)
 
     def has_left(self, step: int) -> bool:
         """Whether the script cannot continue from a state of ``step`` committed steps: it is in a later loop."""
-        return step <= self._passed
+        return step <= self._passed.end
 
     def check_end(self, partial_state: str) -> None:
         """The script of a rank without state has ended. Raises ``RuntimeError`` if the others train in a later loop, or
@@ -123,21 +141,21 @@ class Position:
             raise RuntimeError(f"the script has ended with the state of no step: {partial_state}")
         if self._joins and self._passed < self._job:
             raise RuntimeError(
-                f"the script has ended, and the job is in a loop up to step {self._job}: all workers must run the "
-                f"same script; its last job.steps() ended at step {self._passed}"
+                f"the script has ended, and the job is in a loop up to step {self._job.end}: all workers must run the "
+                f"same script; its last job.steps() ended at step {self._passed.end}"
             )
 
     # -- into a generation ---------------------------------------------------------------------------------------------
-    def catch_up(self, loop_end: int) -> NoReturn:
-        """The script goes on to the loop that the job is in, up to ``loop_end``. Raises :class:`LoopOver`.
+    def catch_up(self, loop: LoopId) -> NoReturn:
+        """The script goes on to ``loop``, which the job is in. Raises :class:`LoopOver`.
 
         The ranks of the generation that this rank enters, if any, wait for it. If it takes too long, it withdraws.
         """
-        self._job, self._joins = max(self._job, loop_end), True
-        if self.loop_end < loop_end:  # else it is between two steps of that loop
-            self._passed = max(self._passed, self.loop_end)
+        self._job, self._joins = max(self._job, loop), True
+        if self.loop < loop:  # else it is between two steps of that loop
+            self._passed = max(self._passed, self.loop)
         self._session.feed(CatchesUp())
-        log.info("the script goes on to the loop that the job is in", ended=self.loop_end, until=loop_end)
+        log.info("the script goes on to the loop that the job is in", ended=self.loop, until=loop)
         raise LoopOver
 
     def meet(self, communicator: Communicator, row: Callable[[], EntryRow], data: DataOrder) -> Entry:
@@ -156,13 +174,13 @@ class Position:
                 continue
             shards = self._session.welcome.settings.shards
             entry, communicator.step = Entry.of(table, shards), max(row.step for row in table)
-            match entry.outcome(communicator.rank, mine.script.loop_end):
+            match entry.outcome(communicator.rank, mine.script.loop):
                 case Outcome.ENTER:
                     return entry
                 case Outcome.AWAIT:
-                    log.info("scripts go on to the loop of the others", ranks=entry.late, loop_end=entry.loop_end)
+                    log.info("scripts go on to the loop of the others", ranks=entry.late, loop=entry.loop)
                 case Outcome.CATCH_UP:
-                    self.catch_up(entry.loop_end)
+                    self.catch_up(entry.loop)
                 case Outcome.REFUSE:
                     data.refuse(communicator, entry.other_data, Kind.ENTRY)
                 case Outcome.WITHDRAW:
@@ -196,8 +214,8 @@ class Position:
             return
         end = time.monotonic() + STAND_BACK_SECONDS
         while (located := self._session.locate()).training and time.monotonic() < end:
-            if located.loop_end > self.loop_end:
-                self.catch_up(located.loop_end)
+            if located.loop > self.loop:
+                self.catch_up(located.loop)
             if located.step > self._others:
                 break
             self._session.pause(_LOOK_SECONDS)
@@ -207,10 +225,10 @@ class Position:
         self._looks = True
         return self._session.rejoin()
 
-    def _locate(self) -> int:
+    def _locate(self) -> LoopId:
         located = self._session.locate()
         self._joins = located.training
-        return max(located.step, located.loop_end) if located.training else self._saved_step()
+        return max(LoopId(located.step), located.loop) if located.training else LoopId(self._saved_step())
 
 
 def _table(communicator: Communicator, mine: EntryRow) -> list[EntryRow]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from elastrain import tracing
 from elastrain.api import names
+from elastrain.api.loops import LoopId
 from elastrain.api.records import CheckpointState, Generation, Progress, Rescale
 from elastrain.data.order import Order
 from elastrain.elastic.batching import ScriptsBatch
@@ -175,18 +176,19 @@ class Reporter:
         *,
         step: int,
         order: Order,
-        loop_end: int,
+        loop: LoopId,
         goal: int | None,
         checkpoint: CheckpointState | None,
     ) -> Progress:
-        """``order``: of the data in the loop up to ``loop_end`` committed steps. ``goal``: as of ``Progress``."""
+        """``order``: of the data in ``loop``. ``goal``: as of ``Progress``."""
         samples = order.samples_before(step)
         return Progress(
             generation=generation.number,
             world_size=generation.world_size,
             members=generation.size,
             step=step,
-            total_steps=loop_end,
+            total_steps=loop.end,
+            nth_loop=loop.nth,
             goal=goal,
             epoch=step // order.steps_per_epoch,
             samples=samples,

@@ -15,6 +15,7 @@ from collections.abc import Callable
 import structlog
 import torch
 
+from elastrain.api.loops import NO_LOOP, LoopId
 from elastrain.api.messages import AgentMessage, Diverged, Exit, Located, RankMessage, Welcome
 from elastrain.api.records import Generation
 from elastrain.elastic.comm.backend import Offer
@@ -141,14 +142,14 @@ class Session:
                     self._changed.notify_all()
 
     # -- the training thread at its boundaries -------------------------------------------------------------------------
-    def boundary(self, *, holds: bool, loop_end: int | None = None) -> e.AtBoundary:
+    def boundary(self, *, holds: bool, loop: LoopId | None = None) -> e.AtBoundary:
         """As of :class:`elastrain.elastic.group.machine.events.Boundary`: the instruction.
 
         Waits as long as the agent lives, since a job below its minimum has nothing else to do; a log line repeats it.
         Raises :class:`ExitRequested`, :class:`AgentLost`, :class:`MessageFailed`. After a bounded number of attempts to
         connect, it raises the error of the last one, or :class:`NotConnected`.
         """
-        self.feed(e.Boundary(holds, loop_end))
+        self.feed(e.Boundary(holds, loop))
         began = time.monotonic()
         while True:
             with self._changed:
@@ -266,11 +267,11 @@ class Session:
         transfer.reserve(device)
         self._connector.use(offer, device)
 
-    def ready(self, step: int, loop_end: int = 0) -> None:
+    def ready(self, step: int, loop: LoopId = NO_LOOP) -> None:
         """A generation may include this rank, which serves its member's meeting point if it is local rank 0."""
         if self.core.local_rank == 0 and self._meeting_point is None:
             self._meeting_point = MeetingPoint(self.welcome.address)
-        self.feed(e.Ready(self._meeting_point.port if self._meeting_point else 0, step, loop_end))
+        self.feed(e.Ready(self._meeting_point.port if self._meeting_point else 0, step, loop))
 
     def part(self) -> None:
         """Close every connection to peers; the link to the agent stays until :meth:`close`."""

@@ -11,6 +11,7 @@ from functools import partial
 
 import structlog
 
+from elastrain.api.loops import LoopId
 from elastrain.api.messages import Report
 from elastrain.api.records import Generation
 from elastrain.data.order import Order
@@ -90,7 +91,7 @@ class World:
     @property
     def boundary(self) -> Boundary:
         """The step boundary at which this rank is."""
-        return self.state.boundary(self.position.loop_end)
+        return self.state.boundary(self.position.loop.end)
 
     @property
     def receiving(self) -> bool:
@@ -113,15 +114,15 @@ class World:
         return self.communicator is None and not self.has_state
 
     # -- called by the loop, in this order -----------------------------------------------------------------------------
-    def begin_loop(self, order: Order, end: int) -> bool:
-        """A loop of the script begins, up to ``end`` committed steps. Returns False if the job has left it already.
+    def begin_loop(self, order: Order, loop: LoopId) -> bool:
+        """``loop`` of the script begins. Returns False if the job has left it already.
 
         The code after such a loop mostly runs before this rank is ready, so that no other rank waits for it.
         """
-        if not self.position.begin_loop(order, end, joins=self.joins):
+        if not self.position.begin_loop(order, loop, joins=self.joins):
             self.place = Place(0, -1, 1)
             return False
-        self.state.data.begin_loop(order, end)
+        self.state.data.begin_loop(order, loop.end)
         if self.communicator is not None:
             if self.place.rank == 0:
                 self._report()  # joiners wait in this loop from now on
@@ -141,20 +142,20 @@ class World:
         """
         self.position.between = between
         try:
-            while not self.follow(self._enter, loop_end=self.position.loop_end):
+            while not self.follow(self._enter, loop=self.position.loop):
                 pass
         except LoopOver:
             self.place, self._held = Place(0, -1, 1), False  # a state of that loop is of no use any more
             raise
 
-    def follow(self, enter: Enter, *, loop_end: int | None = None) -> bool:
+    def follow(self, enter: Enter, *, loop: LoopId | None = None) -> bool:
         """Execute the machine's next instruction. Returns whether it is to train.
 
-        ``enter(generation, communicator)``: meets the ranks of a generation. ``loop_end``: of the script's loop, if the
+        ``enter(generation, communicator)``: meets the ranks of a generation. ``loop``: of the script, if the
         script can go on to a later one. Raises as of :meth:`settle`.
         """
         try:
-            match self._session.boundary(holds=self.has_state, loop_end=loop_end):
+            match self._session.boundary(holds=self.has_state, loop=loop):
                 case e.Train():
                     return True
                 case e.GiveUp(number=number, why=why):
@@ -166,7 +167,7 @@ class World:
                     self._meet(g, enter, agreed=agreed)
                 case e.StandBack():
                     raise Withdrawn
-                case e.GoOn(loop_end=later):
+                case e.GoOn(loop=later):
                     self.position.catch_up(later)
         except Withdrawn:
             self.position.stand_back()
@@ -212,7 +213,7 @@ class World:
         assert self.model is not None
         self.saving.after_step(saves, self.step, holds=self.has_state)
         if self.place.rank == 0:
-            ends = self.state.stopped or self.step == self.position.loop_end
+            ends = self.state.stopped or self.step == self.position.loop.end
             if self._reporter.due(time.monotonic()) or ends:
                 self._report()
         self._copies.committed(self.model.copying, switches=self._session.core.agreed is not None)
@@ -374,7 +375,7 @@ class World:
             trained=state.trained.digest,
             overlaps=overlaps,
             in_rounds=joined and overlaps and permits(holds=self.has_state) and not state.kept.present,
-            script=Script(position.loop_end, state.calls.count, position.between, self.boundary.act is Act.STEP),
+            script=Script(position.loop, state.calls.count, position.between, self.boundary.act is Act.STEP),
             order=state.data.digest,
             changes=state.changes.seen,
             voted=position.ledger.voted,
@@ -411,7 +412,7 @@ class World:
         if self.generation is None or (order := self.position.order) is None:
             return  # this process has committed nothing
         progress = self._reporter.progress(
-            self.generation, step=self.step, order=order, loop_end=self.position.loop_end, goal=self.position.goal,
+            self.generation, step=self.step, order=order, loop=self.position.loop, goal=self.position.goal,
             checkpoint=self._keeper.result,
         )  # fmt: skip
         self._session.send(Report(progress=progress))

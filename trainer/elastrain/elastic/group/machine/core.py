@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from elastrain.api import messages as m
+from elastrain.api.loops import LoopId
 from elastrain.api.records import Generation
 from elastrain.elastic.group.machine import events as e
 from elastrain.elastic.group.machine.proposals import Proposals
@@ -151,10 +152,10 @@ class Core:
 
     def _note_script(self, event: e.OfScript, now: float) -> Iterator[e.Effect]:
         match event:
-            case e.Ready(store_port=port, step=step, loop_end=loop_end):
+            case e.Ready(store_port=port, step=step, loop=loop):
                 self.deadline = None
                 self._move(Move.READY)
-                yield e.Send(m.Ready(store_port=port, step=step, loop_end=loop_end))
+                yield e.Send(m.Ready(store_port=port, step=step, loop=loop))
             case e.Locates():
                 self.located = None
                 yield e.Send(m.Locate())
@@ -286,14 +287,14 @@ class Core:
                 yield from self._change_to(g)
             elif g.number in self.proposals.failed:
                 yield from self._ask_for_another(g.number)
-        if self.boundary is not None and (loop_end := self._later_loop(boundary)) is not None:
-            yield from self._tell(e.GoOn(loop_end))
+        if self.boundary is not None and (loop := self._later_loop(boundary)) is not None:
+            yield from self._tell(e.GoOn(loop))
 
-    def _later_loop(self, boundary: e.Boundary) -> int | None:
-        """End of the loop that the job is in, if the script can go on to it."""
-        if boundary.loop_end is None or self.located is None or (boundary.holds and not self.outside):
+    def _later_loop(self, boundary: e.Boundary) -> LoopId | None:
+        """The loop that the job is in, if the script can go on to it."""
+        if boundary.loop is None or self.located is None or (boundary.holds and not self.outside):
             return None
-        return self.located.loop_end if self.located.is_later(boundary.loop_end) else None
+        return self.located.loop if self.located.is_later(boundary.loop) else None
 
     def _change_to(self, g: Generation, *, agreed: bool = False) -> Iterator[e.Effect]:
         if self.rank_in(g) is None:

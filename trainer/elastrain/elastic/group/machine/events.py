@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from elastrain.api.loops import NO_LOOP, LoopId
 from elastrain.api.messages import AgentMessage, RankMessage
 from elastrain.api.records import Generation
 
@@ -66,7 +67,7 @@ class Ready:
     store_port: int
     step: int
     """Committed steps."""
-    loop_end: int = 0
+    loop: LoopId = NO_LOOP
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,7 @@ class Boundary:
 
     holds: bool
     """It has the state."""
-    loop_end: int | None = None
+    loop: LoopId | None = None
     """Of the script's loop; None: the script does not go on to a later one."""
 
 
@@ -245,7 +246,7 @@ class StandBack:
 class GoOn:
     """The job is in a later loop: the script goes on to it."""
 
-    loop_end: int
+    loop: LoopId
 
 
 @dataclass(frozen=True, slots=True)
