@@ -27,7 +27,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .SHELLFLAGS := -euo pipefail -c
 
 .DEFAULT_GOAL := help
-.PHONY: help demo storm test test-torch guest nightly nightly-e2e simulate lint e2e cluster lock sbom release bench bench-steady bench-rendezvous bench-scheduling bench-sizes bench-operator bench-numerics bench-convergence bench-sharded bench-checkpoint gpu seeded mutants clean-cluster docs docs-serve reference
+.PHONY: help demo storm test test-torch guest nightly nightly-e2e simulate lint e2e cluster lock sbom release bench bench-steady bench-rendezvous bench-scheduling bench-sizes bench-operator bench-numerics bench-convergence bench-sharded bench-checkpoint bench-ettr gpu seeded mutants clean-cluster docs docs-serve reference
 
 help: ## what there is to make (this list)
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -147,6 +147,10 @@ bench-sharded: ## the cost of a step of a sharded model, of its vote and snapsho
 bench-checkpoint: ## what a checkpoint costs, takes and saves, beside torch's asynchronous ones: half an hour
 	@scripts/dev-env
 	@etcd=$$(scripts/get-etcd); ELASTRAIN_ETCD=$$etcd $(PY) bench/checkpoint.py
+
+bench-ettr: ## effective training time under published failures, beside torchrun: an hour
+	@scripts/dev-env
+	@etcd=$$(scripts/get-etcd); ELASTRAIN_ETCD=$$etcd $(PY) bench/ettr.py --ranks 8
 
 bench-numerics: ## the cost of bitwise numerics: ten minutes (docs/numerics.md)
 	@scripts/dev-env

@@ -3,6 +3,14 @@
 ENV_STATE_MIB = "BENCH_STATE_MIB"
 """Frozen weights below the model of the workload."""
 ENV_DEVICE = "BENCH_DEVICE"
+ENV_RANKS = "BENCH_RANKS"
+"""Ranks at which each has :data:`BATCH_PER_RANK` samples, where the system keeps the global batch. Default: 2."""
+ENV_HIDDEN = "BENCH_HIDDEN"
+"""Width of the model."""
+ENV_PACE = "BENCH_PACE"
+"""Seconds that an accelerator, which is played by a wait, takes for a sample."""
+BATCH_PER_RANK = 16
+"""Samples of a rank in a step."""
 ENV_NUMERICS = "BENCH_NUMERICS"
 """JSON for the ranks of ``bench/numerics.py``: ``numerics``, ``loader`` (options of ``job.dataloader``), ``steps`` and
 ``times`` (a file)."""

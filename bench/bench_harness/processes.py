@@ -130,6 +130,13 @@ def cpu_of(pid: int) -> float:
     return float(times.user + times.system)
 
 
+def listens(port: int) -> bool:
+    """Whether a server of loopback answers there."""
+    with socket.socket() as probe:
+        probe.settimeout(1.0)
+        return probe.connect_ex((HOST, port)) == 0
+
+
 def free_ports(count: int) -> list[int]:
     """Distinct unused TCP ports of loopback."""
     chosen: list[int] = []

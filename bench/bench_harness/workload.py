@@ -1,12 +1,14 @@
 """The workload of most benchmarks: a perceptron of 9.2 million parameters on synthetic data, with Adam.
 
 Model and optimizer state are 110 MB. ``ENV_STATE_MIB`` puts frozen tables below it, as in fine-tuning: the state grows,
-a step hardly. ``ENV_DEVICE`` chooses the device.
+a step hardly. ``ENV_DEVICE`` chooses the device. ``ENV_HIDDEN`` makes the model narrower; with ``ENV_PACE`` each sample
+also takes the time of an accelerator, so that a few cores carry many ranks.
 """
 
 from __future__ import annotations
 
 import os
+import time
 
 import torch
 from torch import nn
@@ -14,14 +16,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.utils.data import TensorDataset
 
-from bench_harness.names import ENV_DEVICE, ENV_STATE_MIB
+from bench_harness.names import BATCH_PER_RANK, ENV_DEVICE, ENV_HIDDEN, ENV_PACE, ENV_RANKS, ENV_STATE_MIB
 
-INPUTS, HIDDEN, CLASSES = 1024, 2176, 10
+INPUTS, HIDDEN, CLASSES = 1024, int(os.environ.get(ENV_HIDDEN, "2176")), 10
+PACE = float(os.environ.get(ENV_PACE, "0"))
 SAMPLES = 1024
-BATCH_PER_RANK = 16
-"""Samples of one rank in a step at :data:`START_RANKS` ranks."""
-START_RANKS = 2
-GLOBAL_BATCH = BATCH_PER_RANK * START_RANKS
+GLOBAL_BATCH = BATCH_PER_RANK * int(os.environ.get(ENV_RANKS, "2"))
 """Samples of a step where the system keeps it constant."""
 TABLE_MIB = 64
 TABLE_ROWS = TABLE_MIB * 2**20 // 4 // INPUTS
@@ -88,4 +88,6 @@ def data() -> TensorDataset:
 def loss(model: nn.Module, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Mean loss over a batch, a scalar."""
     there = device()
+    if PACE:
+        time.sleep(PACE * len(inputs))
     return nn.functional.cross_entropy(model(inputs.to(there)), labels.to(there))

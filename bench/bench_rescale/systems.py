@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 import time
@@ -14,7 +13,7 @@ from typing import ClassVar
 
 from bench_harness.agents import MAX_NODES, Agents
 from bench_harness.names import ENV_DEVICE, ENV_STATE_MIB
-from bench_harness.processes import HOST, free_ports, popen
+from bench_harness.processes import HOST, free_ports, listens, popen
 from bench_rescale import history
 from bench_rescale.events import NEED_AGENTS, Event
 from bench_rescale.results import Samples
@@ -111,13 +110,15 @@ class Torchrun(System):
     program: ClassVar[str] = "bench_rescale.train_torchrun"
     nproc: ClassVar[int] = 1
     """Ranks of a node."""
+    store_in_node_0: ClassVar[bool] = True
 
     def __init__(self, directory: Path, settings: Settings) -> None:
         super().__init__(directory, settings)
         [self._port] = free_ports(1)
 
     def node(self, number: int) -> tuple[list[str], dict[str, str]]:
-        conf = ",".join(filter(None, [f"is_host={'true' if number == 0 else 'false'}", self.conf]))
+        host = self.store_in_node_0 and number == 0
+        conf = ",".join(filter(None, [f"is_host={str(host).lower()}", self.conf]))
         command = [sys.executable, "-m", "torch.distributed.run", f"--nnodes=1:{MAX_NODES}"]
         command += [
             f"--nproc-per-node={self.nproc}",
@@ -127,7 +128,7 @@ class Torchrun(System):
         ]
         # Without restarts the first lost worker ends the job.
         command += [f"--rdzv-endpoint={HOST}:{self._port}", "--rdzv-id=bench", f"--local-addr={HOST}"]
-        command += ["--max-restarts=100", *self.flags]
+        command += ["--max-restarts=1000", *self.flags]
         return [*command, "-m", self.program], {
             **self.environment(number),
             "GLOO_SOCKET_IFNAME": "lo",
@@ -246,6 +247,8 @@ class TorchftTuned(System):
     )
     LIGHTHOUSE = ("--quorum_tick_ms", "50", "--join_timeout_ms", "1000", "--heartbeat_timeout_ms", "1000")
     SERVES_SECONDS = 30.0
+    shards: ClassVar[int] = MAX_NODES
+    """Of the data; each node that ever starts has one."""
 
     @classmethod
     def missing(cls, settings: Settings) -> str | None:
@@ -272,7 +275,7 @@ class TorchftTuned(System):
         with (self.directory / "lighthouse.log").open("ab") as log:
             self._service = popen(command, log, {})
         end = time.monotonic() + self.SERVES_SECONDS
-        while not _listens(self._port):
+        while not listens(self._port):
             if self._service.poll() is not None or time.monotonic() > end:
                 self.__exit__()
                 raise RuntimeError(f"torchft's lighthouse does not serve; see {self.directory / 'lighthouse.log'}")
@@ -289,7 +292,7 @@ class TorchftTuned(System):
 
     def node(self, number: int) -> tuple[list[str], dict[str, str]]:
         command = [str(self.settings.torchft_python), "-m", "torch.distributed.run", "--nnodes=1"]
-        command += ["--nproc-per-node=1", "--max-restarts=100", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
+        command += ["--nproc-per-node=1", "--max-restarts=1000", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
         command += ["--local-addr=localhost", "--monitor-interval=0.1", "-m", "bench_rescale.train_torchft"]
         return command, {
             **self.environment(number),
@@ -297,7 +300,7 @@ class TorchftTuned(System):
             "TORCHFT_LIGHTHOUSE": f"http://localhost:{self._port}",
             "TORCHFT_TIMEOUT_SEC": "10",
             "TORCHFT_QUORUM_TIMEOUT_SEC": "30",
-            ENV_SHARDS: str(MAX_NODES),
+            ENV_SHARDS: str(self.shards),
         }
 
     def samples(self, lines: list[Line]) -> Samples:
@@ -314,9 +317,3 @@ SYSTEMS: Mapping[str, type[System]] = {
     "torchrun-hsdp": TorchrunHsdp,
     "torchft-tuned": TorchftTuned,
 }
-
-
-def _listens(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.settimeout(1.0)
-        return probe.connect_ex((HOST, port)) == 0

@@ -22,6 +22,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 from bench_harness import workload
+from bench_harness.names import BATCH_PER_RANK
 from bench_rescale.steplog import ENV_CHECKPOINT, ENV_CHECKPOINT_EVERY, ENV_SHARDING, StepLog
 
 KEPT = 2
@@ -88,7 +89,7 @@ def main() -> None:
     rank, world, nproc = dist.get_rank(), dist.get_world_size(), int(os.environ["LOCAL_WORLD_SIZE"])
     model, optimizer = build(os.environ[ENV_SHARDING])
     inputs, labels = workload.data().tensors
-    every, batch = int(os.environ[ENV_CHECKPOINT_EVERY]), workload.BATCH_PER_RANK // nproc
+    every, batch = int(os.environ[ENV_CHECKPOINT_EVERY]), BATCH_PER_RANK // nproc
     checkpoints = Checkpoints(model, optimizer)
     step, position = checkpoints.load()
     while os.getppid() == parent:  # the orphan of a killed agent must not train on

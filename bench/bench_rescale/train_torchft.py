@@ -16,6 +16,7 @@ from torch.utils.data import Dataset
 from torchft import DistributedDataParallel, DistributedSampler, Manager, Optimizer, ProcessGroupGloo
 
 from bench_harness import workload
+from bench_harness.names import BATCH_PER_RANK
 from bench_rescale.steplog import ENV_NODE, ENV_SHARDS, StepLog
 
 EPOCH = 200_000
@@ -54,11 +55,11 @@ def main() -> None:
     sampler = DistributedSampler(
         Indices(), replica_rank=shard, num_replica_groups=shards, group_rank=0, num_replicas=1, shuffle=False
     )
-    mine, position, batch = list(sampler), 0, workload.BATCH_PER_RANK
+    mine, position, batch = list(sampler), 0, BATCH_PER_RANK
     while os.getppid() == parent:  # the orphan of a killed agent must not train on
         before = manager.current_step()
         log.begin(before)
-        rows = torch.tensor(mine[position : position + batch]) % workload.SAMPLES
+        rows = torch.tensor([mine[i % len(mine)] for i in range(position, position + batch)]) % workload.SAMPLES
         managed.zero_grad()
         workload.loss(ddp, inputs[rows], labels[rows]).backward()
         managed.step()

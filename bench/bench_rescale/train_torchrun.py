@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from bench_harness import workload
+from bench_harness.names import BATCH_PER_RANK
 from bench_rescale.steplog import ENV_CHECKPOINT, ENV_CHECKPOINT_EVERY, StepLog
 
 
@@ -33,7 +34,7 @@ def main() -> None:
         optimizer.load_state_dict(saved["optimizer"])
         step, position = saved["step"], saved["position"]
     ddp = DistributedDataParallel(model)
-    batch = workload.BATCH_PER_RANK
+    batch = BATCH_PER_RANK
     while os.getppid() == parent:  # the orphan of a killed agent must not train on
         log.begin(step)
         first = position + rank * batch
