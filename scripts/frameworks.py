@@ -28,15 +28,13 @@ from lightning.pytorch import callbacks
 from lightning.pytorch import strategies as of_trainer
 
 from elastrain.integrations import accelerate as with_accelerate
-from elastrain.integrations import (
-    huggingface,
-    lightning_files,
-    lightning_options,
-    lightning_state,
-    lightning_trainer,
-    trainer_loop,
-)
-from elastrain.integrations import lightning as with_fabric
+from elastrain.integrations.huggingface import adapter as huggingface
+from elastrain.integrations.huggingface import loop as trainer_loop
+from elastrain.integrations.lightning import fabric as with_fabric
+from elastrain.integrations.lightning import files as lightning_files
+from elastrain.integrations.lightning import options as lightning_options
+from elastrain.integrations.lightning import progress as lightning_state
+from elastrain.integrations.lightning import trainer as lightning_trainer
 from elastrain.integrations.refusals import Refusal
 
 PAGE = Path("docs/reference/frameworks.md")
@@ -129,7 +127,8 @@ def page() -> str:
         section("trl: SFTTrainer", defined(trl.SFTTrainer, beside=trainer), seams, {}),
         section("trl: SFTConfig", fields(trl.SFTConfig, arguments), (), {}),
         section(
-            "accelerate: Accelerator", defined(accelerate.Accelerator), overridden(with_accelerate.ElasticAccelerator),
+            "accelerate: Accelerator", defined(accelerate.Accelerator),
+            overridden(with_accelerate.ElasticAccelerator, with_accelerate.OfJob),
             raising(with_accelerate.ElasticAccelerator, "NotImplementedError"),
         ),
         section(

@@ -23,8 +23,10 @@ prepared is that of training. Every rank reads all samples of the others.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import torch
@@ -37,9 +39,10 @@ from elastrain.data.loader import ElasticLoader
 from elastrain.elastic.contract import Call
 from elastrain.elastic.job import Job
 from elastrain.elastic.strategies.strategy import ElasticModule
+from elastrain.integrations.arrives import track_next
 from elastrain.integrations.launcher import single_process
 from elastrain.integrations.own_loop import HasOwnLoop
-from elastrain.integrations.refusals import Refusal, refuse, refuse_chosen_batch
+from elastrain.integrations.refusals import Refusal, one_part, refuse, refuse_chosen_batch
 from elastrain.integrations.training_data import in_order_of
 
 _DEVICE = "ACCELERATE_TORCH_DEVICE"
@@ -94,7 +97,64 @@ class ElasticDataLoader:
             yield send_to_device(batch, self._accelerator.device) if self._place else batch
 
 
-class ElasticAccelerator(HasOwnLoop, Accelerator):
+class OfJob(Accelerator):
+    """What every Accelerator on an elastic job has: that of a script, and that of transformers' Trainer."""
+
+    job: Job
+
+    def wrap_options(self) -> dict[str, Any]:
+        """Of :meth:`elastrain.Job.wrap`: ``DistributedDataParallelKwargs``."""
+        return self.ddp_handler.to_kwargs() if self.ddp_handler is not None else {}
+
+    def prepare_model(
+        self, model: torch.nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
+    ) -> torch.nn.Module:
+        """The model in the job's wrapper, in place of DDP."""
+        if isinstance(model, ElasticModule):
+            return model
+        model = super().prepare_model(model, device_placement, evaluation_mode)
+        if evaluation_mode or not any(p.requires_grad for p in model.parameters()):
+            return model
+        return self.job.wrap(model, **self.wrap_options())
+
+    def prepare_optimizer(
+        self, optimizer: torch.optim.Optimizer, device_placement: bool | None = None
+    ) -> torch.optim.Optimizer:
+        """Also tracks it: the first as ``optimizer``, the second as ``optimizer1``, and so on."""
+        if not getattr(optimizer, "_is_accelerate_prepared", False):
+            track_next(self.job, "optimizer", len(self._optimizers), optimizer)
+        return super().prepare_optimizer(optimizer, device_placement)
+
+    def unwrap_model(
+        self, model: torch.nn.Module, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True
+    ) -> torch.nn.Module:
+        """The script's own model."""
+        inner = model.module if isinstance(model, ElasticModule) else model
+        return super().unwrap_model(inner, keep_fp32_wrapper, keep_torch_compile)
+
+    def gather(self, tensor: Any) -> Any:
+        """``tensor`` itself, in a loop over evaluation data, of which every rank has all samples. Raises
+        ``RuntimeError`` elsewhere in training."""
+        self.check_whole("gather", sys._getframe(1))
+        return super().gather(tensor)
+
+    def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
+        """As :meth:`gather`."""
+        self.check_whole("gather_for_metrics", sys._getframe(1))
+        return super().gather_for_metrics(input_data, use_gather_object)
+
+    def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
+        """As :meth:`gather`."""
+        self.check_whole("reduce", sys._getframe(1))
+        return super().reduce(tensor, reduction, scale)
+
+    def check_whole(self, name: str, caller: FrameType) -> None:
+        """Raises ``RuntimeError`` if a value may be that of one rank's part of a batch."""
+        if not self.gradient_state.in_dataloader:
+            raise one_part(f"accelerator.{name}()", "in a loop over a prepared evaluation DataLoader")
+
+
+class ElasticAccelerator(HasOwnLoop, OfJob):
     """``accelerate.Accelerator`` on an elastic job. What this class does not name is accelerate's own."""
 
     own_loop = "accelerate"
@@ -136,38 +196,25 @@ class ElasticAccelerator(HasOwnLoop, Accelerator):
         ready = (self._adopt(arg) if isinstance(arg, ElasticLoader) else arg for arg in args)
         return super().prepare(*ready, device_placement=device_placement)
 
-    def prepare_model(
-        self, model: torch.nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
-    ) -> torch.nn.Module:
-        """The model in the job's wrapper, in place of DDP; ``DistributedDataParallelKwargs`` are its options."""
-        if isinstance(model, ElasticModule):
-            return model
-        model = super().prepare_model(model, device_placement, evaluation_mode)
-        if evaluation_mode or not any(p.requires_grad for p in model.parameters()):
-            return model
-        options = self.ddp_handler.to_kwargs() if self.ddp_handler is not None else {}
-        return self.job.wrap(model, **options)
-
     def prepare_optimizer(
         self, optimizer: torch.optim.Optimizer, device_placement: bool | None = None
     ) -> torch.optim.Optimizer:
-        """Also tracks it: the first as ``optimizer``, the second as ``optimizer1``, and so on."""
+        """Also notes its steps."""
         if not getattr(optimizer, "_is_accelerate_prepared", False):
-            self.job.track(**{f"optimizer{len(self._optimizers) or ''}": optimizer})
             optimizer.register_step_post_hook(self._note_step)
         return super().prepare_optimizer(optimizer, device_placement)
 
     def prepare_scheduler(self, scheduler: Any) -> Any:
         """Also tracks it: the first as ``scheduler``, the second as ``scheduler1``, and so on."""
         if not getattr(scheduler, "_is_accelerate_prepared", False):
-            self.job.track(**{f"scheduler{len(self._schedulers) or ''}": scheduler})
+            track_next(self.job, "scheduler", len(self._schedulers), scheduler)
         return super().prepare_scheduler(scheduler)
 
     def register_for_checkpointing(self, *objects: Any) -> None:
         """Track the objects: joiners and the job's checkpoints receive their state."""
         first = len(self._custom_objects)
         super().register_for_checkpointing(*objects)
-        self.job.track(**{f"object{first + i or ''}": obj for i, obj in enumerate(objects)})
+        track_next(self.job, "object", first, *objects)
 
     def prepare_data_loader(
         self, data_loader: Any, device_placement: bool | None = None, slice_fn_for_dispatch: Any = None
@@ -200,13 +247,6 @@ class ElasticAccelerator(HasOwnLoop, Accelerator):
         seed = self.dataloader_config.data_seed or 0
         total = (getattr(source, "batch_size", None) or 0) * self.gradient_accumulation_steps
         return in_order_of(self.job, source, "accelerator.prepare()", global_batch_size=total, seed=seed)
-
-    def unwrap_model(
-        self, model: torch.nn.Module, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True
-    ) -> torch.nn.Module:
-        """The script's own model."""
-        inner = model.module if isinstance(model, ElasticModule) else model
-        return super().unwrap_model(inner, keep_fp32_wrapper, keep_torch_compile)
 
     # -- the loop ------------------------------------------------------------------------------------------------------
     def steps(self, loader: ElasticLoader, epochs: int) -> Iterator[Any]:
@@ -266,29 +306,6 @@ class ElasticAccelerator(HasOwnLoop, Accelerator):
             super().clip_grad_value_(parameters, clip_value)
 
     # -- across the ranks ----------------------------------------------------------------------------------------------
-    def gather(self, tensor: Any) -> Any:
-        """``tensor`` itself, in a loop over evaluation data, of which every rank has all samples. Raises
-        ``RuntimeError`` elsewhere."""
-        self._check_whole("gather")
-        return super().gather(tensor)
-
-    def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
-        """As :meth:`gather`."""
-        self._check_whole("gather_for_metrics")
-        return super().gather_for_metrics(input_data, use_gather_object)
-
-    def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
-        """As :meth:`gather`."""
-        self._check_whole("reduce")
-        return super().reduce(tensor, reduction, scale)
-
-    def _check_whole(self, name: str) -> None:
-        if not self.gradient_state.in_dataloader:
-            raise RuntimeError(
-                f"accelerator.{name}(): only in a loop over a prepared evaluation DataLoader, of which each rank reads "
-                "all samples; the mean loss over the global batch of the last step is job.loss"
-            )
-
     def wait_for_everyone(self) -> None:
         """Returns at once: all ranks leave a loop together. Raises ``RuntimeError`` in a loop body."""
         if self._in_body:

@@ -44,6 +44,18 @@ def word(value: Any) -> str:
     return str(getattr(value, "value", value)).lower()
 
 
+SUMS = (
+    "the ranks may change in the middle of the call. job.add(name=number) before the backward sums over the global "
+    "batch, and job.sums has the sums behind it; its mean loss is job.loss; between loops: job.all_reduce()"
+)
+"""What to do in training in place of a call that makes one value of all ranks."""
+
+
+def one_part(call: str, where: str) -> RuntimeError:
+    """Of such a ``call``: it has a meaning ``where`` each rank has all samples."""
+    return RuntimeError(f"{call}: only {where}, of which each rank reads all samples: in training {SUMS}")
+
+
 def refuse_chosen_batch(job: Any, adapter: str) -> None:
     """Raises ``ValueError`` if ``job`` has ``spec.batch``: ``adapter`` counts one batch of the script for each step."""
     if job.chooses_batch:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, ClassVar, TypeVar
 
 Made = TypeVar("Made", bound=type)
@@ -30,17 +30,24 @@ class HasOwnLoop:
         return object.__new__(own if cls in own.__mro__ else type(cls.__name__, (cls, own), {}))
 
 
+def as_mean(loss: Any, options: dict[str, Any]) -> Any:
+    """``loss``, divided by the ``count`` of tokens that it is a sum over, if ``options`` of a backward have one."""
+    count = options.pop("count", None)
+    return loss if count is None else loss / max(int(count), 1)
+
+
 def computed(job: Any, loss: Any) -> None:
     """The framework has run backward on ``loss``, the mean of a global batch."""
     job.computed(loss)
 
 
-def of_framework(framework: type, *adapters: type) -> Callable[[Made], Made]:
-    """For a subclass of ``adapters``: what they override is ``framework``'s again, unless the class says otherwise."""
+def of_framework(framework: type, *adapters: type, keeps: Collection[str] = ()) -> Callable[[Made], Made]:
+    """For a subclass of ``adapters``: what they override is ``framework``'s again, unless the class says otherwise or
+    ``keeps`` names it."""
 
     def restored(own: Made) -> Made:
         overridden = {name for adapter in adapters for name in vars(adapter) if not name.startswith("__")}
-        for name in overridden - vars(own).keys():
+        for name in overridden - vars(own).keys() - {*keeps}:
             if (original := inspect.getattr_static(framework, name, None)) is not None:
                 setattr(own, name, original)
         return own

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from elastrain.data.loader import ElasticLoader
 from elastrain.integrations.accelerate import ElasticAccelerator
-from elastrain.integrations.own_loop import Epochs, computed, of_framework
+from elastrain.integrations.own_loop import Epochs, as_mean, computed, of_framework
 
 
 class _Batches(Epochs):
@@ -23,7 +23,9 @@ class _Batches(Epochs):
         return self.batches
 
 
-@of_framework(Accelerator, ElasticAccelerator)
+@of_framework(
+    Accelerator, ElasticAccelerator, keeps=("prepare_optimizer", "prepare_scheduler", "register_for_checkpointing")
+)
 class OwnLoop(ElasticAccelerator):
     """``accelerate.Accelerator``, whose objects the reference ``job`` knows."""
 
@@ -55,21 +57,6 @@ class OwnLoop(ElasticAccelerator):
             self.job.wrap(model)
         return model
 
-    def prepare_optimizer(self, optimizer: torch.optim.Optimizer, device_placement: bool | None = None) -> Any:
-        if not getattr(optimizer, "_is_accelerate_prepared", False):
-            self.job.track(**{f"optimizer{len(self._optimizers) or ''}": optimizer})
-        return Accelerator.prepare_optimizer(self, optimizer, device_placement)
-
-    def prepare_scheduler(self, scheduler: Any) -> Any:
-        if not getattr(scheduler, "_is_accelerate_prepared", False):
-            self.job.track(**{f"scheduler{len(self._schedulers) or ''}": scheduler})
-        return Accelerator.prepare_scheduler(self, scheduler)
-
-    def register_for_checkpointing(self, *objects: Any) -> None:
-        first = len(self._custom_objects)
-        Accelerator.register_for_checkpointing(self, *objects)
-        self.job.track(**{f"object{first + i or ''}": obj for i, obj in enumerate(objects)})
-
     def prepare_data_loader(self, data_loader: Any, *args: Any, **options: Any) -> Any:
         if isinstance(data_loader, _Batches):
             return data_loader
@@ -85,8 +72,6 @@ class OwnLoop(ElasticAccelerator):
         return made
 
     def backward(self, loss: torch.Tensor, **options: Any) -> None:
-        count = options.pop("count", None)
-        if count is not None:  # a sum over so many tokens
-            loss = loss / max(int(count), 1)
+        loss = as_mean(loss, options)
         Accelerator.backward(self, loss * self._accumulated, **options)
         computed(self.job, loss)

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from elastrain.integrations.huggingface.loop import loader_of
 from elastrain.integrations.own_loop import Epochs
-from elastrain.integrations.trainer_loop import loader_of
 
 
 @contextmanager

@@ -95,7 +95,7 @@ def test_samples_of_similar_length_share_a_global_batch_if_they_are_grouped_by_l
 
     from elastrain.data.options import order_of
     from elastrain.integrations.huggingface import ElasticTrainer
-    from elastrain.integrations.trainer_loop import loader_of
+    from elastrain.integrations.huggingface.loop import loader_of
 
     monkeypatch.delenv("LOCAL_RANK")
     lengths = [1 + (7 * i) % 40 for i in range(800)]

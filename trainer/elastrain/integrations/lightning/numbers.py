@@ -13,8 +13,8 @@ import torch
 from lightning.pytorch import Trainer
 from torchmetrics import Metric
 
-from elastrain.elastic.encoding import decode, encode
 from elastrain.elastic.job import Job
+from elastrain.integrations.arrives import Arrives
 
 _STEP = "training_step"
 _WEIGHT = "/weight"
@@ -35,7 +35,7 @@ class _Sum(NamedTuple):
 _EMPTY = _Sum(0.0, 0, None, 0)
 
 
-class Numbers:
+class Numbers(Arrives):
     """Tracked: the sums of the epoch, which joiners continue."""
 
     def __init__(self, job: Job, trainer: Trainer) -> None:
@@ -48,7 +48,6 @@ class Numbers:
         """Updates of each of the module's metrics before the body."""
         self._counted: dict[str, _Sum] = {}
         """Behind the last committed step: the end of its epoch clears Lightning's."""
-        self._received: bytes | None = None
 
     def begin(self) -> None:
         """An execution of a step does."""
@@ -150,28 +149,21 @@ class Numbers:
         return {key: metric for key, metric in results if metric.is_tensor and metric.meta.fx == _STEP}
 
     # -- state ---------------------------------------------------------------------------------------------------------
-    def state_dict(self) -> dict[str, bytes]:
-        """Of the last committed step."""
-        if self._received is not None:
-            return {"encoded": self._received}
-        return {"encoded": encode({key: tuple(one) for key, one in self._counted.items()})}
-
-    def load_state_dict(self, state: dict[str, bytes]) -> None:
-        """Keep it for :meth:`apply`."""
-        self._received = state["encoded"]
+    def present(self) -> dict[str, tuple[Any, ...]]:
+        """The sums."""
+        return {key: tuple(one) for key, one in self._counted.items()}
 
     def apply(self, *, ghost: bool) -> None:
         """Go on with what has arrived; ``ghost``: the end of that step, and perhaps of its epoch, follows."""
-        if self._received is None:
+        if (received := self.taken()) is None:
             return
-        logged, received = self._logged(), decode(self._received)
+        logged = self._logged()
         self._counted = {key: _Sum(*one) for key, one in received.items()}
         over = not ghost and self._job.step % int(self._trainer.num_training_batches) == 0
         for key, one in ({} if over else self._counted).items():
             self._before[key] = one
             if key in logged:
                 _put(logged[key], one)
-        self._received = None
 
 
 def _of(metric: Any) -> _Sum:

@@ -7,37 +7,27 @@ from typing import Any
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
+from elastrain.integrations.arrives import Arrives
+
 _OF_SAVES = ("_last_global_step_saved", "_last_checkpoint_saved", "_defer_save_until_validation")
 """Of a ``ModelCheckpoint``, besides its ``state_dict()``."""
 
 
-class Callbacks:
+class Callbacks(Arrives):
     """Tracked: the state of the Trainer's callbacks, such as a patience counter or the path of the best checkpoint, and
     that of its ``LightningDataModule``."""
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
-        self._received: dict[str, Any] | None = None
 
-    @property
-    def arrived(self) -> bool:
-        """Whether a peer's state, or a checkpoint's, waits for :meth:`apply`."""
-        return self._received is not None
-
-    def state_dict(self) -> dict[str, Any]:
-        """Of the last committed step, by callback."""
-        if self._received is not None:
-            return self._received
+    def present(self) -> dict[str, Any]:
+        """By callback."""
         states = {key: one.state_dict() | _saves(one) for key, one in self._stateful().items()}
         return {key: state for key, state in states.items() if state}
 
-    def load_state_dict(self, states: dict[str, Any]) -> None:
-        """Keep it for :meth:`apply`."""
-        self._received = states
-
     def apply(self, *, ghost: bool) -> None:
         """Go on with what has arrived; ``ghost``: Lightning's loop calls the events of that step itself."""
-        received = {} if self._received is None or ghost else self._received
+        received = self.taken(drop=ghost) or {}
         for key, callback in self._stateful().items():
             if (state := received.get(key)) is None:
                 continue
@@ -45,7 +35,6 @@ class Callbacks:
                 callback.dirpath = state["dirpath"]  # as rank 0 has chosen it
                 vars(callback).update({name: state[name] for name in _OF_SAVES if name in state})
             callback.load_state_dict({name: value for name, value in state.items() if name not in _OF_SAVES})
-        self._received = None
 
     def _stateful(self) -> dict[str, Any]:
         data = self._trainer.datamodule

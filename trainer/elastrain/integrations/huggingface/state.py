@@ -8,39 +8,28 @@ from typing import Any
 import torch
 from transformers.trainer_callback import ExportableState
 
-from elastrain.elastic.encoding import decode, encode
-from elastrain.integrations.trainer_board import Boards
+from elastrain.integrations.arrives import Arrives
+from elastrain.integrations.huggingface.board import Boards
 
 _OF_A_RANK = ("is_world_process_zero", "is_local_process_zero", "stateful_callbacks")
 _DATA = ("train_dataset", "eval_dataset")
 
 
-class Carried:
+class Carried(Arrives):
     """Tracked: the Trainer's state and control, the callbacks that export theirs, and plain attributes of the Trainer.
 
-    A joiner's loop sets its counters to 0 behind its entry, so :meth:`load_state_dict` keeps what has arrived, and
-    :meth:`apply` gives it to the loop.
+    A joiner's loop sets its counters to 0 behind its entry, so what has arrived waits for :meth:`apply`.
     """
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         self.boards = Boards(trainer)
-        self._received: bytes | None = None
         self._held: tuple[Any, ...] | None = None
 
-    def state_dict(self) -> dict[str, bytes]:
-        """Of the last committed step."""
-        if self._received is not None:
-            return {"encoded": self._received}
-        t = self._trainer
-        state = {name: value for name, value in vars(t.state).items() if name not in _OF_A_RANK}
-        return {
-            "encoded": encode((state, *(self._held or self._of_events()), plain_attributes(t), self.boards.folders))
-        }
-
-    def load_state_dict(self, state: dict[str, bytes]) -> None:
-        """Keep it for :meth:`apply`."""
-        self._received = state["encoded"]
+    def present(self) -> tuple[Any, ...]:
+        """State, control, callbacks, attributes, and what rank 0 has chosen for its services."""
+        state = {name: value for name, value in vars(self._trainer.state).items() if name not in _OF_A_RANK}
+        return state, *(self._held or self._of_events()), plain_attributes(self._trainer), self.boards.folders
 
     def hold(self) -> None:
         """The loop calls events of the next step: they are no part of the last one's state."""
@@ -52,16 +41,15 @@ class Carried:
 
     def apply(self, *, keep: bool = False) -> None:
         """The state that has arrived becomes that of the loop. ``keep``: also at the next call."""
-        if self._received is None:
+        if (taken := self.taken(keep=keep)) is None:
             return
-        state, control, callbacks, attributes, self.boards.folders = decode(self._received)
+        state, control, callbacks, attributes, self.boards.folders = taken
         t, self._held = self._trainer, None
         vars(t.state).update(state)
         vars(t.control).update(control)
         for name, callback in self._exportable().items():  # this rank may have other callbacks
             vars(callback).update(callbacks.get(name, {}))
         vars(t).update(attributes)
-        self._received = self._received if keep else None
 
     def _of_events(self) -> tuple[Any, ...]:
         callbacks = {name: callback.state()["attributes"] for name, callback in self._exportable().items()}

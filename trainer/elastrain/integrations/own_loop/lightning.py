@@ -9,9 +9,9 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 
-from elastrain.integrations.lightning import RankOfJob
-from elastrain.integrations.lightning_options import total_steps
-from elastrain.integrations.lightning_trainer import ElasticTrainerStrategy
+from elastrain.integrations.lightning.fabric import RankOfJob
+from elastrain.integrations.lightning.options import total_steps
+from elastrain.integrations.lightning.trainer import ElasticTrainerStrategy
 from elastrain.integrations.own_loop import computed, of_framework
 
 
@@ -35,8 +35,7 @@ class OwnLoop(ElasticTrainerStrategy):
         self._trainer = trainer
         SingleDeviceStrategy.setup(self, trainer)
         if trainer.state.fn == TrainerFn.FITTING:
-            for number, config in enumerate(self._track(trainer)):
-                self._job.track(**{f"scheduler{number or ''}": config.scheduler})
+            self._track(trainer)
 
     def _setup_model(self, model: torch.nn.Module) -> torch.nn.Module:
         assert self._trainer is not None

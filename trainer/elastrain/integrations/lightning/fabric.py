@@ -28,7 +28,9 @@ from torch.distributed.tensor import DTensor
 
 from elastrain.elastic.contract import Call
 from elastrain.elastic.job import Job
+from elastrain.integrations.arrives import track_next
 from elastrain.integrations.own_loop import HasOwnLoop
+from elastrain.integrations.refusals import SUMS
 
 
 class RankOfJob:
@@ -91,8 +93,7 @@ class ElasticStrategy(HasOwnLoop, RankOfJob, SingleDeviceStrategy):
 
     def setup_optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         """Set up and track the optimizer: the first as ``optimizer``, the second as ``optimizer1``, and so on."""
-        name = f"optimizer{self._optimizers or ''}"
-        self._job.track(**{name: optimizer})
+        track_next(self._job, "optimizer", self._optimizers, optimizer)
         self._optimizers += 1
         return optimizer
 
@@ -157,6 +158,5 @@ class ElasticStrategy(HasOwnLoop, RankOfJob, SingleDeviceStrategy):
 
 
 _NO_COLLECTIVES = (
-    "fabric.all_reduce, all_gather and broadcast: the world may change in the middle of one. The mean loss over the "
-    "global batch is job.loss; state that all ranks need belongs in job.track(...)"
+    f"fabric.all_reduce, all_gather and broadcast: {SUMS}; state that all ranks need belongs in job.track(...)"
 )

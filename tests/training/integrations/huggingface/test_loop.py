@@ -275,7 +275,7 @@ def test_events_of_tensorboard_are_those_of_the_trainer_alone_if_rank_0_is_lost(
 def test_transformers_without_a_seam_is_refused_by_its_name(train, monkeypatch):
     from transformers import Trainer
 
-    from elastrain.integrations import trainer_loop
+    from elastrain.integrations.huggingface import loop as trainer_loop
 
     overridden = {
         name for name, value in vars(trainer_loop.Seams).items() if callable(value) and hasattr(Trainer, name)

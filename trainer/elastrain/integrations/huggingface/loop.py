@@ -16,11 +16,12 @@ import itertools
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
 import torch
 import transformers
-from accelerate import Accelerator, PartialState
+from accelerate import PartialState
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset
 from transformers import Trainer
 from transformers.trainer_pt_utils import find_batch_size
@@ -30,15 +31,16 @@ from elastrain.data.loader import ElasticLoader
 from elastrain.data.rng import Kept
 from elastrain.elastic.contract import Call
 from elastrain.elastic.job import Job
-from elastrain.elastic.strategies.strategy import ElasticModule
-from elastrain.integrations.trainer_numbers import Numbers
-from elastrain.integrations.trainer_state import Carried, plain_attributes, put_back
+from elastrain.integrations.accelerate import OfJob
+from elastrain.integrations.huggingface.numbers import Numbers
+from elastrain.integrations.huggingface.state import Carried, plain_attributes, put_back
+from elastrain.integrations.refusals import one_part
 from elastrain.integrations.training_data import KEPT, in_order_of
 
 SEAMS = (
     "create_accelerator_and_postprocess", "is_world_process_zero", "is_local_process_zero",
     "get_total_train_batch_size", "_inner_training_loop", "get_train_dataloader", "_init_training_state",
-    "_prepare_for_training", "_load_rng_state", "training_step", "floating_point_ops", "_evaluate",
+    "_prepare_for_training", "_load_rng_state", "training_step", "floating_point_ops", "_evaluate", "evaluation_loop",
     "_save_checkpoint", "_save_rng_state", "_finalize_training",
 )  # fmt: skip
 """Methods of the Trainer that the job is at."""
@@ -46,12 +48,13 @@ _OVER = object()
 """In place of a batch: the job has no further body."""
 
 
-class JobsAccelerator(Accelerator):
+class JobsAccelerator(OfJob):
     """The calls by which the loop, or an overridden ``training_step``, reaches the ranks."""
 
-    job: Job
     options: dict[str, Any]
     """Of ``job.wrap()``."""
+    evaluates = False
+    """Whether each rank computes all of an evaluation."""
     numbers: Numbers
     samples = 0
     """Of this body."""
@@ -61,20 +64,15 @@ class JobsAccelerator(Accelerator):
     given = whole = torch.tensor(0.0)
     """The loss of this body; that of the global batch."""
 
-    def prepare_model(self, model: Any, device_placement: Any = None, evaluation_mode: bool = False) -> Any:
-        """The model in the job's wrapper, in place of DDP."""
-        model = super().prepare_model(model, device_placement, evaluation_mode)
-        return model if evaluation_mode or isinstance(model, ElasticModule) else self.job.wrap(model, **self.options)
+    def wrap_options(self) -> dict[str, Any]:
+        """Those of the arguments."""
+        return self.options
 
-    def prepare_optimizer(self, optimizer: Any, device_placement: Any = None) -> Any:
-        """Also tracks it."""
-        if not getattr(optimizer, "_is_accelerate_prepared", False):
-            self.job.track(optimizer=optimizer)
-        return super().prepare_optimizer(optimizer, device_placement)
-
-    def unwrap_model(self, model: Any, *args: Any, **kwargs: Any) -> Any:
-        """The script's own model."""
-        return super().unwrap_model(model.module if isinstance(model, ElasticModule) else model, *args, **kwargs)
+    def check_whole(self, name: str, caller: FrameType) -> None:
+        """What TRL's trainers gather goes into lists, of which :class:`Numbers` makes those of the global batch."""
+        by_framework = caller.f_globals["__name__"].startswith(("trl.", "accelerate."))
+        if self.job.body is not None and not (self.evaluates or by_framework):
+            raise one_part(f"accelerator.{name}()", "in an evaluation")
 
     def backward(self, loss: torch.Tensor, **options: Any) -> None:
         """On the mean over samples, or on the sum over a count of tokens."""
@@ -345,6 +343,13 @@ class Seams(Trainer):
         with Kept():
             metrics: dict[str, float] = super()._evaluate(trial, ignore_keys_for_eval, skip_scheduler)
         return metrics
+
+    def evaluation_loop(self, *args: Any, **options: Any) -> Any:
+        self.accelerator.evaluates = True
+        try:
+            return super().evaluation_loop(*args, **options)
+        finally:
+            self.accelerator.evaluates = False
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Rank 0 writes; that of the next generation, if the ranks switch behind this step, since this one may leave.

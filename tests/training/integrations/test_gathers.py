@@ -1,0 +1,53 @@
+"""Calls that make one value of all ranks, in training: each rank has its part of a step, so they are refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from elastrain.elastic.contract import Phase
+from scripted_loop import ScriptedJob
+
+WAY_OUT = r"in training the ranks may change .*job\.add\(name=number\).*job\.sums.*job\.loss.*job\.all_reduce\(\)"
+
+
+@pytest.mark.parametrize("call", ["gather", "gather_for_metrics", "reduce"])
+def test_accelerates_call_outside_of_evaluation_names_the_way_out(require, call):
+    require("accelerate", "ELASTRAIN_REQUIRE_HUGGINGFACE")
+    from elastrain.integrations.accelerate import ElasticAccelerator
+
+    accelerator = ElasticAccelerator(ScriptedJob(), cpu=True)
+    with pytest.raises(RuntimeError, match=rf"accelerator\.{call}\(\): only in a loop over .*{WAY_OUT}"):
+        getattr(accelerator, call)(torch.ones(2))
+    (batches,) = [[*torch.arange(6).split(4)]]
+    accelerator._training = object()  # the next loader is that of an evaluation
+    loader = accelerator.prepare(torch.utils.data.DataLoader(range(6), batch_size=4))
+    for batch, whole in zip(loader, batches, strict=True):
+        assert torch.equal(getattr(accelerator, call)(batch), whole)
+
+
+@pytest.mark.parametrize("call", ["all_gather", "all_reduce", "broadcast"])
+def test_fabrics_call_names_the_way_out(require, call):
+    require("lightning", "ELASTRAIN_REQUIRE_LIGHTNING")
+    from lightning.fabric import Fabric
+
+    from elastrain.integrations.lightning import ElasticStrategy
+
+    fabric = Fabric(accelerator="cpu", devices=1, strategy=ElasticStrategy(ScriptedJob()))
+    with pytest.raises(NotImplementedError, match=r"fabric\.all_reduce.*job\.add\(name=number\)"):
+        getattr(fabric, call)(torch.ones(2))
+
+
+@pytest.mark.parametrize("call", ["gather", "gather_for_metrics", "reduce"])
+def test_call_in_a_training_step_of_transformers_names_the_way_out(require, call):
+    require("transformers", "ELASTRAIN_REQUIRE_HUGGINGFACE")
+    from elastrain.integrations.huggingface.loop import JobsAccelerator
+
+    accelerator = JobsAccelerator(cpu=True)
+    accelerator.job = ScriptedJob()
+    assert torch.equal(getattr(accelerator, call)(torch.ones(2)), torch.ones(2)), "between loops"
+    accelerator.job.body, accelerator.job.phase = object(), Phase.FRESH
+    with pytest.raises(RuntimeError, match=rf"accelerator\.{call}\(\): only in an evaluation.*{WAY_OUT}"):
+        getattr(accelerator, call)(torch.ones(2))
+    accelerator.evaluates = True
+    assert torch.equal(getattr(accelerator, call)(torch.ones(2)), torch.ones(2))
