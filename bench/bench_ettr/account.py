@@ -50,6 +50,8 @@ class Account:
     """Between two committed steps."""
     rolled_back: int
     """Committed steps that do not count."""
+    missing: float
+    """Seconds without a rank in the step, of all missing ranks together."""
 
 
 def marks(lines: Iterable[Line], per_rank: int, constant: int | None) -> list[Mark]:
@@ -95,7 +97,7 @@ def account(
     second = undisturbed(inside, full)
     kept: list[tuple[int, float, float]] = []  # step, seconds of use, and beyond them for want of nodes
     lost = {REDONE: 0.0, CAPACITY: 0.0, SCATTER: 0.0}
-    rolled_back, longest = 0, 0.0
+    rolled_back, longest, missing = 0, 0.0, 0.0
     at, step = begin, max((mark.step for mark in steps if mark.at < begin), default=inside[0].step - 1)
     for mark in inside:
         while kept and kept[-1][0] >= mark.step:
@@ -109,13 +111,14 @@ def account(
         cause = _cause((at, mark.at), beyond - capacity, useful, disturbances)
         lost[cause] = lost.get(cause, 0.0) + beyond - capacity
         longest = max(longest, mark.at - at)
+        missing += (mark.at - at) * (full - min(mark.world, full))
         at, step = mark.at, mark.step
     cause = _cause((at, end), end - at, inside[-1].samples * second, disturbances)
     lost[cause] = lost.get(cause, 0.0) + end - at
     lost[CAPACITY] = sum(capacity for _, _, capacity in kept)
     productive = sum(useful for _, useful, _ in kept)
     at_full = second * next(mark.samples for mark in inside if mark.world == full)
-    return Account(end - begin, productive, lost, at_full, max(longest, end - at), rolled_back)
+    return Account(end - begin, productive, lost, at_full, max(longest, end - at), rolled_back, missing)
 
 
 def _cause(interval: tuple[float, float], rest: float, useful: float, disturbances: Sequence[tuple[float, str]]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import json
 import os
 import signal
 import time
@@ -61,7 +60,8 @@ class Drive:
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._fired: list[Fired] = []
-        self._rescales: dict[str, Rescaled] = {}
+        self._rescales: dict[object, Rescaled] = {}
+        """By the number of the generation."""
         self._began = self._last_step_at = self._away = 0.0
         self._highest = self._ended = self._hangs = 0
 
@@ -88,7 +88,7 @@ class Drive:
             system=name, about=self._system.about, start=self._began - started, load=round(load, 2), wall=found.wall,
             ettr=found.productive / found.wall, lost=found.lost, step=found.step, longest=found.longest,
             rolled_back=found.rolled_back, ended=self._ended, hangs=self._hangs, away=self._away,
-            of_paid=found.productive / (found.wall - self._away / self._ranks),
+            missing=found.missing, of_paid=found.productive / (found.wall - self._away / self._ranks),
             samples=self._system.samples(lines), fired=tuple(self._fired), rescales=tuple(self._rescales.values()),
         )  # fmt: skip
 
@@ -141,7 +141,7 @@ class Drive:
                 pause=record["pause_seconds"],
                 phases=record["phases"],
             )
-            self._rescales.setdefault(json.dumps(record, sort_keys=True), found)
+            self._rescales.setdefault(record["generation"], found)
         for node in [n for n in self._training if not self._processes.runs(worker(n))]:
             self._ended += 1
             self._lose(node)

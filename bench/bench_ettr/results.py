@@ -54,6 +54,8 @@ class RunResult(Model):
     """Times that all nodes were started again since no step was committed for long."""
     away: float
     """Seconds from the loss of a node to the start of its replacement, of all nodes together."""
+    missing: float
+    """Seconds without a rank in a committed step, of all missing ranks together."""
     of_paid: float
     """Productive part of the time of the nodes that are there, 0 to 1."""
     samples: Samples | None

@@ -71,11 +71,10 @@ class Failure:
 
 
 def trace(seed: int, rate: float, minutes: float) -> tuple[Failure, ...]:
-    """Failures of a Poisson process of ``rate`` an hour, in order. The same arguments give the same trace.
-
-    Cause and place of each are drawn independently of its time.
+    """Failures of a Poisson process of ``rate`` an hour, in order. The same arguments give the same trace, and more
+    minutes a longer one with the same begin. Cause and place of each are drawn independently of its time.
     """
-    rng = random.Random(f"{seed} {rate:g} {minutes:g}")
+    rng = random.Random(f"{seed} {rate:g}")
     causes, weights = list(CAUSES), [count for count, _ in CAUSES.values()]
     found: list[Failure] = []
     now = rng.expovariate(rate / 3600)
