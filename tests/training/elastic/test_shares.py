@@ -21,7 +21,7 @@ from elastrain.data.order import Order, run_of
 from elastrain.data.share import Share
 from elastrain.elastic.comm.header import RanksDiverged
 from elastrain.elastic.job import Job
-from elastrain.elastic.shares import CHANGE, GAIN, MOST, WHOLE, WINDOW, MeasuredShares, Shares, even, follow
+from elastrain.elastic.shares import CHANGE, GAIN, MOST, WHOLE, WINDOW, MeasuredShares, Shares, begun, even, follow
 from elastrain.elastic.strategies.bitwise import Bitwise
 from elastrain_audit.judge import verify
 from threaded_world import RankThread, ThreadWorld, thread_world
@@ -118,10 +118,37 @@ def test_nothing_is_decided_from_steps_in_which_a_rank_has_no_time() -> None:
 
 def test_ranks_with_different_shares_diverge_by_name() -> None:
     one, other = MeasuredShares(), MeasuredShares()
-    other.now = Shares(weights=(1, WHOLE - 1))
+    other.enter([1, 3])
     votes = [a + b for a, b in zip(*(m.votes(Share(0, 2), 2, 1.0, 8) for m in (one, other)), strict=True)]
     with pytest.raises(RanksDiverged, match=r"spec\.shares"):
         one.check(votes)
+
+
+@given(st.lists(st.integers(1, 10**10), min_size=1, max_size=8))
+def test_a_generation_begins_with_shares_in_proportion_to_the_known_speeds(paces) -> None:
+    assert begun(paces).weights == begun([7 * pace for pace in paces]).weights
+    weights = begun(paces).weights
+    assert sum(weights) == WHOLE
+    faster = [(a, b) for a in range(len(paces)) for b in range(len(paces)) if paces[a] < paces[b]]
+    assert all(weights[a] >= weights[b] - len(paces) for a, b in faster)
+
+
+def test_a_generation_begins_with_equal_shares_if_no_speed_is_known() -> None:
+    assert begun([0, 0]) == begun([]) == Shares()
+
+
+def test_a_new_rank_begins_with_the_share_of_the_others_mean() -> None:
+    assert begun([1, 3, 0]).weights == begun([1, 3, 2]).weights
+
+
+def test_a_rank_knows_its_own_pace_after_a_decision_and_keeps_it_into_the_next_generation() -> None:
+    shares = MeasuredShares()
+    for _ in range(WINDOW):
+        shares.votes(Share(1, 2), 2, 3.0, 1)
+        shares.commit([1.0, 3.0, 0.0, 2.0], learning=False)
+    assert shares.pace == 3 * 10**9
+    shares.enter([10**9, shares.pace, 0])
+    assert (shares.pace, shares.now.weights) == (3 * 10**9, begun([1, 3, 2]).weights)
 
 
 # -- real ranks ------------------------------------------------------------------------------------------------------
@@ -180,6 +207,23 @@ def test_a_slow_rank_computes_fewer_samples_and_the_model_is_that_of_equal_share
     assert BATCH // 6 <= after[-1] <= BATCH // 3, "a quarter of the batch belongs to it"
     for name, value in equal.items():
         assert torch.allclose(measured[name], value, rtol=0, atol=1e-14), name
+
+
+def c_joins(world: ThreadWorld) -> None:
+    """Once the shares have changed."""
+    world.allow(2 * WINDOW)
+    world.hold("a", "b", step=2 * WINDOW)
+    world.begin("c")
+    world.propose("a", "b", "c")
+    world.connected("a", "b")
+    world.allow(STEPS)
+
+
+def test_a_slow_rank_has_no_equal_share_in_any_step_after_another_one_has_joined(tmp_path) -> None:
+    _, samples, clean = trained(tmp_path, ShareRule.MEASURED, 3.0, c_joins)
+    assert clean
+    of_three = samples[-(STEPS - 2 * WINDOW - 3) :]  # after the switch, and the step in which c receives its state
+    assert max(of_three) < BATCH // 3
 
 
 def b_dies_and_c_joins(world: ThreadWorld) -> None:

@@ -46,6 +46,21 @@ class Shares:
     """The last change of the weights."""
     times: tuple[tuple[float, ...], ...] = ()
     """By step since the last decision: seconds per sample, by part."""
+    seconds: tuple[float, ...] = ()
+    """Per sample, by part, as of the last decision; empty before the first one of a generation."""
+
+
+def begun(paces: Sequence[int]) -> Shares:
+    """The shares at the begin of a generation. Pure.
+
+    ``paces``: nanoseconds per sample that each rank has measured before, by part; 0: not known. Such a rank counts as
+    the mean of the others. Equal shares if none is known.
+    """
+    known = [pace for pace in paces if pace > 0]
+    if not known:
+        return Shares()
+    mean = sum(known) / len(known)
+    return Shares(proportional([(pace if pace > 0 else mean) / 1e9 for pace in paces]))
 
 
 def follow(now: Shares, times: Sequence[float]) -> Shares:
@@ -61,17 +76,18 @@ def follow(now: Shares, times: Sequence[float]) -> Shares:
         return replace(now, times=seen)
     parts = len(times)
     old = now.weights or even(parts)
-    seconds = [_trimmed([row[part] for row in seen]) for part in range(parts)]
+    seconds = tuple(_trimmed([row[part] for row in seen]) for part in range(parts))
     goal = proportional(seconds)
     before, after = (max(w * s for w, s in zip(weights, seconds, strict=True)) for weights in (old, goal))
     if after > before * (1.0 - GAIN):
-        return replace(now, times=())
+        return replace(now, times=(), seconds=seconds)
     moves = [new - was for new, was in zip(goal, old, strict=True)]
     if sum(a * b for a, b in zip(moves, now.moved, strict=False)) < 0 and now.windows < LONGEST:
-        return replace(now, windows=2 * now.windows, times=(), moved=())  # look longer before going back
+        # Look longer before going back.
+        return replace(now, windows=2 * now.windows, times=(), moved=(), seconds=seconds)
     part = min(1.0, *(CHANGE * was / abs(move) for was, move in zip(old, moves, strict=True) if move))
     new = _whole([was + part * move for was, move in zip(old, moves, strict=True)])
-    return Shares(new, now.windows, tuple(b - a for a, b in zip(old, new, strict=True)))
+    return Shares(new, now.windows, tuple(b - a for a, b in zip(old, new, strict=True)), seconds=seconds)
 
 
 def even(parts: int) -> tuple[int, ...]:
@@ -118,12 +134,15 @@ def _trimmed(values: list[float]) -> float:
 class EqualShares:
     """All parts of a batch are equal, up to one sample or micro-batch."""
 
+    pace = 0
+    """Nanoseconds that this rank takes for a sample; 0: not known."""
+
     def of(self, share: Share) -> Share:
         """``share`` with the weights in force."""
         return share
 
-    def enter(self) -> None:
-        """A generation begins."""
+    def enter(self, paces: Sequence[int]) -> None:
+        """A generation begins. ``paces``: by part, as of :attr:`pace`."""
 
     def votes(self, share: Share, parts: int, seconds: float, samples: int) -> Sequence[float]:
         """What this rank adds to its vote: equally many numbers on all ranks.
@@ -140,23 +159,26 @@ class EqualShares:
 
 
 class MeasuredShares(EqualShares):
-    """Parts follow the speeds of their ranks; equal ones in the first steps of each generation."""
+    """Parts follow the speeds of their ranks, also those measured in the generation before."""
 
     def __init__(self) -> None:
         self.now = Shares()
+        self._part = 0
+        self._put(self.now)
 
     def of(self, share: Share) -> Share:
         weights = self.now.weights
         return share._replace(weights=weights) if len(weights) == share.parts and not share.learner else share
 
-    def enter(self) -> None:
-        self.now = Shares()
+    def enter(self, paces: Sequence[int]) -> None:
+        self._put(begun(paces))
 
     def votes(self, share: Share, parts: int, seconds: float, samples: int) -> Sequence[float]:
         times = [0.0] * parts
         if samples and share.parts == parts:
+            self._part = share.part
             times[share.part] = seconds / samples
-        return [*times, float(self._mark), 1.0]
+        return [*times, self._mark, 1.0]
 
     def check(self, votes: Sequence[float]) -> None:
         *_, marks, ranks = votes
@@ -166,11 +188,14 @@ class MeasuredShares(EqualShares):
     def commit(self, votes: Sequence[float], *, learning: bool) -> None:
         if learning:
             return
-        before, self.now = self.now.weights, follow(self.now, votes[:-2])
-        if self.now.weights != before:
-            shares = [round(weight / WHOLE, 4) for weight in self.now.weights]
-            log.info("the shares of the ranks follow their speeds", shares=shares)
+        after = follow(self.now, votes[:-2])
+        if after.seconds:
+            self.pace = max(1, round(1e9 * after.seconds[self._part]))
+        if after.weights == self.now.weights:
+            self.now = after
+            return
+        self._put(after)
+        log.info("the shares of the ranks follow their speeds", shares=[round(w / WHOLE, 4) for w in after.weights])
 
-    @property
-    def _mark(self) -> int:
-        return zlib.crc32(repr(self.now.weights).encode())
+    def _put(self, now: Shares) -> None:
+        self.now, self._mark = now, float(zlib.crc32(repr(now.weights).encode()))

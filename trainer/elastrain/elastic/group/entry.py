@@ -67,6 +67,8 @@ class EntryRow:
     """The same."""
     back: int = -1
     """As of :attr:`elastrain.elastic.replicas.replicas.Replicas.back`."""
+    pace: int = 0
+    """As of :attr:`elastrain.elastic.shares.EqualShares.pace`."""
     snapshots: tuple[ShardRef, ShardRef] = (NOTHING, NOTHING)
     """With ``shards: all``: what it can give besides."""
     home: Home = _ANYWHERE
@@ -146,6 +148,8 @@ class Entry:
     """If no rank holds state since replicas differ: no checkpoint of a later step counts. -1: all do."""
     other_data: Sequence[int] = ()
     """Ranks in that loop whose data has another order than that of the others."""
+    paces: Sequence[int] = ()
+    """By rank."""
     restore: RestorePlan | None = None
     """Where the shards come from, with ``shards: all``."""
     partners: Sequence[int] = ()
@@ -188,6 +192,7 @@ class Entry:
             shards=[row.live.shard for row in table],
             partial=[] if held else [r for r, row in enumerate(table) if row.step >= 0],
             back=max(row.back for row in table),
+            paces=[row.pace for row in table],
             changes=max(table[sources[0]].changes, furthest[0] if shares else -1),
             other_data=differing(
                 [row.order for row in table],

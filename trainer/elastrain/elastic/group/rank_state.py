@@ -67,7 +67,7 @@ class RankState:
         """A generation begins, and this rank has its state or receives it in the first steps. Raises
         ``GenerationBroken``."""
         self.calls.catch_up(communicator, entry)
-        self.shares.enter()
+        self.shares.enter(entry.paces)
         self.replicas.enter(entry.shards, self.step, cold=entry.cold)
 
     def digest(self, *, anew: bool = False) -> int:

@@ -381,6 +381,7 @@ class World:
             voted=position.ledger.voted,
             counted=position.ledger.counted(state.step),
             back=state.replicas.back,
+            pace=state.shares.pace,
         )
         return self._copies.contribution(row, generation)
 
