@@ -4,7 +4,7 @@
 PY := .venv/bin/python
 MKDOCS := NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs
 # Of the tests: more than there need be cores, as half of a run is waiting.
-PROCESSES ?= 3
+PROCESSES ?= 4
 PYTEST = etcd=$$(scripts/get-etcd); ELASTRAIN_ETCD=$$etcd $(PY) -m pytest -n $(PROCESSES)
 # Of one guest.
 GUEST ?= dashboard

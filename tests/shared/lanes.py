@@ -13,7 +13,8 @@ import pytest
 from xdist.scheduler import LoadFileScheduling
 
 LANES: dict[str, tuple[str, ...]] = {
-    # One API server; the operator's tests are the last (`comes_last`).
+    # Each of these three has an API server (2 s of CPU time). Operators serve all namespaces: they come after the tests
+    # of others, also where one process runs all three.
     "apiserver": (
         "tests/protocol/api/test_cert_manager.py",
         "tests/protocol/api/test_chart_apiserver.py",
@@ -26,26 +27,31 @@ LANES: dict[str, tuple[str, ...]] = {
         "tests/protocol/api/test_worker_label.py",
         "tests/protocol/client/",
         "tests/guests/dashboard/protocol/test_dashboard_on_apiserver.py",
+    ),
+    "operator of one job": (
         "tests/protocol/operator/test_admitted_pods_on_apiserver.py",
-        "tests/protocol/operator/test_capacity_on_apiserver.py",
         "tests/protocol/operator/test_credentials_on_apiserver.py",
-        "tests/protocol/operator/test_disruption_on_apiserver.py",
-        "tests/protocol/operator/test_failover_on_apiserver.py",
         "tests/protocol/operator/test_fenced_writes.py",
-        "tests/protocol/operator/test_gangs_on_apiserver.py",
-        "tests/protocol/operator/test_groups_on_apiserver.py",
         "tests/protocol/operator/test_lifecycle_on_apiserver.py",
         "tests/protocol/operator/test_metrics_on_apiserver.py",
         "tests/protocol/operator/test_operator_on_apiserver.py",
         "tests/protocol/operator/test_owned_objects_on_apiserver.py",
         "tests/protocol/operator/test_pod_fields_on_apiserver.py",
         "tests/protocol/operator/test_pod_security.py",
+        "tests/protocol/operator/test_writes_on_apiserver.py",
+        "tests/protocol/operator/test_skew_on_apiserver.py",
         "tests/protocol/operator/test_refusals_on_apiserver.py",
+    ),
+    "operator of several jobs": (
+        "tests/protocol/operator/test_capacity_on_apiserver.py",
+        "tests/protocol/operator/test_disruption_on_apiserver.py",
+        "tests/protocol/operator/test_failover_on_apiserver.py",
+        "tests/protocol/operator/test_gangs_on_apiserver.py",
+        "tests/protocol/operator/test_groups_on_apiserver.py",
+        "tests/protocol/operator/test_namespaces_on_apiserver.py",
         "tests/protocol/operator/test_sharing_on_apiserver.py",
         "tests/protocol/operator/test_shared_namespace_on_apiserver.py",
-        "tests/protocol/operator/test_skew_on_apiserver.py",
         "tests/protocol/operator/test_spares_on_apiserver.py",
-        "tests/protocol/operator/test_writes_on_apiserver.py",
     ),
     # Real ranks, forks of one warm process.
     "training": (
@@ -77,7 +83,7 @@ LANES: dict[str, tuple[str, ...]] = {
     "zoo": ("tests/training/zoo/",),
     "one copy": ("tests/training/sharded/test_one_copy.py",),
 }
-"""The longest first; all other files come after them."""
+"""The longest first; all other files come after them, and those of one process last."""
 
 
 def lane(path: str) -> str:
@@ -86,13 +92,14 @@ def lane(path: str) -> str:
 
 
 def place(path: str) -> int:
-    """The place of a file among those of other lanes: lanes start in the order of the table, then all other files."""
+    """The place of a file among those of other lanes: lanes start in the order of the table, then all other files. The
+    unit tests are the last: their files take less than a second each, so that no process is left alone at the end."""
     names = list(LANES)
-    return names.index(lane(path)) if lane(path) in LANES else len(names)
+    return names.index(lane(path)) if lane(path) in LANES else len(names) + path.startswith("tests/unit/")
 
 
 def comes_last(path: str) -> bool:
-    """Whether a file runs after all others of its lane: the operator's tests start an operator for all namespaces,
+    """Whether a file runs after all others of one process: the operator's tests start an operator for all namespaces,
     which would act on the jobs of other areas' tests."""
     return path.startswith("tests/protocol/operator/")
 

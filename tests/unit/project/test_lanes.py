@@ -20,19 +20,19 @@ def test_every_path_of_a_lane_exists(path: str) -> None:
     assert (ROOT / path).exists(), "it was renamed or removed: change its line in tests/shared/lanes.py"
 
 
-def test_one_lane_has_all_files_that_need_an_api_server() -> None:
-    needed = [f for f in FILES if "pytest.mark.apiserver" in (ROOT / f).read_text() and f != THIS]
-    assert {lane(f) for f in needed} == {"apiserver"}
+def test_lanes_have_all_files_that_need_an_api_server_and_operators_come_after_the_tests_of_others() -> None:
+    def needs(path: str) -> bool:
+        return path.endswith("_on_apiserver.py") or "pytest.mark.apiserver" in (ROOT / path).read_text()
+
+    found = sorted([f for f in FILES if needs(f) and f != THIS], key=place)
+    assert list(dict.fromkeys(map(lane, found))) == ["apiserver", "operator of one job", "operator of several jobs"]
+    assert [comes_last(f) for f in found] == [lane(f) != "apiserver" for f in found]
 
 
-def test_any_other_file_is_a_lane_of_its_own_and_begins_after_the_long_ones() -> None:
-    assert lane("tests/unit/api/test_manifest.py") == "tests/unit/api/test_manifest.py"
-    assert place("tests/training/faults/test_faults_etcd.py") < place("tests/unit/api/test_manifest.py")
-
-
-def test_files_of_the_operator_come_last_in_their_lane() -> None:
-    assert comes_last("tests/protocol/operator/test_operator_on_apiserver.py::test_it")
-    assert not comes_last("tests/protocol/client/test_client_jobs.py::test_it")
+def test_any_other_file_is_a_lane_of_its_own_and_the_short_ones_are_the_last() -> None:
+    unit, other = "tests/unit/api/test_manifest.py", "tests/protocol/etcd/test_lease.py"
+    assert (lane(unit), lane(other)) == (unit, other)
+    assert place("tests/training/faults/test_faults_etcd.py") < place(other) < place(unit)
 
 
 def test_xdist_asks_for_the_lane_of_each_test() -> None:
