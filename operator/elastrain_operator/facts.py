@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from enum import StrEnum
+from enum import Enum, StrEnum
 from typing import Any, Literal
 
 from elastrain.api.job import ConditionType
@@ -335,6 +335,18 @@ class Observed:
     """Pods that the job controls and whose ordinals it has never given out: they count as holders of resources only."""
 
 
+class Still(Enum):
+    """What a pod must still be when it is deleted.
+
+    A watch may show a pod as it was seconds ago: it is late, or the pod has lost its label and is only read now and
+    then.
+    """
+
+    THERE = "it exists"
+    NOT_READY = "it is not Ready: its node may have come back"
+    NOT_STARTED = "its trainer has not started"
+
+
 @dataclass(frozen=True, slots=True)
 class Deletion:
     """A pod to delete, and why."""
@@ -344,8 +356,7 @@ class Deletion:
     """Only the pod with this UID is deleted."""
     why: str
     """For the log."""
-    silent: bool = False
-    """Only if the pod is still not Ready when it is deleted: its node may have come back."""
+    still: Still = Still.THERE
 
 
 @dataclass(frozen=True, slots=True)

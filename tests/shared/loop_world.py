@@ -60,7 +60,8 @@ class World:
     async def create_pod(self, namespace, manifest, *, strict=True):
         self._answer()
         name = manifest["metadata"]["name"]
-        meta = {**manifest["metadata"], "uid": f"uid-{name}", "creationTimestamp": clock.now().isoformat()}
+        meta = {**manifest["metadata"], "uid": f"uid-{name}", "resourceVersion": "1"}
+        meta["creationTimestamp"] = clock.now().isoformat()
         self.pods[name] = {**manifest, "metadata": meta}
         return self.pods[name]
 

@@ -16,7 +16,7 @@ from elastrain.api.keys import JobKeys
 from elastrain.etcd import EtcdDenied, EtcdError
 from elastrain_operator import clock
 from elastrain_operator.config import OperatorConfig
-from elastrain_operator.facts import Deletion, EndedMember, JobEvent, JobRef, Pod, RefusalKind
+from elastrain_operator.facts import Deletion, EndedMember, JobEvent, JobRef, Pod, RefusalKind, Still
 from elastrain_operator.job import objects
 from elastrain_operator.job.recorder import Recorder
 from elastrain_operator.job.state import LoopState, Plan
@@ -35,6 +35,8 @@ from elastrain_operator.records.mirror import Mirror
 from elastrain_operator.watch import parse
 from elastrain_operator.watch.owner import owner
 
+_CHANGED = {Still.NOT_READY: parse.is_ready, Still.NOT_STARTED: parse.has_started}
+"""What must not be true of a pod that is deleted only if it is still as it was seen."""
 _BESIDE = -1
 """In the place of an ordinal: what is written beside the pods."""
 PARALLEL = 16
@@ -321,10 +323,10 @@ class Executor:
     async def _delete_one(self, job: JobRef, deletion: Deletion) -> None:
         async with self._deletions:
             version = None
-            if deletion.silent:
+            if (changed := _CHANGED.get(deletion.still)) is not None:
                 body = await self._kube.get_pod(job.namespace, deletion.pod)
-                if body is None or parse.is_ready(body):
-                    return  # the watch shows it, and the next pass decides
+                if body is None or changed(body):
+                    return  # a watch shows it, and a next pass decides
                 version = body["metadata"]["resourceVersion"]
             await self._kube.delete_pod(job.namespace, deletion.pod, deletion.uid, version)
         log.info("deleted pod", job=_name(job), pod=deletion.pod, why=deletion.why)

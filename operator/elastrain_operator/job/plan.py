@@ -18,6 +18,7 @@ from elastrain_operator.facts import (
     JobEvent,
     Loss,
     Observed,
+    Still,
     Verdict,
 )
 from elastrain_operator.job import steps
@@ -192,9 +193,8 @@ def _drained(taken: Steps) -> Iterable[Deletion]:
         if pod.name not in taken.leave.leaving or pod.terminating:
             continue
         known = taken.known.etcd is not None and (pod.name in taken.known.draining or not pod.started)
-        why = leavers.released(pod, taken.known.members, taken.due(pod), taken.facts.now) if known else None
-        if why:
-            yield Deletion(pod.name, pod.uid, why)
+        if known and (deletion := leavers.released(pod, taken.known.members, taken.due(pod), taken.facts.now)):
+            yield deletion
 
 
 def _silenced(taken: Steps) -> Iterable[Deletion]:
@@ -204,7 +204,7 @@ def _silenced(taken: Steps) -> Iterable[Deletion]:
         if pod.name in taken.lost.silent and not pod.terminating and pod.name not in taken.known.draining:
             hung = pod.uid in taken.lost.overdue
             why = "its agent does not answer" if hung else "lost with its node"
-            yield Deletion(pod.name, pod.uid, why, silent=not hung)
+            yield Deletion(pod.name, pod.uid, why, Still.THERE if hung else Still.NOT_READY)
 
 
 # ---- a job that ends -----------------------------------------------------------------------------------------------

@@ -160,6 +160,11 @@ def is_ready(body: Raw) -> bool:
     return any(c.get("type") == "Ready" and c.get("status") == "True" for c in conditions)
 
 
+def has_started(body: Raw) -> bool:
+    """Whether the trainer of a pod has started, at any time."""
+    return _has_started(containers.trainer_status(body))
+
+
 def pods(parsed: Iterable[Pod]) -> tuple[Pod, ...]:
     """Pods by ordinal."""
     return tuple(sorted(parsed, key=lambda p: (p.ordinal, p.uid)))

@@ -12,7 +12,7 @@ from elastrain.api.job import Condition, JobStatus, LastRescale, ProgressStatus
 from elastrain.api.records import Target
 from elastrain.etcd import EtcdConfig, EtcdDenied, EtcdUnavailable
 from elastrain_operator.config import OperatorConfig, WorkerEtcd
-from elastrain_operator.facts import Deletion, DisruptionBudget, EndedMember, JobEvent, JobRef, RefusalKind
+from elastrain_operator.facts import Deletion, DisruptionBudget, EndedMember, JobEvent, JobRef, RefusalKind, Still
 from elastrain_operator.job.executor import Executor
 from elastrain_operator.job.state import LoopState, Plan
 from elastrain_operator.job.statuses import status_patch
@@ -185,7 +185,24 @@ def test_a_worker_of_a_silent_node_is_deleted_only_if_it_is_still_not_ready(worl
     if ready:
         status = {"conditions": [{"type": "Ready", "status": ready}]}
         world.pods["job-0"] = {"metadata": {"name": "job-0", "resourceVersion": "7"}, "status": status}
-    execute(Plan(delete=(Deletion("job-0", "uid-0", "lost with its node", silent=True),)))
+    execute(Plan(delete=(Deletion("job-0", "uid-0", "lost with its node", Still.NOT_READY),)))
+    assert world.calls == calls
+
+
+@pytest.mark.parametrize(
+    ("state", "calls"),
+    [
+        ({"running": {"startedAt": "2026-01-01T00:00:00Z"}}, []),
+        ({"terminated": {"startedAt": "2026-01-01T00:00:00Z"}}, []),
+        ({"waiting": {"reason": "ContainerCreating"}}, ["delete job-0 at 7"]),
+    ],
+)
+def test_a_worker_that_never_started_is_deleted_only_if_it_has_not_started_by_now(world, execute, state, calls):
+    """It may have started since it was seen, long ago if it has lost its labels."""
+    meta = {"name": "job-0", "resourceVersion": "7"}
+    status = {"containerStatuses": [{"name": "trainer", "state": state}]}
+    world.pods["job-0"] = {"metadata": meta, "spec": {"containers": [{"name": "trainer"}]}, "status": status}
+    execute(Plan(delete=(Deletion("job-0", "uid-0", "never started", Still.NOT_STARTED),)))
     assert world.calls == calls
 
 

@@ -18,7 +18,7 @@ from elastrain.api.records import (
     Target,
     Termination,
 )
-from elastrain_operator.facts import Cause, ConditionUpdate, Coordination, Ending, Loss, Pod
+from elastrain_operator.facts import Cause, ConditionUpdate, Coordination, Deletion, Ending, Loss, Pod, Still
 from elastrain_operator.policy import ending
 from elastrain_operator.policy.losses import counting, pacing
 from elastrain_operator.policy.report import conditions, events, training
@@ -61,14 +61,26 @@ def test_refused_ordinals_are_used_before_new_ones_and_never_twice():
 def test_a_leaving_worker_is_released_only_by_its_end_its_silence_or_its_deadline():
     due = NOW + seconds(60)
     here = records("job-0")
-    assert leavers.released(pod(0), here, due, NOW) is None
-    assert leavers.released(pod(0), None, due, NOW) is None
-    assert leavers.released(pod(1), here, due, NOW) is None, "Ready: it exits by itself"
-    assert leavers.released(pod(1, ready=False), here, due, NOW) == "no longer a member"
-    assert leavers.released(pod(1, ready=False), None, due, NOW) is None, "membership is unknown"
-    assert leavers.released(ended(0, DRAINED), here, due, NOW) == "ended"
-    assert leavers.released(pod(0, started=False), here, due, NOW) == "never started"
-    assert leavers.released(pod(0), here, due, due) == "drain deadline passed"
+
+    def why(pod: Pod, members: Coordination | None = here, now: datetime = NOW) -> str | None:
+        deletion = leavers.released(pod, members, due, now)
+        return deletion and deletion.why
+
+    assert why(pod(0)) is None
+    assert why(pod(0), None) is None
+    assert why(pod(1)) is None, "Ready: it exits by itself"
+    assert why(pod(1, ready=False)) == "no longer a member"
+    assert why(pod(1, ready=False), None) is None, "membership is unknown"
+    assert why(ended(0, DRAINED)) == "ended"
+    assert why(pod(0), now=due) == "drain deadline passed"
+
+
+@pytest.mark.parametrize(("members", "goes"), [("job-0", False), ("job-1", True), (None, True)])
+def test_a_leaving_worker_that_seems_not_to_have_started_is_released_only_if_it_is_no_member(members, goes):
+    """A pod without labels is read every few seconds only: it may train by now. That is looked at before it goes."""
+    known = records(members) if members else None
+    deletion = leavers.released(pod(0, started=False), known, NOW + seconds(60), NOW)
+    assert deletion == (Deletion("job-0", pod(0).uid, "never started", Still.NOT_STARTED) if goes else None)
 
 
 # ---- losses, budget, pace ------------------------------------------------------------------------------------------

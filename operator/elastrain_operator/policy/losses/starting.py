@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from elastrain.api.job import ConditionType, JobSpec, Withdrawal
 from elastrain.api.names import replicas
 from elastrain.api.records import Member, Phase
-from elastrain_operator.facts import UNSCHEDULABLE, Cause, Coordination, Deletion, Loss, Pod, Trouble, Verdict
+from elastrain_operator.facts import UNSCHEDULABLE, Cause, Coordination, Deletion, Loss, Pod, Still, Trouble, Verdict
 
 ARRIVAL_PATIENCE = 60.0
 """Seconds from a pod's creation until a running container that does not train is reported: importing torch may take
@@ -151,7 +151,8 @@ def continued_withdrawal(
 
 def late_deletions(overdue: Iterable[Pod]) -> tuple[Deletion, ...]:
     """Deletions of the late workers, and of others of their groups that never ran: no state is lost."""
-    return tuple(Deletion(p.name, p.uid, "did not start within pendingDeadlineSeconds") for p in overdue)
+    why = "did not start within pendingDeadlineSeconds"
+    return tuple(Deletion(p.name, p.uid, why, Still.NOT_STARTED) for p in overdue)
 
 
 def _waits(pod: Pod) -> bool:

@@ -13,7 +13,7 @@ from elastrain.api.job import JobStatus, Leaving
 from elastrain.api.records import Health
 from elastrain.sizing.leaving import WorkerFacts, leave_order, surplus
 from elastrain_operator.allocation.snapshot import Share
-from elastrain_operator.facts import Coordination, Pod
+from elastrain_operator.facts import Coordination, Deletion, Pod, Still
 from elastrain_operator.policy.size import replicas
 
 SICK = {Health.STUCK: 2, Health.SLOW: 1}
@@ -79,21 +79,21 @@ def _facts(units: Collection[replicas.Replica], members: Coordination | None, sh
     ]
 
 
-def released(pod: Pod, members: Coordination | None, due: datetime, now: datetime) -> str | None:
-    """Why the pod may be deleted now; None: it still trains, or that is unknown.
+def released(pod: Pod, members: Coordination | None, due: datetime, now: datetime) -> Deletion | None:
+    """The deletion of a pod that may be deleted now; None: it still trains, or that is unknown.
 
     A leaving worker exits by itself and writes a termination record, so a Ready pod is kept even if it is no longer a
     member. ``members`` is None if membership is unknown. That alone never releases a pod; the deadline does, which
     guarantees that a shrink ends.
     """
     if pod.ending:
-        return "ended"
-    if not pod.started:
-        return "never started"
-    is_no_member = members is not None and members.member_of(pod.name) is None and not members.trains(pod.name)
-    if is_no_member and not pod.ready:
-        return "no longer a member"
-    return "drain deadline passed" if now >= due else None
+        return Deletion(pod.name, pod.uid, "ended")
+    is_member = members is not None and (members.member_of(pod.name) is not None or members.trains(pod.name))
+    if not pod.started and not is_member:
+        return Deletion(pod.name, pod.uid, "never started", Still.NOT_STARTED)
+    if members is not None and not is_member and not pod.ready:
+        return Deletion(pod.name, pod.uid, "no longer a member")
+    return Deletion(pod.name, pod.uid, "drain deadline passed") if now >= due else None
 
 
 def drain_deadline(pod: Pod, since: datetime, extra: float) -> datetime:
