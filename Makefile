@@ -93,6 +93,7 @@ simulate: ## random schedules of faults on a simulated cluster (SEEDS=2000 FIRST
 	@scripts/dev-env
 	@PYTHONPATH=tests/sim $(PY) -m sim --seeds $(SEEDS) --first $(FIRST) --processes $(PROCESSES)
 
+e2e: PROCESSES = 3 # pods take the cores
 e2e: ## the tests on a real Kubernetes cluster (kind): set up, install by Helm, train, rescale, break things
 	@scripts/dev-env
 	@e2e/cluster/cluster.sh up

@@ -15,6 +15,7 @@ import yaml
 from click.testing import Result
 from typer.testing import CliRunner
 
+import apart  # the first
 import budgets  # noqa: F401 - registers profiles
 import conditions
 from bench_harness.secure_etcd import SecureEtcd
@@ -24,7 +25,7 @@ from elastrain.cli.main import app
 from elastrain.etcd import EtcdClient, EtcdConfig
 from elastrain.etcd.server import EtcdServer
 from elastrain.etcd.wire import messages
-from lanes import Lanes, comes_last, place
+from lanes import Lanes, comes_last, order
 from programs import Programs, are_coming, uses_programs
 from tiers import Tiers
 from warm import light, light_agents, warm, warm_agents
@@ -39,6 +40,7 @@ KUBERNETES = "1.34.0"  # `helm template` contacts no cluster, and would assume a
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Tiers(), "tiers")
     config.pluginmanager.register(Programs(), "programs")
+    apart.turned(config)
 
 
 # ---- several processes -----------------------------------------------------------------------------------------------
@@ -48,13 +50,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Lanes | None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    several = hasattr(config, "workerinput")  # one process runs them in the order of their folders
+    several = hasattr(config, "workerinput")
     late = are_coming()  # the same in all processes, as their orders must be
 
-    def key(item: pytest.Item) -> tuple[bool, int, bool]:
-        return late and uses_programs(item.nodeid), place(item.nodeid) if several else 0, comes_last(item.nodeid)
+    def key(item: pytest.Item) -> tuple[object, ...]:
+        path = item.nodeid.partition("::")[0]
+        return late and uses_programs(path), order(path) if several else comes_last(path)
 
-    items.sort(key=key)
+    items.sort(key=key)  # one process runs them in the order of their folders
 
 
 def pytest_collection_finish() -> None:
