@@ -43,6 +43,8 @@ class Process:
     """How often it was held before it received state."""
     depends_on_parts: tuple[str, ...] = ()
     """Of a reference: what makes the model depend on how a batch is cut."""
+    backwards: int = 0
+    """Of a reference: in the last loop body."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,11 @@ class History:
         return next((p.depends_on_parts for p in self.processes), ())
 
     @property
+    def several_backwards(self) -> bool:
+        """Of a reference: whether its loop bodies have several."""
+        return any(p.backwards > 1 for p in self.processes)
+
+    @property
     def own_loop(self) -> bool:
         """Of a reference: whether a framework's own loop has trained."""
         return any(OWN_LOOP in c.entries for p in self.processes for c in p.committed)
@@ -79,7 +86,7 @@ def read(folder: Path) -> History:
 
 def process(lines: Iterable[str]) -> Process:
     """One process by the lines of its record."""
-    worker, pid, receives = "", 0, 0
+    worker, pid, receives, backwards = "", 0, 0, 0
     depends: tuple[str, ...] = ()
     committed: list[Committed] = []
     waits: list[int] = []
@@ -99,7 +106,7 @@ def process(lines: Iterable[str]) -> Process:
                 rank, world, share = found["rank"], found["world"], tuple(found["share"])
                 number = found.get("generation", 0)
                 committed.append(Committed(found["step"], worker, found["entries"], rank, world, share, number))
-                depends = tuple(found.get("depends_on_parts", ()))
+                depends, backwards = tuple(found.get("depends_on_parts", ())), found.get("backwards", 0)
             case "end":
                 last = committed[-1] if committed else Committed(0, worker, {})
                 committed.append(
@@ -114,4 +121,4 @@ def process(lines: Iterable[str]) -> Process:
                         True,
                     )
                 )
-    return Process(worker, pid, tuple(committed), tuple(waits), receives, depends)
+    return Process(worker, pid, tuple(committed), tuple(waits), receives, depends, backwards)

@@ -28,6 +28,7 @@ class Place(StrEnum):
 
     BETWEEN = "between two steps"
     BODY = "within a step"
+    BACKWARDS = "between two backwards of a step"
     TRANSFER = "while state travels"
 
 
@@ -56,8 +57,11 @@ def shards_of(shards: int | str, nproc: int, most: int) -> tuple[int, ...]:
     return (shards,) if shards > 1 else ()
 
 
-def plan(steps: int, most: int) -> Iterator[Run]:
-    """The runs after the first reference. ``steps``: that it has committed. ``most``: workers, at least 2."""
+def plan(steps: int, most: int, *, several_backwards: bool = False) -> Iterator[Run]:
+    """The runs after the first reference. ``steps``: that it has committed. ``most``: workers, at least 2.
+
+    ``several_backwards``: a loop body has them.
+    """
     yield Run("repeat", Kind.REPEAT, "the reference again", 1)
     yield Run("one", Kind.ONE, "1 worker, undisturbed", 1)
     for workers in range(2, most + 1):
@@ -66,8 +70,11 @@ def plan(steps: int, most: int) -> Iterator[Run]:
         return
     early, middle, few = max(steps // 4, 1), steps // 2, most - 1
     yield Run("growth", Kind.GROWTH, f"a growth from {few} to {most} after step {early}", few, early, then=most)
-    for place, name in ((Place.BODY, "within"), (Place.BETWEEN, "between")):
-        at = middle if place is Place.BODY else early
+    losses = {"within": Place.BODY, "backwards": Place.BACKWARDS, "between": Place.BETWEEN}
+    if not several_backwards:
+        del losses["backwards"]
+    for name, place in losses.items():
+        at = early if place is Place.BETWEEN else middle
         title = f"kill -9 {place.value}, after step {at}"
         yield Run(f"kill-{name}", Kind.LOSS, title, most, at, place, then=most)
     title = f"kill -9 of a joiner {Place.TRANSFER.value}, after step {early}"

@@ -50,6 +50,8 @@ class Settings(BaseModel):
     """A file with the last :func:`position` that ranks may pass; None: all."""
     held: Path | None = None
     """A rank that is about to receive state waits while this file exists; None: it does not wait."""
+    halted: Path | None = None
+    """The same of a rank that is about to call a further ``job.backward()`` of a loop body."""
 
     def to_environment(self) -> dict[str, str]:
         return {ENV: self.model_dump_json()}

@@ -123,10 +123,10 @@ class JobRun:
         """``limit``: seconds of each wait."""
         self._job, self._run, self._folders, self._limit, self._etcd = job, run, folders, limit, etcd
         self._variables = variables
-        self._gate, self._held = folders.root / "gate", folders.root / "receive"
+        self._gate, self._held = folders.root / "gate", folders.root / "held"
         update: dict[str, object] = {"gate": self._gate}
-        if run.place is Place.TRANSFER:
-            update["held"] = self._held
+        if (waits := {Place.TRANSFER: "held", Place.BACKWARDS: "halted"}.get(run.place)) is not None:
+            update[waits] = self._held
         self._settings = settings.model_copy(update=update)
         self._follower = Follower(folders.records)
         self._allowed = OPEN
@@ -179,6 +179,13 @@ class JobRun:
             joiner = next(s.worker for s in self._follower.look() if s.receives)
             before = self._number()
             local.kill_worker(joiner, "rank")
+            self._held.unlink()
+        elif run.place is Place.BACKWARDS:
+            before = self._number()
+            self._held.touch()
+            self._allow(self._allowed + 2)
+            self._until(lambda: all(s.halts for s in self._follower.look()), "all ranks to run their first backward")
+            local.kill_worker(self._first_rank(), "rank")
             self._held.unlink()
         elif run.place is Place.BODY:
             before = self._number()

@@ -19,6 +19,8 @@ class Seen:
     """The position at which it was held last."""
     receives: bool = False
     """Whether it was held before it received state."""
+    halts: bool = False
+    """Whether it was held between two backwards."""
     ended: bool = False
 
 
@@ -57,5 +59,7 @@ def _take(seen: Seen, line: bytes) -> None:
             seen.waits = found["at"]
         case "receives":
             seen.receives = True
+        case "halts":
+            seen.halts = True
         case "end":
             seen.ended = True

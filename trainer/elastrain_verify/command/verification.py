@@ -139,7 +139,10 @@ class Verification:
         return None
 
     def _plan(self) -> list[Run]:
-        runs, only = list(plan(self.steps, self.options.workers)), self.options.only
+        runs, only = (
+            list(plan(self.steps, self.options.workers, several_backwards=self.truth.several_backwards)),
+            self.options.only,
+        )
         if unknown := sorted(set(only) - {run.name for run in runs}):
             raise BadOption(f"--only {unknown[0]}: must be one of {', '.join(run.name for run in runs)}")
         return [run for run in runs if run.name in (only or [run.name])]

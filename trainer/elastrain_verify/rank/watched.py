@@ -195,7 +195,8 @@ class WatchedReference(Watched, Reference):
     def observe(self) -> None:
         norms = {type(m).__name__ for obj in self.tracked.values() if isinstance(obj, nn.Module) for m in _norms(obj)}
         depends = sorted(norms) + ["random numbers in the loop body"] * self.draws.drew
-        self.note(self.tracked, rank=0, world=1, share=[0, 1], depends_on_parts=depends)
+        backwards = 0 if self.own_loop else self._backwards
+        self.note(self.tracked, rank=0, world=1, share=[0, 1], depends_on_parts=depends, backwards=backwards)
 
     def __exit__(self, *why: Any) -> None:
         self.note_end(self.tracked, why[1])
@@ -213,6 +214,9 @@ class WatchedJob(Watched, Job):
 
     def backward(self, loss: torch.Tensor, **options: Any) -> torch.Tensor:
         self._pass(position(self.step, in_body=True))
+        step, halted = self._loop.step, self.settings.halted
+        if halted is not None and step is not None and not step.warm_up and step.done == step.begun:
+            _wait_while(halted, self.recorder, "halts")
         return super().backward(loss, **options)
 
     def _observe(self, step: Step) -> None:
@@ -242,15 +246,20 @@ def _norms(model: nn.Module) -> Iterator[nn.Module]:
     return (m for m in model.modules() if isinstance(m, BatchNorm) and m.training)
 
 
+def _wait_while(file: Path, recorder: record.Recorder, kind: str) -> None:
+    """This process waits while ``file`` exists, and records that."""
+    if file.exists():
+        recorder.write(kind)
+    while file.exists():
+        time.sleep(POLL_SECONDS)
+
+
 def _hold_receivers(held: Path, recorder: record.Recorder) -> None:
     """This process waits before it receives state while the file ``held`` exists."""
     original = Handover.receive
 
     def receive(self: Handover, *args: Any, **options: Any) -> None:
-        if held.exists():
-            recorder.write("receives")
-        while held.exists():
-            time.sleep(POLL_SECONDS)
+        _wait_while(held, recorder, "receives")
         original(self, *args, **options)
 
     Handover.receive = receive  # type: ignore[method-assign]

@@ -142,8 +142,30 @@ for a, b in job.steps(loader, steps=1000):
     job.backward(nn.functional.cross_entropy(model(a), b))
     optimizer.step()
 """
+STATISTICS = """
+net = nn.Sequential(net, nn.BatchNorm1d(3))
+optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
+model = job.wrap(net, optimizer=optimizer, name="normalised")
+"""
+TWO_BACKWARDS = """
+other = nn.Linear(3, 3)
+second = torch.optim.Adam(other.parameters(), lr=0.05)
+head = job.wrap(other, optimizer=second)
+for a, b in job.steps(loader, steps=1000):
+    optimizer.zero_grad()
+    job.backward(nn.functional.cross_entropy(head(model(a)), b))
+    optimizer.step()
+    second.zero_grad()
+    job.backward(nn.functional.cross_entropy(head(model(a).detach()), b))
+    second.step()
+"""
 PRODUCT_FAULTS = {
     "27-uneven-batches-weigh-the-same": ("workers-3", PLAIN_LOOP),
+    "31-joiners-counted-among-the-parts": ("growth", PLAIN_LOOP),
+    "36-discarded-step-leaves-its-statistics": ("kill-within", STATISTICS + PLAIN_LOOP),
+    "37-peers-beyond-the-window-not-added": ("workers-3", PLAIN_LOOP),
+    "95-discarded-body-keeps-its-first-updates": ("kill-backwards", TWO_BACKWARDS),
+    "96-summed-gradients-summed-again": ("workers-2", TWO_BACKWARDS),
     "35-gradients-cleared-between-micro-batches": (
         "one",
         "loader = job.dataloader(TensorDataset(x, y), global_batch_size=16, micro_batch_size=4)" + PLAIN_LOOP,

@@ -22,22 +22,26 @@ def test_undisturbed_runs_come_first_and_grow() -> None:
 
 
 def test_every_disturbance_is_planned() -> None:
-    runs = list(plan(12, 3))
+    runs = list(plan(12, 3, several_backwards=True))
     assert {r.kind for r in runs} == set(Kind) - {Kind.REFERENCE}
     assert {r.place for r in runs if r.kind is Kind.LOSS} == set(Place)
+
+
+def test_no_rank_is_killed_between_two_backwards_of_a_step_that_has_one() -> None:
+    assert {r.place for r in plan(12, 3) if r.kind is Kind.LOSS} == set(Place) - {Place.BACKWARDS}
 
 
 @pytest.mark.parametrize("steps", [FEWEST_STEPS, 12, 16, 100])
 @pytest.mark.parametrize("most", [2, 3, 5])
 def test_disturbances_leave_steps_before_and_after(steps: int, most: int) -> None:
-    for run in plan(steps, most):
+    for run in plan(steps, most, several_backwards=True):
         if run.at:
             assert 1 <= run.at <= steps // 2
             assert 1 <= run.workers <= most and 1 <= run.then <= most
 
 
 def test_names_of_runs_are_unique() -> None:
-    names = sorted(r.name for r in plan(12, 4))
+    names = sorted(r.name for r in plan(12, 4, several_backwards=True))
     assert all(a != b for a, b in pairwise(names))
 
 
