@@ -17,6 +17,7 @@ from elastrain.elastic.group import entry
 from elastrain.etcd import Transaction
 from elastrain.rendezvous import decide, groups, protocol
 from elastrain.rendezvous.view import View
+from elastrain_operator.facts import Deletion
 from elastrain_operator.leader import fencing
 from elastrain_operator.policy import ending
 from elastrain_operator.policy.size import leavers, replicas
@@ -47,7 +48,7 @@ def leases_do_not_expire() -> Any:
 
 
 def a_worker_is_deleted_before_its_drain() -> Any:
-    return mock.patch.object(leavers, "released", lambda pod, members, due, now: "now")
+    return mock.patch.object(leavers, "released", lambda pod, *_: Deletion(pod.name, pod.uid, "now"))
 
 
 def a_worker_is_deleted_unasked() -> Any:
