@@ -2,10 +2,12 @@
 
     .venv/bin/python bench/ettr_model.py
     .venv/bin/python bench/ettr_model.py --cards 16384 --losses 20000 --set connect=0.001
+    .venv/bin/python bench/ettr_model.py --runs figures.json      # beside what bench/ettr.py has measured
 
 A model, not a measurement: it has the constants of `elastrain_plan.model` (docs/sizing.md), of which phases are spread
 log-normally by --spread. Where the formula has means, it draws each loss and repair, cuts a rescale that the next loss
-hits, and slows training while replicas are missing. So it shows how far the formula holds.
+hits, and slows training while replicas are missing. So it shows how far the formula holds. With --runs it is held
+against real processes: phases and rates are those of the run (bench_ettr/predict.py).
 """
 
 from __future__ import annotations
@@ -18,12 +20,16 @@ import random
 from dataclasses import astuple, dataclass, field, fields
 from pathlib import Path
 
+from bench_ettr import predict
+from bench_ettr.results import Report
 from elastrain_plan import model
 from elastrain_plan.app import constants
 from elastrain_plan.choose import choose
 from elastrain_plan.model import GB, Cluster, Settings, Split
 
 CARDS = "64,512,1024,4096,16384,98304"
+STATE = 7.2e6
+"""Bytes of model and optimizer in bench/ettr.py."""
 CAUSES = tuple(f.name for f in fields(Split))
 
 
@@ -129,8 +135,22 @@ def row(name: str, split: Split) -> str:
     return f"{name:<20}" + "".join(f"{100 * part:>11.3f}" for part in astuple(split))
 
 
+def against(file: Path, given: argparse.Namespace) -> None:
+    """Print formula and drawn losses beside elastrain's runs in ``file``."""
+    report = Report.model_validate_json(file.read_text())
+    for run in (run for run in report.runs if run.system == "elastrain"):
+        cluster, settings = predict.cluster_of(report, run, STATE)
+        drawn = Run(cluster, settings, random.Random(given.seed), given.spread).go(given.losses)
+        print(f"{report.ranks} ranks, {len(run.fired)} events in {run.wall:.0f} s; % of the wall clock")
+        print(f"{'':<20}{'measured':>11}{'formula':>11}{'drawn':>11}{'points':>11}")
+        formula = predict.beside(run, model.split(cluster, settings))
+        for one, other in zip(formula, predict.beside(run, drawn), strict=True):
+            points = one.model - one.measured
+            print(f"{one.name:<20}{one.measured:>11.2f}{one.model:>11.2f}{other.model:>11.2f}{points:>+11.2f}")
+
+
 def main() -> None:
-    """Print the table."""
+    """Read the options."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cards", default=CARDS, help=f"comma-separated (default {CARDS})")
     parser.add_argument("--state", type=float, default=6480, help="GB of one copy (default 6480)")
@@ -142,7 +162,16 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a constant of the model")
     parser.add_argument("--json", type=Path, help="also write all figures to this file")
+    parser.add_argument("--runs", type=Path, help="figures of bench/ettr.py: hold the model against these runs")
     given = parser.parse_args()
+    if given.runs:
+        against(given.runs, given)
+    else:
+        by_scale(given)
+
+
+def by_scale(given: argparse.Namespace) -> None:
+    """Print the table of all sizes."""
     print(f"A model, not a measurement. {given.losses} losses each, seed {given.seed}; % of the paid time.")
     print(" " * 20 + "".join(f"{cause:>11}" for cause in CAUSES))
     found = {}

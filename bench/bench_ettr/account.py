@@ -51,7 +51,7 @@ class Account:
     rolled_back: int
     """Committed steps that do not count."""
     missing: float
-    """Seconds without a rank in the step, of all missing ranks together."""
+    """Seconds of steps without a rank, of all missing ranks together."""
 
 
 def marks(lines: Iterable[Line], per_rank: int, constant: int | None) -> list[Mark]:
@@ -111,7 +111,7 @@ def account(
         cause = _cause((at, mark.at), beyond - capacity, useful, disturbances)
         lost[cause] = lost.get(cause, 0.0) + beyond - capacity
         longest = max(longest, mark.at - at)
-        missing += (mark.at - at) * (full - min(mark.world, full))
+        missing += (useful + capacity) * (full - min(mark.world, full))
         at, step = mark.at, mark.step
     cause = _cause((at, end), end - at, inside[-1].samples * second, disturbances)
     lost[cause] = lost.get(cause, 0.0) + end - at

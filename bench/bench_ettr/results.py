@@ -55,7 +55,7 @@ class RunResult(Model):
     away: float
     """Seconds from the loss of a node to the start of its replacement, of all nodes together."""
     missing: float
-    """Seconds without a rank in a committed step, of all missing ranks together."""
+    """Seconds of steps without a rank, of all missing ranks together."""
     of_paid: float
     """Productive part of the time of the nodes that are there, 0 to 1."""
     samples: Samples | None
