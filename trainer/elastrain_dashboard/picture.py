@@ -82,6 +82,7 @@ def detail(
         "samples": status.progress.samples if status.progress else None,
         "effectiveSamples": status.progress.effective_samples if status.progress else None,
         "batch": _dump(status.batch),
+        "shares": [_dump(share) for share in status.rank_shares],
         "generation": _dump(status.generation),
         "restarts": _dump(status.restarts),
         "usage": _usage(status.accelerator_seconds),

@@ -51,6 +51,8 @@ class JobView:
     last_rescale: LastRescale | None
     spares: SparesStatus | None
     batch: BatchStatus | None
+    slowest_share: float | None
+    """Of the slowest rank, in equal shares."""
     effective_samples: int | None
     usage: AcceleratorSeconds
 
@@ -76,6 +78,7 @@ def view(job: JobRef, status: JobStatus, report: Progress | None, usage: Acceler
         last_rescale=status.last_rescale,
         spares=status.spares,
         batch=status.batch,
+        slowest_share=status.rank_shares[0].share if status.rank_shares else None,
         effective_samples=status.progress.effective_samples if status.progress else None,
         usage=usage,
     )
@@ -258,6 +261,11 @@ METRICS = (
         "gauge", "elastrain_job_batch_larger_gain",
         "Predicted gain of goodput by the next larger batch, as a part. Absent at the largest.",
         lambda s: s.job.batch.larger.gain if s.job.batch and s.job.batch.larger else None,
+    ),
+    Metric(
+        "gauge", "elastrain_job_slowest_rank_share",
+        "Part of the batch that the slowest rank computes, in equal shares. Absent without spec.shares: Measured.",
+        lambda s: s.job.slowest_share,
     ),
     Metric(
         "gauge", "elastrain_job_effective_samples",

@@ -18,8 +18,7 @@ from elastrain_operator.policy.size import leavers, minimum, replicas, rollout, 
 def status_of(taken: Steps, create: tuple[int, ...], slots: tuple[Slot, ...], wait: datetime | None) -> JobStatus:
     """The status of a job that has not ended. Values from etcd stay unchanged while etcd is unknown.
 
-    ``create``, ``slots``: ordinals of the pods that are created now, and their places in groups.
-    """
+    ``create``, ``slots``: ordinals of the pods that are created now, and their places in groups."""
     old, seen, spec = taken.facts.status, taken.facts.observed, taken.facts.spec
     etcd, known = taken.known.etcd, taken.known.members
     generation, ready = old.generation, old.ready_replicas
@@ -51,6 +50,7 @@ def status_of(taken: Steps, create: tuple[int, ...], slots: tuple[Slot, ...], wa
         last_rescale=training.last_rescale(old.last_rescale, etcd, taken.facts.now) if etcd else old.last_rescale,
         measured_sizes=training.measured_sizes(old.measured_sizes, etcd, seen.pods) if etcd else old.measured_sizes,
         batch=training.batch_status(old.batch, etcd) if etcd else old.batch,
+        rank_shares=training.rank_shares(old.rank_shares, etcd) if etcd else old.rank_shares,
         accelerator_seconds=accelerator_seconds.account(usage(taken), seen.pods, place, report, taken.facts.now),
         unhealthy_workers=unhealthy,
         restarts=taken.lost.count.restarts,
@@ -171,14 +171,14 @@ def held_until(taken: Steps, written: JobStatus | None) -> datetime | None:
     return max((until for until in untils if until > taken.facts.now), default=None)
 
 
-_WAITS = frozenset({"step", "progress", "batch", "accelerator_seconds", "replicas", "conditions"})
+_WAITS = frozenset({"step", "progress", "batch", "rank_shares", "accelerator_seconds", "replicas", "conditions"})
 
 
 def _essence(status: JobStatus, *, of_any_spec: bool = False) -> tuple[dict[str, object], list[dict[str, object]]]:
-    """A status without its non-urgent parts: step, progress, batch, changed times of measured sizes, accelerator usage,
-    the figures of these in messages of true conditions, idle accelerators, and the number of pods (in a start; each
-    loss and each change of the generation also changes other fields). ``of_any_spec``: also without the spec's
-    generation. Not a copy of the model, since this runs in most passes."""
+    """A status without its non-urgent parts: step, progress, batch, shares, changed times of measured sizes,
+    accelerator usage, the figures of these in messages of true conditions, idle accelerators, and the number of pods
+    (in a start; each loss and each change of the generation also changes other fields). ``of_any_spec``: also without
+    the spec's generation. Not a copy of the model, since this runs in most passes."""
     quiet = [{**vars(c), "observed_generation": None, **_said(c)} for c in status.conditions]
     waits = _WAITS | {"observed_generation"} if of_any_spec else _WAITS
     fields = {name: value for name, value in vars(status).items() if name not in waits}

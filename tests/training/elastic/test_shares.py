@@ -21,7 +21,19 @@ from elastrain.data.order import Order, run_of
 from elastrain.data.share import Share
 from elastrain.elastic.comm.header import RanksDiverged
 from elastrain.elastic.job import Job
-from elastrain.elastic.shares import CHANGE, GAIN, MOST, WHOLE, WINDOW, MeasuredShares, Shares, begun, even, follow
+from elastrain.elastic.shares import (
+    CHANGE,
+    GAIN,
+    MOST,
+    WHOLE,
+    WINDOW,
+    MeasuredShares,
+    Shares,
+    begun,
+    even,
+    follow,
+    reported,
+)
 from elastrain.elastic.strategies.bitwise import Bitwise
 from elastrain_audit.judge import verify
 from threaded_world import RankThread, ThreadWorld, thread_world
@@ -114,6 +126,16 @@ def test_nothing_is_decided_from_steps_in_which_a_rank_has_no_time() -> None:
     for _ in range(3 * WINDOW):
         now = follow(now, [0.0, 1.0])
     assert now == Shares()
+
+
+def test_the_slowest_ranks_are_reported_first_with_their_speed_and_share() -> None:
+    now = Shares()
+    assert reported(now) == ()
+    for _ in range(WINDOW):
+        now = follow(now, [0.001, 0.003, 0.002])
+    found = reported(now)
+    assert [(one.rank, one.samples_per_second) for one in found] == [(1, 333.0), (2, 500.0), (0, 1000.0)]
+    assert [one.share for one in found] == pytest.approx([now.weights[r] * 3 / WHOLE for r in (1, 2, 0)], abs=1e-3)
 
 
 def test_ranks_with_different_shares_diverge_by_name() -> None:

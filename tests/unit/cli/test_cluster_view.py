@@ -299,3 +299,17 @@ def test_a_queued_job_names_its_queue_and_what_would_make_it_larger(reason: str,
     assert bool(change) == bool(first.change)
     assert last.text == "2 of 2 desired workers train; Kueue's queue lq decides between 1 and 4"
     assert explain(job(status), ())[0].change == "", "without the label, Kueue is not asked"
+
+
+# -- shares ----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("share", "named"), [(0.5, True), (0.95, False)])
+def test_explain_names_the_slowest_ranks_only_if_they_compute_clearly_less(share: float, named: bool) -> None:
+    shares = [{"rank": 1, "share": share, "samplesPerSecond": 125.0}]
+    reasons = [reason.text for reason in explain(job(RUNNING | {"rankShares": shares}, shares="Measured"), ())]
+    assert any("shares by speed: rank 1 0.50 (125 samples/s); 1 is an equal share" in text for text in reasons) is named
+
+
+def test_details_show_the_shares_of_the_slowest_ranks() -> None:
+    shares = [{"rank": 1, "share": 0.5, "samplesPerSecond": 125.0}]
+    text = shown(view.details(job(RUNNING | {"rankShares": shares}, shares="Measured"), [], [], NOW))
+    assert "shares by speed: rank 1 0.50 (125 samples/s)" in text

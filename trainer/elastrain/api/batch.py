@@ -1,4 +1,4 @@
-"""What rank 0 reports of a batch that the ranks choose, as a part of :class:`elastrain.api.records.Progress`."""
+"""What rank 0 reports of the batch of a step, as a part of :class:`elastrain.api.records.Progress`."""
 
 from __future__ import annotations
 
@@ -39,3 +39,13 @@ class BatchFigures(BatchRecord):
     """None: not predicted yet, or the present batch is the largest."""
     step_seconds: float | None = None
     """Smoothed duration of an undisturbed step of so many samples at the present size; None: not measured yet."""
+
+
+class RankShare(BatchRecord):
+    """The part of the batch that a rank computes, with ``spec.shares: Measured``."""
+
+    rank: int
+    share: float
+    """In equal shares: 1 is an equal one."""
+    samples_per_second: float
+    """While it computes; as of the last decision about the shares."""

@@ -15,7 +15,7 @@ from typing import Annotated, Self
 from pydantic import ConfigDict, Field, model_validator
 
 from elastrain.api.base import Record
-from elastrain.api.batch import BatchFigures
+from elastrain.api.batch import BatchFigures, RankShare
 
 
 class Target(Record):
@@ -317,7 +317,7 @@ class Progress(Record):
     """The progress of training. Written by rank 0's agent at most once a second; read by the operator and the CLI."""
 
     shown = frozenset(
-        {"total_steps", "goal", "epoch", "samples", "loss", "step_seconds", "rescales", "stragglers", "batch"}
+        {"total_steps", "goal", "epoch", "samples", "loss", "step_seconds", "rescales", "stragglers", "batch", "shares"}
     )
 
     generation: int
@@ -339,6 +339,8 @@ class Progress(Record):
     """Smoothed duration of an undisturbed step, in seconds; with ``batch``, for each batch of the script in it."""
     batch: BatchFigures | None = None
     """Of a job with ``spec.batch``: ``step``, ``total_steps`` and ``goal`` then count batches of the script."""
+    shares: tuple[RankShare, ...] = ()
+    """With ``spec.shares: Measured``, once the generation has decided: of at most 16 ranks, slowest first."""
     rescales: tuple[Rescale, ...] = ()
     """The newest ten, oldest first."""
     checkpoint: CheckpointState | None = None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from elastrain.api.job import Condition, ConditionType, ElasticTrainingJob, JobStatus
 from elastrain.client import Worker, queued
-from elastrain.sizing.describe import why_this_batch
+from elastrain.sizing.describe import shares_line, why_this_batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,7 @@ def explain(job: ElasticTrainingJob, workers: Sequence[Worker]) -> list[Reason]:
     unmet = [reason for reason in _unmet(job, conditions) if reason.text != bare]
     return [
         *unmet, *_stopped(workers), *_starting(workers), *_spares(job, status), *_batch(job, status),
+        *_shares(status),
         _bounds(job, status),
     ]  # fmt: skip
 
@@ -123,6 +124,17 @@ def _batch(job: ElasticTrainingJob, status: JobStatus) -> list[Reason]:
     if bounds is None or status.generation is None:
         return []
     return [Reason(*why_this_batch(status.batch, bounds.min, bounds.max))]
+
+
+UNEVEN = 0.9
+"""Below this part of an equal share, the slowest rank is named."""
+
+
+def _shares(status: JobStatus) -> list[Reason]:
+    """The slowest ranks with ``spec.shares: Measured``; empty if all compute about as much."""
+    if not status.rank_shares or status.rank_shares[0].share > UNEVEN:
+        return []
+    return [Reason(f"{shares_line(status.rank_shares)}; 1 is an equal share")]
 
 
 def _bounds(job: ElasticTrainingJob, status: JobStatus) -> Reason:

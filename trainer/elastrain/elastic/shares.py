@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 import structlog
 
+from elastrain.api.batch import RankShare
 from elastrain.data.share import Share
 from elastrain.elastic.comm.header import RanksDiverged
 
@@ -30,6 +31,8 @@ CHANGE = 0.5
 """A decision changes no share by more than this part of it."""
 MOST = 2.0
 """Of the equal share: bounds the memory of a part."""
+REPORTED = 16
+"""Most ranks in a report."""
 LEAST = 1 / 16
 """Of the equal share: a rank that is slower is a straggler (:mod:`elastrain.agent.core.health`)."""
 
@@ -90,6 +93,23 @@ def follow(now: Shares, times: Sequence[float]) -> Shares:
     return Shares(new, now.windows, tuple(b - a for a, b in zip(old, new, strict=True)), seconds=seconds)
 
 
+def reported(now: Shares) -> tuple[RankShare, ...]:
+    """Shares and speeds of the slowest ranks, slowest first; empty before the first decision. Pure."""
+    if not now.seconds:
+        return ()
+    parts = len(now.seconds)
+    slowest = sorted(range(parts), key=lambda part: -now.seconds[part])[:REPORTED]
+    weights = now.weights or even(parts)
+    return tuple(
+        RankShare(
+            rank=part,
+            share=round(weights[part] * parts / WHOLE, 3),
+            samples_per_second=float(f"{1 / now.seconds[part]:.3g}"),
+        )
+        for part in slowest
+    )
+
+
 def even(parts: int) -> tuple[int, ...]:
     """Equal weights."""
     return _whole([1.0] * parts)
@@ -141,6 +161,11 @@ class EqualShares:
         """``share`` with the weights in force."""
         return share
 
+    @property
+    def reported(self) -> tuple[RankShare, ...]:
+        """As of :func:`reported`."""
+        return ()
+
     def enter(self, paces: Sequence[int]) -> None:
         """A generation begins. ``paces``: by part, as of :attr:`pace`."""
 
@@ -169,6 +194,10 @@ class MeasuredShares(EqualShares):
     def of(self, share: Share) -> Share:
         weights = self.now.weights
         return share._replace(weights=weights) if len(weights) == share.parts and not share.learner else share
+
+    @property
+    def reported(self) -> tuple[RankShare, ...]:
+        return reported(self.now)
 
     def enter(self, paces: Sequence[int]) -> None:
         self._put(begun(paces))

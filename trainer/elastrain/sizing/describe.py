@@ -1,7 +1,8 @@
-"""The batch that the ranks have chosen, in words. Pure."""
+"""The batch that the ranks have chosen, and their shares of it, in words. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from elastrain.sizing.speedup import WORTHWHILE
@@ -14,6 +15,17 @@ class Larger(Protocol):
     def samples(self) -> int: ...
     @property
     def gain(self) -> float: ...
+
+
+class RankShare(Protocol):
+    """As of :class:`elastrain.api.batch.RankShare`."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def share(self) -> float: ...
+    @property
+    def samples_per_second(self) -> float: ...
 
 
 class Figures(Protocol):
@@ -43,6 +55,16 @@ def batch_line(batch: Figures) -> str:
     if batch.larger is not None:
         parts.append(_larger(batch.larger))
     return ", ".join(parts)
+
+
+NAMED = 4
+"""Most ranks in a line."""
+
+
+def shares_line(shares: Sequence[RankShare]) -> str:
+    """In one line: ``shares by speed: rank 1 0.67 (100 samples/s), rank 0 1.33 (200 samples/s)``; slowest first."""
+    words = [f"rank {one.rank} {one.share:.2f} ({one.samples_per_second:,.3g} samples/s)" for one in shares[:NAMED]]
+    return f"shares by speed: {', '.join(words)}{', …' if len(shares) > NAMED else ''}"
 
 
 def why_this_batch(batch: Figures | None, least: int, most: int) -> tuple[str, str]:

@@ -98,6 +98,7 @@ export class JobPage {
       ["Loss", () => figure(job.loss), job.loss],
       ["Samples per second", () => number(job.pace), job.pace],
       ["Batch", () => batch(job.batch), job.batch],
+      ["Shares of the slowest ranks", () => shares(job.shares), job.shares?.length ? job.shares : null],
       ["Effective samples", () => `${number(job.effectiveSamples)} of ${number(job.samples)}`, job.effectiveSamples],
       ["Goodput", () => percent(job.goodput), job.goodput],
       ["Generation", () => `${job.generation.number} (${job.generation.reason})`, job.generation],
@@ -131,6 +132,11 @@ export class JobPage {
 function batch(found) {
   const noise = found.noiseScale === null ? "noise scale not measured yet" : `noise scale ${number(found.noiseScale)}, efficiency ${figure(found.efficiency)}`;
   return `${number(found.samples)} samples, ${noise}`;
+}
+
+function shares(found) {
+  const words = found.slice(0, 4).map((one) => `rank ${one.rank}: ${figure(one.share)} (${figure(one.samplesPerSecond)} samples/s)`);
+  return words.join(", ") + (found.length > 4 ? ", …" : "");
 }
 
 function sentence(rescale) {

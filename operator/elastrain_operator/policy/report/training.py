@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from datetime import datetime
 
 from elastrain.api.job import GenerationStatus, LastRescale, MeasuredSize, reported
-from elastrain.api.job.status import BatchStatus
+from elastrain.api.job.status import BatchStatus, RankShareStatus
 from elastrain.api.records import Member, Progress
 from elastrain_operator.facts import Coordination, Pod
 
@@ -89,6 +89,14 @@ def batch_status(old: BatchStatus | None, etcd: Coordination) -> BatchStatus | N
         return None
     new = reported.batch_status(report.batch)
     return new if old is None or _differs(old, new) else old
+
+
+def rank_shares(old: list[RankShareStatus], etcd: Coordination) -> list[RankShareStatus]:
+    """What the ranks report; ``old`` as long as they have not changed their shares."""
+    if etcd.progress is None:
+        return old
+    new = reported.rank_shares(etcd.progress.shares)
+    return old if {(s.rank, s.share) for s in old} == {(s.rank, s.share) for s in new} else new
 
 
 def _differs(old: BatchStatus, new: BatchStatus) -> bool:

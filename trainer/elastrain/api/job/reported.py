@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 
 from elastrain.api import batch
-from elastrain.api.job.status import BatchStatus, LargerBatch, LastRescale, ProgressStatus
+from elastrain.api.job.status import BatchStatus, LargerBatch, LastRescale, ProgressStatus, RankShareStatus
 from elastrain.api.records import Progress, Rescale
 
 _CENTURY = 100 * 365 * 86400.0
@@ -112,6 +113,15 @@ def batch_status(b: batch.BatchFigures) -> BatchStatus:
         efficiency=None if noise is None or b.efficiency is None else _two_digits(b.efficiency),
         larger=_larger(b.larger),
     )
+
+
+def rank_shares(found: Iterable[batch.RankShare]) -> list[RankShareStatus]:
+    """Those that are numbers, slowest first."""
+    return [
+        RankShareStatus(rank=one.rank, share=one.share, samples_per_second=one.samples_per_second)
+        for one in found
+        if math.isfinite(one.share) and math.isfinite(one.samples_per_second)
+    ]
 
 
 def _larger(found: batch.LargerBatch | None) -> LargerBatch | None:

@@ -230,6 +230,17 @@ class BatchStatus(StatusModel):
     """The next larger batch. Absent: not predicted yet, or the present one is the largest."""
 
 
+class RankShareStatus(StatusModel):
+    """The part of the batch that a rank computes, with ``spec.shares: Measured``."""
+
+    rank: int
+    """Global rank."""
+    share: float
+    """Its part, in equal shares: 1 is an equal one."""
+    samples_per_second: float
+    """Its speed while it computes, when the shares were last changed."""
+
+
 class AcceleratorSeconds(Figures):
     """Use of the job's accelerator seconds: `training`, `rescaling`, `waiting`, `redone` and `spare` add up to the
     total that its pods have held. The other fields are the operator's bookkeeping, from which the next operator
@@ -332,7 +343,7 @@ class JobStatus(StatusModel):
     """Written by the operator only."""
 
     shown: ClassVar[frozenset[str]] = frozenset(
-        {"progress", "lastRescale", "measuredSizes", "spares", "unhealthyWorkers", "batch"}
+        {"progress", "lastRescale", "measuredSizes", "spares", "unhealthyWorkers", "batch", "rankShares"}
     )
     """Fields (as on the wire) that no promise depends on: one that cannot be read counts as absent."""
 
@@ -376,6 +387,9 @@ class JobStatus(StatusModel):
     other sizes: at most twelve, the newest last."""
     batch: BatchStatus | None = None
     """The batch of a step. Absent: the batch is the script's."""
+    rank_shares: list[RankShareStatus] = []
+    """Speeds and shares of the slowest ranks, slowest first: at most 16. Empty: ``spec.shares`` is Equal, or the
+    generation has not decided yet."""
     accelerator_seconds: AcceleratorSeconds | None = None
     """Use of the job's accelerator seconds."""
     unhealthy_workers: list[UnhealthyWorker] = []

@@ -21,7 +21,7 @@ from elastrain.api.job import (
     training_time,
 )
 from elastrain.api.job.shown import Event, Worker, time_of
-from elastrain.sizing.describe import batch_line
+from elastrain.sizing.describe import batch_line, shares_line
 
 PHASE_STYLES = {
     "Running": "green", "Succeeded": "green", "Rescaling": "yellow", "Pending": "yellow", "Suspended": "yellow",
@@ -163,8 +163,7 @@ def details(
     parts: list[RenderableType] = [head]
     if status.progress is not None:
         parts.append(_progress(status.progress, now))
-    if status.batch is not None:
-        parts.append(_indented(batch_line(status.batch), "dim"))
+    parts += _of_batch(status)
     if why := summary(job, now):
         style = "green" if phase_of(job) == "Succeeded" else "red" if phase_of(job) == "Failed" else "yellow"
         parts.append(_indented(why, style))
@@ -183,6 +182,13 @@ def details(
     if events:
         parts += [Text(""), _events(events[-_EVENTS:], now)]
     return Group(*parts)
+
+
+def _of_batch(status: JobStatus) -> list[RenderableType]:
+    """The batch that the ranks have chosen, and their shares of it."""
+    lines = [batch_line(status.batch)] if status.batch is not None else []
+    lines += [shares_line(status.rank_shares)] if status.rank_shares else []
+    return [_indented(line, "dim") for line in lines]
 
 
 def why_not_larger(status: JobStatus) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 from elastrain import tracing
 from elastrain.api import names
+from elastrain.api.batch import RankShare
 from elastrain.api.loops import LoopId
 from elastrain.api.records import CheckpointState, Generation, Progress, Rescale
 from elastrain.data.order import Order
@@ -179,8 +180,9 @@ class Reporter:
         loop: LoopId,
         goal: int | None,
         checkpoint: CheckpointState | None,
+        shares: tuple[RankShare, ...] = (),
     ) -> Progress:
-        """``order``: of the data in ``loop``. ``goal``: as of ``Progress``."""
+        """``order``: of the data in ``loop``. ``goal``, ``shares``: as of ``Progress``."""
         samples = order.samples_before(step)
         return Progress(
             generation=generation.number,
@@ -195,6 +197,7 @@ class Reporter:
             loss=self.loss,
             step_seconds=None if self.step_seconds is None else self.step_seconds / self._factor,
             batch=self.batch.figures(samples),
+            shares=shares,
             rescales=tuple(self.rescales),
             checkpoint=checkpoint,
         )

@@ -414,6 +414,6 @@ class World:
             return  # this process has committed nothing
         progress = self._reporter.progress(
             self.generation, step=self.step, order=order, loop=self.position.loop, goal=self.position.goal,
-            checkpoint=self._keeper.result,
+            checkpoint=self._keeper.result, shares=self.state.shares.reported,
         )  # fmt: skip
         self._session.send(Report(progress=progress))
