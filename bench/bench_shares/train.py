@@ -1,4 +1,5 @@
-"""One rank: a linear model whose samples each take a played time, under elastrain or as a plain DDP script."""
+"""One rank: a linear model whose samples each take a played time, or real computation that a cgroup holds back; under
+elastrain or as a plain DDP script."""
 
 from __future__ import annotations
 
@@ -31,17 +32,44 @@ def speed(scenario: str, now: float) -> float:
     return float(scenario)
 
 
-class Clock:
-    """Plays the time of samples, and measures the second half of the steps."""
+ALONE_SECONDS = 3.0
+"""For which a rank that computes measures its speed before it trains."""
 
-    def __init__(self, scenario: str | None, steps: int) -> None:
-        """``scenario``: of the slow rank; None: at full speed."""
+
+class Computes:
+    """Real computation for each sample, about 1 ms of a core."""
+
+    def __init__(self) -> None:
+        self._matrix = torch.randn(128, 128) / 12
+        end = time.monotonic() + ALONE_SECONDS
+        began, done = time.monotonic(), 0
+        while time.monotonic() < end:
+            self(4)
+            done += 4
+        self.speed = done / (time.monotonic() - began)
+        """Samples per second, alone."""
+
+    def __call__(self, samples: int) -> None:
+        x = self._matrix
+        for _ in range(samples * 64):
+            x = torch.mm(x, self._matrix)
+
+
+class Clock:
+    """Plays the time of samples, or computes, and measures the second half of the steps."""
+
+    def __init__(self, scenario: str | None, steps: int, computes: Computes | None) -> None:
+        """``scenario``: of the slow rank; None: at full speed. ``computes``: instead of a played time."""
+        self._computes = computes
         self._scenario, self._half, self._done = scenario, steps // 2, 0
         self._began = self._since = time.monotonic()
 
     def computes(self, samples: int) -> None:
         if self._done == 0:
             self._began = time.monotonic()
+        if self._computes:
+            self._computes(samples)
+            return
         now = time.monotonic() - self._began
         time.sleep(samples / (FAST * (speed(self._scenario, now) if self._scenario else 1.0)))
 
@@ -53,6 +81,9 @@ class Clock:
     def result(self) -> dict[str, float]:
         began, end = self._since - self._began, time.monotonic() - self._began
         moments = [began + (end - began) * k / 1000 for k in range(1000)]
+        if self._computes:
+            own = self._computes.speed / FAST
+            return {"samples_per_second": (self._done - self._half) * BATCH / (end - began), "speed": own}
         own = sum(speed(self._scenario, t) for t in moments) / 1000 if self._scenario else 1.0
         return {"samples_per_second": (self._done - self._half) * BATCH / (end - began), "speed": own}
 
@@ -87,9 +118,11 @@ def _job(model: nn.Module, data: TensorDataset, clock: Clock, steps: int) -> Non
 
 if __name__ == "__main__":
     system, out, count = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+    if group := os.environ.get("GROUP"):
+        Path(group).write_text(str(os.getpid()))
     torch.set_num_threads(1)
     torch.manual_seed(0)
     samples = TensorDataset(torch.randn(6400, 8), torch.randn(6400, 1))
-    watch = Clock(os.environ.get("SLOW") or None, count)
+    watch = Clock(os.environ.get("SLOW") or None, count, Computes() if group else None)
     (_ddp if system == "ddp" else _job)(nn.Linear(8, 1), samples, watch, count)
     out.write_text(json.dumps(watch.result()))
