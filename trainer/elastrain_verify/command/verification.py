@@ -94,6 +94,9 @@ class Verification:
         self.notes += self.source.notes
         first = Run("reference", Kind.REFERENCE, "plain torch, one process: the reference", 1)
         if (error := self._begin(first)) is not None:
+            if not any(b"elastrain" in text for text in self.scripts()):
+                way_out = f"elastrain convert {self.options.target} proposes the change"
+                self.notes.append(f"the script does not use elastrain: {way_out}")
             return self._answer(2, first, error=error, fault=kinds.NO_REFERENCE)
         for run in self._plan():
             if self.options.seconds is not None and time.monotonic() - self.began > self.options.seconds:

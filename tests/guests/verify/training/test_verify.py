@@ -129,6 +129,15 @@ def test_fault_is_found_by_the_run_that_shows_it_and_by_none_before(tmp_path: Pa
     assert (answer["exit"], answer["run"]) == (1, run), answer
 
 
+def test_way_out_is_named_if_the_script_is_none_of_elastrain(tmp_path: Path) -> None:
+    """As one for torchrun."""
+    script = tmp_path / "train.py"
+    script.write_text("import os; os.environ['RANK']")
+    answer = verify(script)
+    assert (answer["exit"], answer["run"]) == (2, "reference"), answer
+    assert any("elastrain convert" in note for note in answer["notes"]), answer
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("script", ["01-digits/train.py", "zoo/mnist/elastic.py", "zoo/nanogpt/elastic.py"])
 def test_example_is_safe_through_all_runs(script: str) -> None:
