@@ -331,6 +331,8 @@ class Observed:
     """When the job was created, for its place in the queue; None: unknown."""
     charges: tuple[Charge, ...] | None = None
     """A place for each pod that Kueue lets the job create now; None: Kueue does not decide its size."""
+    ignored_queue: str = ""
+    """The LocalQueue that the job names although this operator runs without Kueue; empty: none."""
     unissued: tuple[Pod, ...] = ()
     """Pods that the job controls and whose ordinals it has never given out: they count as holders of resources only."""
 

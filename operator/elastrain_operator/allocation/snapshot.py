@@ -328,6 +328,8 @@ class Share:
     """Workers beyond ``size`` that wait, Pending, for nodes that an autoscaler may add."""
     awaiting: int = 0
     """Workers within ``size`` that wait for such nodes: the rest of a minimum."""
+    keeps_template: bool = False
+    """No worker is replaced by one of a changed template, which has no place."""
     obstacle: str = ""
     """Reason of the refusal for which it is not more, one CamelCase word; empty: there is none."""
     probe: bool = False

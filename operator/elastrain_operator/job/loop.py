@@ -25,7 +25,7 @@ from elastrain_operator.job.plan import STATUS_INTERVAL
 from elastrain_operator.job.state import LoopState, Plan
 from elastrain_operator.kube.client import ApiError, Kube
 from elastrain_operator.kueue.jobs import KueueJobs, KueuePass
-from elastrain_operator.kueue.parse import is_sent
+from elastrain_operator.kueue.parse import is_sent, queue_name
 from elastrain_operator.metrics import process as metrics
 from elastrain_operator.policy import elsewhere
 from elastrain_operator.policy.losses import data_loss
@@ -274,8 +274,8 @@ class JobLoop:
         if others := elsewhere.foreign_workers(observed, self._config.worker_etcd.endpoints):
             return PassResult(self._leave_alone(others), status, observed)
         state.elsewhere = ""
-        if observed.share is not None:
-            observed = replace(observed, share=observed.share.in_replicas(spec.group_size))
+        share = observed.share.in_replicas(spec.group_size) if observed.share else None
+        observed = replace(observed, share=share, ignored_queue="" if self._kueue else queue_name(body))
         queued = self._kueue.decide(body, self.job, spec, status, observed) if self._kueue else None
         observed = queued.charged_to(observed) if queued else observed
         state.unanswered_since = sizes.unanswered_since(state.unanswered_since, observed, now)

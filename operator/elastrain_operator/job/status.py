@@ -133,6 +133,7 @@ def _of_some_jobs(taken: Steps) -> Iterable[ConditionUpdate]:
     known = any(c.type == ConditionType.STATE_PROTECTED for c in old)
     yield from conditions.state_protected(unwritten.get(BUDGET, ""), unwritten.get(MARKS, ""), was_reported=known)
     grown = sizes.grown(old, spec.suspend, seen.share, taken.size.desired, spec.desired_replicas, answered=answered)
+    grown = sizes.with_ignored_queue(grown, seen.ignored_queue, is_shared=seen.share is not None)
     if grown and not taken.known.finishing:
         yield grown
 

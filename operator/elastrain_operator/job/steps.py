@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from elastrain.api.job import JobSpec, JobStatus, LastFailure, LossStreak, Withdrawal
@@ -284,14 +284,15 @@ def _rollout(facts: Facts, known: Known, there: There, size: Size) -> Rollout:
     observed, spec, refusal = facts.observed, facts.spec, facts.state.refusal
     if observed.charges is not None:  # no pod is created beyond Kueue's quota
         refusal = refusal or Refusal(RefusalKind.QUOTA_EXCEEDED, "", facts.now, generation=observed.job.generation)
-    return rollout.rollout(
+    held = observed.share.message if observed.share and observed.share.keeps_template else ""
+    made = rollout.rollout(
         rollout.RolloutInput(
             workers=there.units,
             pods=observed.pods,
             version=facts.version,
             desired=size.desired,
             minimum=spec.min_replicas,
-            at_a_time=spec.max_unavailable,
+            at_a_time=0 if held else spec.max_unavailable,
             leaving=len(replicas.of(p for p in observed.pods if p.name in known.draining and not p.over)),
             refusal=refusal if refusal and refusal.generation == observed.job.generation else None,
             members=known.members,
@@ -300,6 +301,7 @@ def _rollout(facts: Facts, known: Known, there: There, size: Size) -> Rollout:
             spares=size.beyond,
         )
     )
+    return replace(made, stopped=held) if held else made
 
 
 # ---- 7: who comes, and when ----------------------------------------------------------------------------------------

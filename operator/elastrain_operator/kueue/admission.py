@@ -1,7 +1,8 @@
 """What a job asks, its Workloads and its pods → its size and the writes to its Workloads. Pure.
 
 One Workload, the base, stands for ``minReplicas``; each further replica is a Workload of its own, an extra, with a
-lower priority, so that Kueue's ordinary preemption takes extras before the base of any job of the same class.
+lower priority, so that Kueue's ordinary preemption takes extras before the base of any job of the same class, and the
+later extras of a large job for the first ones of a small one.
 
 Invariants: a Workload is named after its index, so that no replica ever has two; a pod is created only as a charge of
 an admitted Workload; a Workload with a reservation is released or deleted only when no pod is charged to it; at most
@@ -82,8 +83,31 @@ class _Input:
         base, request = self.base, self.request
         if base is None or request.mirrored:
             return base is not None and base.finished
-        short = base.count < request.minimum * request.pods
-        return base.finished or base.shape != request.shape or short or base.queue != request.queue
+        return base.finished or self.is_short or (self.differs and not self.held)
+
+    @cached_property
+    def is_short(self) -> bool:
+        """Whether the base is for less than ``minReplicas``."""
+        return self.base is not None and self.base.count < self.request.minimum * self.request.pods
+
+    @cached_property
+    def differs(self) -> bool:
+        """Whether the base has another queue, or is for other pods."""
+        base, request = self.base, self.request
+        return base is not None and (base.shape != request.shape or base.queue != request.queue)
+
+    @cached_property
+    def held(self) -> str:
+        """Why a running job does not move: its workers would leave, and could not queue again. Empty: it need not."""
+        base, request = self.base, self.request
+        if base is None or not base.runs or not self.differs or not request.queue or request.mirrored or self.is_short:
+            return ""
+        return explain.closed(request, self.view)
+
+    @property
+    def keeps_template(self) -> bool:
+        """Whether a pod of the present template has no place: what the base admits is another one."""
+        return bool(self.held) and self.base is not None and self.base.shape != self.request.shape
 
     def placed(self, workload: Workload) -> bool:
         """Whether all its flavors are known. Without them no pod is created; those that exist stay."""
@@ -123,7 +147,7 @@ class _Input:
     def ahead(self) -> int:
         """Extras that may wait in the queue now."""
         queue = self.view.queue
-        return 0 if queue is None or (queue.strict and not self.request.always_ahead) else AHEAD
+        return 0 if queue is None or self.held or (queue.strict and not self.request.always_ahead) else AHEAD
 
     @cached_property
     def kept(self) -> list[Workload]:
@@ -184,11 +208,13 @@ def _go_on(given: _Input) -> Decision:
     size = sum(w.count for w in running) // given.request.pods
     stay = {w.name for w in running}
     release = frozenset(h.name for h in given.holders if h.workload not in stay)
+    taken_back = {w.name for w in given.extras if w.evicted}
+    evicted = frozenset(h.name for h in given.holders if h.workload in taken_back)  # leave at any size: others wait
     reason, message = explain.why(
-        explain.Admission(given.request, given.view, given.base, given.on, size, given.waiting)
+        explain.Admission(given.request, given.view, given.base, given.on, size, given.waiting, given.held)
     )
     return Decision(
-        share=Share(size, reason, message, release=release),
+        share=Share(size, reason, message, release=release, replace=evicted, keeps_template=given.keeps_template),
         charges=tuple(_charges(given, running)),
         unbound=tuple(_unbound(given, running)),
         writes=(*_base_writes(given), *_extra_writes(given, memory)),
@@ -216,7 +242,7 @@ def _remember(given: _Input) -> Memory:
 
 def _charges(given: _Input, running: Iterable[Workload]) -> Iterable[Charge]:
     """Vacant places. A leaving pod holds its own until it is gone."""
-    for workload in filter(given.placed, running):
+    for workload in () if given.keeps_template else filter(given.placed, running):
         vacant = workload.count - len(given.pods(workload))
         for _ in range(vacant):
             yield Charge(workload.name, _placement(given, workload), workload.topology)
@@ -304,26 +330,36 @@ def _extra_writes(given: _Input, memory: Memory) -> Iterable[Write]:
             continue
         if not given.pods(extra):
             yield Delete(extra.name, extra.uid)
-    base, priority = given.on, _below(given)
-    if base is None or priority is None:
+    base, top = given.on, _base_priority(given)
+    if base is None or top is None:
         return
-    for extra in given.kept:
-        if extra.priority != priority:
-            yield Change(extra.name, extra.uid, priority=priority)
+    for rank, extra in enumerate(sorted(given.kept, key=lambda w: (not w.reserved, w.index)), start=1):
+        if extra.priority != top - rung(rank):
+            yield Change(extra.name, extra.uid, priority=top - rung(rank))
         if extra.runs:
             yield from _readiness(given, extra)
     if (memory.until is not None and memory.until > given.now) or not given.placed(base):
         return
     missing = min(given.most - len(given.kept), given.ahead - len([w for w in given.kept if not w.reserved]))
-    for index in _free(given, missing):
-        yield Create(given.request.extra_name(index), index, given.request.pods, priority)
+    for rank, index in enumerate(_free(given, missing), start=len(given.kept) + 1):
+        yield Create(given.request.extra_name(index), index, given.request.pods, top - rung(rank))
 
 
-def _below(given: _Input) -> int | None:
-    """Priority of extras: one less than that of the base, so that any base of the same class comes first."""
+def rung(rank: int) -> int:
+    """By how much the priority of a job's ``rank``-th extra is below that of its base: 1, 2, 2, 3, 3, 3, 3, 4, …
+
+    An extra preempts only extras of a higher rung, so that jobs of one class come to as many extras as each other
+    within a factor of two, and no two take turns. Waiting extras rank last: none preempts one of its own job. The
+    rungs of 1,000 extras are 10, so that other classes are rarely met.
+    """
+    return rank.bit_length()
+
+
+def _base_priority(given: _Input) -> int | None:
+    """None: unknown."""
     if given.request.mirrored:
-        return given.base.priority - 1 if given.base else None
-    return None if given.view.priority is None else given.view.priority - 1
+        return given.base.priority if given.base else None
+    return given.view.priority
 
 
 def _free(given: _Input, number: int) -> Iterable[int]:

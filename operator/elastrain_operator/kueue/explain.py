@@ -9,6 +9,9 @@ from typing import NamedTuple
 from elastrain.api.names import replicas
 from elastrain_operator.kueue.workload import ALWAYS, CLASS_LABEL, EXTRAS_NOTE, QUEUE_LABEL, Request, View, Workload
 
+UNSEEN = "Kueue has not looked at it yet; if this lasts, check that Kueue's controller runs"
+"""Of a Workload without a word of Kueue."""
+
 
 def unknown(request: Request, problem: str) -> str:
     """Kueue cannot be read."""
@@ -46,10 +49,27 @@ class Admission:
     """Admitted replicas."""
     waiting: Sequence[Workload]
     """Extras in the queue."""
+    held: str = ""
+    """Why a running job does not move to another queue or template; empty: it need not."""
+
+
+def closed(request: Request, view: View) -> str:
+    """Why the job's queue takes no Workload of it now; empty: it does."""
+    if view.queue is None:
+        return f"there is no LocalQueue {request.queue} here"
+    if view.queue.closed:
+        return f"{_queue(request, view)} takes nothing: {view.queue.closed}"
+    return "" if view.priority is not None else f"there is no WorkloadPriorityClass {request.priority_class}"
 
 
 def why(has: Admission) -> Why:
     """Reason and message of the condition ``Grown``."""
+    if has.held and has.base is not None:
+        text = (
+            f"the job's queue or template has changed, but {has.held}: its workers keep their places in queue "
+            f"{has.base.queue}, and move when that has changed; or correct the label {QUEUE_LABEL}"
+        )
+        return Why(reason="MoveWaits", message=text)
     return _obstacle(has) or (_not_on(has, has.base) if has.base and has.on is None else _on(has))
 
 
@@ -94,10 +114,7 @@ def _on(has: Admission) -> Why:
     have = f"{name} admits {has.size} of {replicas(request.wanted, request.pods)}"
     if has.waiting:
         said = next((w.message for w in has.waiting if w.message), "")
-        return Why(
-            reason="QuotaExhausted",
-            message=f"{have}; the next one waits: {said}" if said else f"{have}; the next one is queued",
-        )
+        return Why(reason="QuotaExhausted", message=f"{have}; the next one waits: {said or UNSEEN}")
     if queue is not None and queue.strict and not request.always_ahead:
         return Why(
             reason="QueueIsStrict",
@@ -133,9 +150,8 @@ def _not_on(has: Admission, base: Workload) -> Why:
         return Why(
             reason="AdmissionCheck", message=f"{name} has reserved quota, and waits for its admission checks{said}"
         )
-    return Why(
-        reason="Queued", message=f"waits in {name} for {replicas(request.minimum, request.pods)} (minReplicas){said}"
-    )
+    waits = f"waits in {name} for {replicas(request.minimum, request.pods)} (minReplicas)"
+    return Why(reason="Queued", message=f"{waits}{said or f': {UNSEEN}'}")
 
 
 def _queue(request: Request, view: View) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from elastrain.api.job import JobSpec
 from elastrain_operator.facts import PodPlacement
@@ -92,9 +92,22 @@ def flavor(body: Raw) -> Flavor:
     return Flavor(labels, tuple(objects(spec.get("tolerations"))))
 
 
-def local_queue(body: Raw) -> str:
-    """The ClusterQueue of a LocalQueue."""
-    return text(mapping(body.get("spec")).get("clusterQueue"))
+class LocalQueue(NamedTuple):
+    """A LocalQueue."""
+
+    cluster_queue: str
+    closed: str
+    """Why it admits nothing now, in Kueue's words: it is stopped, or its ClusterQueue is missing or inactive."""
+
+
+def local_queue(body: Raw) -> LocalQueue:
+    """A LocalQueue; one that Kueue has not looked at yet counts as open."""
+    conditions = {c.get("type"): c for c in objects(mapping(body.get("status")).get("conditions"))}
+    active = conditions.get("Active", {})
+    said = text(active.get("message")) or text(active.get("reason")) or "it is not active"
+    return LocalQueue(
+        text(mapping(body.get("spec")).get("clusterQueue")), said if active.get("status") == "False" else ""
+    )
 
 
 def is_strict(body: Raw) -> bool:
@@ -102,14 +115,19 @@ def is_strict(body: Raw) -> bool:
     return mapping(body.get("spec")).get("queueingStrategy") == "StrictFIFO"
 
 
-def queue(cluster_queue: str | None, strict: Mapping[str, bool]) -> Queue | None:
+def queue(local: LocalQueue | None, strict: Mapping[str, bool]) -> Queue | None:
     """The queue of a job. A ClusterQueue that does not exist admits nothing, so nothing is queued ahead in it."""
-    return None if cluster_queue is None else Queue(cluster_queue, strict.get(cluster_queue, True))
+    return None if local is None else Queue(local.cluster_queue, strict.get(local.cluster_queue, True), local.closed)
 
 
 def label(body: Raw, key: str) -> str:
     """A label of an object; empty: it has none."""
     return text(mapping(mapping(body.get("metadata")).get("labels")).get(key))
+
+
+def queue_name(body: Raw) -> str:
+    """The LocalQueue that a job names; empty: none."""
+    return label(body, QUEUE_LABEL)
 
 
 def is_sent(body: Raw) -> bool:
@@ -126,7 +144,7 @@ def request(body: Raw, spec: JobSpec, size: int, ended: str) -> Request:
     return Request(
         base=prebuilt or own_name,
         own_name=own_name,
-        queue=label(body, QUEUE_LABEL),
+        queue=queue_name(body),
         minimum=spec.min_replicas,
         wanted=spec.desired_replicas,
         pods=spec.group_size,

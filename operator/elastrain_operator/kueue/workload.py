@@ -57,7 +57,7 @@ class Workload:
     going: bool = False
     """It is being deleted."""
     message: str = ""
-    """Kueue's explanation of its present state."""
+    """Kueue's explanation of its present state; empty: Kueue has not said anything."""
     flavors: tuple[str, ...] = ()
     """ResourceFlavors that its admission names."""
     updates: PodPlacement = field(default_factory=PodPlacement)
@@ -91,6 +91,8 @@ class Queue:
     cluster_queue: str = ""
     strict: bool = False
     """StrictFIFO: a Workload that does not fit holds up all behind it."""
+    closed: str = ""
+    """Why it admits nothing now, in Kueue's words; empty: it is open."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,10 @@ import pytest
 
 from elastrain.api.job import JobSpec, JobStatus
 from elastrain_operator import clock
+from elastrain_operator.allocation.snapshot import Share
 from elastrain_operator.facts import Charge, JobRef, Observed, PodPlacement
 from elastrain_operator.kueue import parse, render
-from elastrain_operator.kueue.admission import MISSING_PATIENCE, decide
+from elastrain_operator.kueue.admission import MISSING_PATIENCE, decide, rung
 from elastrain_operator.kueue.apply import changed
 from elastrain_operator.kueue.jobs import KueueJobs
 from elastrain_operator.kueue.watch import Watch
@@ -33,6 +34,7 @@ from elastrain_operator.kueue.workload import (
     Workload,
 )
 from elastrain_operator.metrics import process as metrics
+from elastrain_operator.policy.size import sizes
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 JOB = Request("job-1", "lq", minimum=2, wanted=5, shape="s")
@@ -46,7 +48,7 @@ PODS = (Holder("p0", "job-1", ready=True), Holder("p1", "job-1", ready=True))
 
 
 def extra(index: int, **fields: object) -> Workload:
-    made = Workload(f"job-1-{index}", f"e{index}", index, "lq", 1, 99, shape="s")
+    made = Workload(f"job-1-{index}", f"e{index}", index, "lq", 1, 100 - rung(index), shape="s")
     return dataclasses.replace(made, **fields)
 
 
@@ -83,9 +85,20 @@ def test_nothing_is_queued_if_queue_or_class_do_not_exist(view: dict[str, object
 
 def test_two_extras_wait_at_a_time_below_the_priority_of_the_base() -> None:
     made = decided(BASE)
-    assert made.writes == (Create("job-1-1", 1, 1, 99), Create("job-1-2", 2, 1, 99))
+    assert made.writes == (Create("job-1-1", 1, 1, 99), Create("job-1-2", 2, 1, 98))
     assert decided(BASE, extra(1), extra(2)).writes == ()
-    assert decided(BASE, running(1), extra(2)).writes == (Create("job-1-3", 3, 1, 99),)
+    assert decided(BASE, running(1), extra(2)).writes == (Create("job-1-3", 3, 1, 98),)
+
+
+@pytest.mark.parametrize("quota", [1, 2, 5, 7, 64, 1000])
+def test_equal_jobs_come_to_as_many_extras_within_a_factor_of_two_and_then_rest(quota: int) -> None:
+    """Kueue's preemption by priority alone, from the worst beginning: one job has all of the quota."""
+    large, small = quota, 0
+    while rung(small + 1) < rung(large):
+        large, small = large - 1, small + 1
+    assert large <= 2 * small + 1
+    assert rung(large + 1) >= rung(small), "the other one takes nothing back"
+    assert rung(1000) == 10
 
 
 def test_no_extra_waits_in_a_strict_queue_unless_the_job_asks() -> None:
@@ -113,6 +126,20 @@ def test_an_evicted_extra_gives_its_quota_back_when_its_pod_is_gone() -> None:
     later = decided(BASE, lost, memory=made.memory)
     assert later.writes == (Delete("job-1-1", "e1"),)
     assert later.preempted == ()
+
+
+def test_a_worker_of_an_evicted_extra_leaves_even_if_another_extra_is_admitted_for_it() -> None:
+    lost, come = running(1, evicted="Preempted"), running(2)
+    made = decided(BASE, lost, come, pods=(*PODS, Holder("p2", "job-1-1", ready=True)))
+    assert (made.share.size, made.share.replace) == (3, {"p2"})
+    assert [c.workload for c in made.charges] == ["job-1-2"]
+
+
+def test_no_waiting_extra_has_a_higher_priority_than_a_running_one_of_its_job() -> None:
+    made = decided(BASE, running(7), running(9), extra(1), job=dataclasses.replace(JOB, wanted=9))
+    changed = {w.name: w.priority for w in made.writes if isinstance(w, Change)}
+    assert changed == {"job-1-7": 99, "job-1-9": 98, "job-1-1": 98}
+    assert [w for w in made.writes if isinstance(w, Create)] == [Create("job-1-2", 2, 1, 97)]
 
 
 def test_extras_are_queued_later_and_later_if_kueue_takes_them_back_unready() -> None:
@@ -157,14 +184,67 @@ def test_a_changed_queue_is_written_before_a_reservation_and_moves_the_job_after
     assert decided(BASE, pods=(), job=moved).writes == (Delete("job-1", "b"),)
 
 
+CLOSED = {
+    "no such queue": ({"queue": None}, "there is no LocalQueue other here"),
+    "stopped": ({"queue": Queue("cq", closed="LocalQueue is stopped")}, "LocalQueue is stopped"),
+    "no such class": ({"priority": None}, "there is no WorkloadPriorityClass"),
+}
+"""Why a job that leaves its quota could not queue again, and the words that say so."""
+
+
+@pytest.mark.parametrize(("view", "words"), CLOSED.values(), ids=CLOSED)
+@pytest.mark.parametrize("change", [{"queue": "other"}, {"queue": "other", "shape": "t"}], ids=["queue", "template"])
+def test_a_running_job_keeps_its_workers_if_it_could_not_queue_again(
+    view: dict[str, object], words: str, change: dict[str, str]
+) -> None:
+    changed = dataclasses.replace(JOB, **change)
+    lost = PODS[:1]
+    made = decided(BASE, running(1), pods=lost, job=changed, **view)
+    assert (made.share.size, made.share.reason, made.share.release) == (3, "MoveWaits", frozenset())
+    assert words in made.share.message
+    assert made.share.keeps_template == ("shape" in change)
+    assert len(made.charges) == (0 if "shape" in change else 2), "a lost worker returns, unless it would be another pod"
+    assert not [w for w in made.writes if isinstance(w, Create | Delete)]
+    assert decided(BASE, running(1), pods=lost, job=changed).share.reason == "Moves", "the queue is open"
+
+
+def test_a_job_that_is_too_small_for_its_new_minimum_leaves_whatever_its_queue_says() -> None:
+    made = decided(BASE, job=dataclasses.replace(JOB, minimum=3), queue=None)
+    assert (made.share.size, made.share.release) == (0, {"p0", "p1"})
+
+
+def test_a_job_says_that_kueue_has_not_looked_at_its_workload() -> None:
+    waits = dataclasses.replace(BASE, reserved=False, admitted=False, ready=False, flavors=())
+    assert "check that Kueue's controller runs" in decided(waits, pods=()).share.message
+    assert "check that Kueue's controller runs" in decided(BASE, extra(1)).share.message
+    said = dataclasses.replace(waits, message="insufficient quota")
+    assert decided(said, pods=()).share.message.endswith("(minReplicas): insufficient quota")
+
+
+@pytest.mark.parametrize(("status", "closed"), [("True", ""), ("False", "LocalQueue is stopped"), (None, "")])
+def test_a_local_queue_is_closed_if_kueue_says_so(status: str | None, closed: str) -> None:
+    conditions = [{"type": "Active", "status": status, "message": "LocalQueue is stopped"}] if status else []
+    body = {"spec": {"clusterQueue": "cq"}, "status": {"conditions": conditions}}
+    assert parse.queue(parse.local_queue(body), {"cq": False}) == Queue("cq", closed=closed)
+
+
+@pytest.mark.parametrize("share", [None, Share(3, "AtMax", "all that it asks for")], ids=["alone", "shared out"])
+def test_a_queue_that_is_ignored_is_named(share: Share | None) -> None:
+    claim = sizes.grown((), suspended=False, share=share, desired=3, cap=3)
+    made = sizes.with_ignored_queue(claim, "lq", is_shared=share is not None)
+    assert made is not None
+    assert made.reason == ("AtMax" if share else "QueueIgnored")
+    assert "kueue.x-k8s.io/queue-name: lq is ignored" in made.message
+    assert sizes.with_ignored_queue(claim, "", is_shared=share is not None) == claim
+
+
 def test_a_changed_class_changes_base_and_extras() -> None:
     made = decided(
         BASE, running(1), extra(2), extra(3), job=dataclasses.replace(JOB, priority_class="high"), priority=1000
     )
     assert Change("job-1", "b", priority=1000, priority_class="high") in made.writes
-    assert {w.name for w in made.writes if isinstance(w, Change) and w.priority == 999} == {
-        "job-1-1", "job-1-2", "job-1-3",
-    }  # fmt: skip
+    extras = {w.name: w.priority for w in made.writes if isinstance(w, Change)}
+    assert extras == {"job-1": 1000, "job-1-1": 999, "job-1-2": 998, "job-1-3": 998}
 
 
 def test_an_extra_on_another_flavor_is_given_back() -> None:

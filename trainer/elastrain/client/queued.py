@@ -13,6 +13,7 @@ _CHANGES = {
     "Evicted": f"it queues again when its workers have left; {_MORE}, or give the job a higher priority class",
     "AdmissionCheck": "kubectl describe workload -n {namespace} -l " + names.LABEL_JOB + "={name}",
     "QueueMissing": "kubectl get localqueues -n {namespace}",
+    "MoveWaits": "kubectl get localqueues -n {namespace}",
     "PriorityClassMissing": "kubectl get workloadpriorityclasses",
     "FlavorMissing": "kubectl get resourceflavors",
     "QueueUnknown": "elastrain doctor",

@@ -8,9 +8,11 @@ members admit it without the operator, which only creates the next spare.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from elastrain.api.job import Condition, ConditionType, GenerationStatus, JobSpec, JobStatus, SparesStatus
+from elastrain.api.names import LABEL_QUEUE
 from elastrain.api.records import Phase, Target
 from elastrain_operator.allocation.snapshot import Share
 from elastrain_operator.facts import ConditionUpdate, Coordination, Observed
@@ -60,6 +62,16 @@ def grown(
     if share.size is None:
         return ConditionUpdate(kind, "Unknown", share.reason, share.message)
     return ConditionUpdate(kind, "True" if desired >= cap else "False", share.reason, share.message)
+
+
+def with_ignored_queue(claim: ConditionUpdate | None, queue: str, *, is_shared: bool) -> ConditionUpdate | None:
+    """``claim`` of a job that names ``queue`` although this operator runs without Kueue; empty: it names none."""
+    if not queue or (claim is None and is_shared):
+        return claim
+    text = f"the label {LABEL_QUEUE}: {queue} is ignored, as this operator runs without Kueue (kueue.enabled)"
+    if claim is None or claim.reason == "NotShared":
+        return ConditionUpdate(ConditionType.GROWN, "Unknown", "QueueIgnored", text)
+    return replace(claim, message=f"{claim.message}; {text}")
 
 
 def desired_spares(
