@@ -31,7 +31,7 @@ from elastrain.integrations import accelerate as with_accelerate
 from elastrain.integrations.huggingface import adapter as huggingface
 from elastrain.integrations.huggingface import loop as trainer_loop
 from elastrain.integrations.lightning import fabric as with_fabric
-from elastrain.integrations.lightning import files as lightning_files
+from elastrain.integrations.lightning import loggers as lightning_loggers
 from elastrain.integrations.lightning import options as lightning_options
 from elastrain.integrations.lightning import progress as lightning_state
 from elastrain.integrations.lightning import trainer as lightning_trainer
@@ -155,9 +155,9 @@ def page() -> str:
         section("Lightning: SingleDeviceStrategy under the Trainer", defined(of_trainer.SingleDeviceStrategy),
                 overridden(strategy, with_fabric.RankOfJob), {}),
         section("Lightning: CSVLogger", defined(lightning.pytorch.loggers.CSVLogger),
-                overridden(lightning_files.OfJob, lightning_files.OfCsv), {}),
+                overridden(lightning_loggers.OfJob, lightning_loggers.OfCsv), {}),
         section("Lightning: TensorBoardLogger", defined(lightning.pytorch.loggers.TensorBoardLogger),
-                overridden(lightning_files.OfJob, lightning_files.OfTensorBoard), {}),
+                overridden(lightning_loggers.OfJob, lightning_loggers.OfTensorBoard), {}),
         section("Lightning: ModelCheckpoint", defined(callbacks.ModelCheckpoint, beside=callbacks.Callback),
                 {*lightning_state._OF_SAVES, "file_exists", "state_dict", "load_state_dict"}, {}),
     ]  # fmt: skip

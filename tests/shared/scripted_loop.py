@@ -39,6 +39,7 @@ class ScriptedJob:
         self.outcomes, self.start, self.peer, self._rank = [*outcomes], start, peer, rank
         self.step, self.phase, self.body, self.stopped, self.met = 0, Phase.SETUP, None, False, 0
         self.tracked: dict[str, Any] = {}
+        self.callbacks: list[Any] = []
         self.states: dict[int, dict[str, Any]] = {}
         self.others: dict[str, float] = {}
         """What the other ranks add to each step's sums."""
@@ -63,6 +64,9 @@ class ScriptedJob:
         assert not objects.keys() & self.tracked.keys()
         self.tracked.update(objects)
 
+    def on_commit(self, callback):
+        self.callbacks.append(callback)
+
     def dataloader(self, dataset, *, global_batch_size, **options):
         self.options = {"global_batch_size": global_batch_size, **options}
         self.data = torch.utils.data.DataLoader(
@@ -73,8 +77,9 @@ class ScriptedJob:
         )
         return Loader(dataset, order)
 
-    def steps(self, loader, *, steps, warm_up=None):
+    def steps(self, loader, *, steps=None, epochs=1, warm_up=None):
         batches = [*self.data]
+        steps = epochs * len(batches) if steps is None else steps
         self._begin("warm-up", 0, batches[0])
         if warm_up is None:
             yield batches[0]
@@ -96,6 +101,9 @@ class ScriptedJob:
             batch, fresh, self.boundary = batches[self.step % len(batches)], outcome != "partial", False
             self._begin(outcome, executions, batch)
             yield batch
+            if outcome in ("committed", "adopted"):
+                for callback in self.callbacks:
+                    callback()
             if outcome == "committed":
                 self.step += 1
                 self._keep()

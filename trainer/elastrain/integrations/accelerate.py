@@ -40,6 +40,7 @@ from elastrain.elastic.contract import Call
 from elastrain.elastic.job import Job
 from elastrain.elastic.strategies.strategy import ElasticModule
 from elastrain.integrations.arrives import track_next
+from elastrain.integrations.files import FilesOfScript, Logs, new_id
 from elastrain.integrations.launcher import single_process
 from elastrain.integrations.own_loop import HasOwnLoop
 from elastrain.integrations.refusals import Refusal, one_part, refuse, refuse_chosen_batch
@@ -68,6 +69,33 @@ def _refused(name: str, instead: str) -> Callable[..., Any]:
 
     method.__doc__ = f"Raises ``NotImplementedError``: {instead}."
     return method
+
+
+class Trackers(Logs):
+    """All trackers of an Accelerator. They exist on rank 0 only."""
+
+    def __init__(self, accelerator: Any, project: str, config: Any = None, init_kwargs: Any = None) -> None:
+        """As of ``init_trackers``."""
+        self.run = new_id()
+        self._accelerator, self._arguments = accelerator, (project, config)
+        self._options: dict[str, Any] = {**(init_kwargs or {})}
+
+    def write(self, row: dict[str, Any], step: int | None, options: dict[str, Any]) -> None:
+        Accelerator.log(self._accelerator, row, step, options)
+
+    def go_on(self) -> None:
+        """Services that know the run of an id resume it; TensorBoard leaves out what is behind the settled rows."""
+        options = {"wandb": {"id": self.run, "resume": "allow"}, "tensorboard": {"purge_step": self.settled[1] + 1}}
+        merged = {name: {**given, **self._options.get(name, {})} for name, given in options.items()}
+        self._accelerator.show_place()
+        Accelerator.init_trackers(self._accelerator, *self._arguments, {**self._options, **merged})
+
+    def let_go(self) -> None:
+        self._accelerator.state.process_index = PartialState().process_index = 0  # their methods are those of rank 0
+        for tracker in self._accelerator.trackers:
+            tracker.finish()
+        self._accelerator.trackers = []
+        self._accelerator.show_place()
 
 
 class ElasticDataLoader:
@@ -187,8 +215,8 @@ class ElasticAccelerator(HasOwnLoop, OfJob):
         PartialState().local_process_index = int(os.environ.get(names.ENV_LOCAL_RANK, "0"))
         self._training: ElasticDataLoader | None = None
         self._in_body = self._stepped = False
-        self._tracking: tuple[tuple[Any, ...], dict[str, Any]] | None = None
-        """Arguments of :meth:`init_trackers` until this process is rank 0."""
+        self._trackers: Trackers | None = None
+        self._files: FilesOfScript | None = None
 
     # -- preparation ---------------------------------------------------------------------------------------------------
     def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
@@ -255,7 +283,7 @@ class ElasticAccelerator(HasOwnLoop, OfJob):
         Raises ``RuntimeError`` if the loop body has left out the optimizer's step in a step that counts.
         """
         for batch in self.job.steps(loader, epochs=epochs):  # no variable: it ends at once if the script breaks out
-            self._show_place()
+            self.show_place()
             self._in_body, self._stepped = True, False
             try:
                 yield batch
@@ -266,12 +294,12 @@ class ElasticAccelerator(HasOwnLoop, OfJob):
                     "the loop body has not called optimizer.step() of a prepared optimizer: call it for each batch, "
                     "and accumulate by ElasticAccelerator(job, gradient_accumulation_steps=...)"
                 )
-        self._show_place()
+        self.show_place()
 
     def _note_step(self, *_: Any) -> None:
         self._stepped = True
 
-    def _show_place(self) -> None:
+    def show_place(self) -> None:
         """Set the rank by which accelerate, its loggers and decorators choose the main process."""
         self.state.process_index = PartialState().process_index = self.job.rank
 
@@ -292,7 +320,11 @@ class ElasticAccelerator(HasOwnLoop, OfJob):
 
     def backward(self, loss: torch.Tensor, **options: Any) -> None:
         """``options`` are those of :meth:`elastrain.Job.backward`."""
+        if self._files is not None:
+            self._files.before_backward()
         self.job.backward(self.scaler.scale(loss) if self.scaler is not None else loss, **options)
+        if self._files is not None:
+            self._files.after_backward()
 
     def clip_grad_norm_(self, parameters: Any, max_norm: float, norm_type: float = 2) -> torch.Tensor | None:
         """The norm of the gradient over the global batch; None before a step's last micro-batch."""
@@ -313,18 +345,14 @@ class ElasticAccelerator(HasOwnLoop, OfJob):
 
     # -- records -------------------------------------------------------------------------------------------------------
     def init_trackers(self, *args: Any, **kwargs: Any) -> None:
-        """Takes effect with the first :meth:`log` of the process that is rank 0 by then."""
-        self._tracking = (args, kwargs)
+        """Before the loop. Rank 0 opens them behind its first step, and a new one goes on with the same run."""
+        self._trackers = Trackers(self, *args, **kwargs)
+        self._files = FilesOfScript(self.job, [self._trackers])
 
     def log(self, values: dict[str, Any], step: int | None = None, log_kwargs: dict[str, Any] | None = None) -> None:
         """On rank 0, and in a loop body only if its step counts."""
-        if not (self.job.acts(Call.UPDATE, "accelerator.log()") and self.is_main_process):
-            return
-        if self._tracking is not None:
-            args, kwargs = self._tracking
-            self._tracking = None
-            super().init_trackers(*args, **kwargs)
-        super().log(values, step, log_kwargs)
+        if self._files is not None and self._trackers is not None and self._files.acts("accelerator.log()"):
+            self._trackers.add(values, step, log_kwargs or {})
 
     save_state = _refused("save_state", "spec.checkpoint saves the job's state")
     load_state = _refused("load_state", "the job resumes from spec.checkpoint")

@@ -58,9 +58,10 @@ _REFUSALS = (
     *(Refusal(f"ddp_{name}", "the job wraps the model") for name in ("backend", "broadcast_buffers", "static_graph")),
     Refusal(
         "report_to",
-        "each new rank 0 would begin a run of its own; for wandb and mlflow give the run's id by WANDB_RUN_ID and "
-        "MLFLOW_RUN_ID",
-        lambda services: any(s != "tensorboard" and f"{s.upper()}_RUN_ID" not in os.environ for s in services),
+        "each new rank 0 would begin a run of its own; for mlflow give the run's id by MLFLOW_RUN_ID",
+        lambda services: any(
+            s not in ("tensorboard", "wandb") and f"{s.upper()}_RUN_ID" not in os.environ for s in services
+        ),
     ),
     Refusal("restore_callback_states_from_checkpoint", "the job resumes from spec.checkpoint, with its callbacks"),
 )

@@ -29,7 +29,7 @@ class Carried(Arrives):
     def present(self) -> tuple[Any, ...]:
         """State, control, callbacks, attributes, and what rank 0 has chosen for its services."""
         state = {name: value for name, value in vars(self._trainer.state).items() if name not in _OF_A_RANK}
-        return state, *(self._held or self._of_events()), plain_attributes(self._trainer), self.boards.folders
+        return state, *(self._held or self._of_events()), plain_attributes(self._trainer), self.boards.chosen
 
     def hold(self) -> None:
         """The loop calls events of the next step: they are no part of the last one's state."""
@@ -43,7 +43,7 @@ class Carried(Arrives):
         """The state that has arrived becomes that of the loop. ``keep``: also at the next call."""
         if (taken := self.taken(keep=keep)) is None:
             return
-        state, control, callbacks, attributes, self.boards.folders = taken
+        state, control, callbacks, attributes, self.boards.chosen = taken
         t, self._held = self._trainer, None
         vars(t.state).update(state)
         vars(t.control).update(control)

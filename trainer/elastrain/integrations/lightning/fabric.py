@@ -18,9 +18,11 @@ fetches the next batch before the present step ends.
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
+from lightning.fabric import Fabric
 from lightning.fabric.strategies import SingleDeviceStrategy
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from torch import nn
@@ -29,6 +31,8 @@ from torch.distributed.tensor import DTensor
 from elastrain.elastic.contract import Call
 from elastrain.elastic.job import Job
 from elastrain.integrations.arrives import track_next
+from elastrain.integrations.files import FilesOfScript
+from elastrain.integrations.lightning.loggers import of_job
 from elastrain.integrations.own_loop import HasOwnLoop
 from elastrain.integrations.refusals import SUMS
 
@@ -68,6 +72,7 @@ class ElasticStrategy(HasOwnLoop, RankOfJob, SingleDeviceStrategy):
         self._job = job
         self._optimizers = 0
         self._tracked_scaler = False
+        self._files: FilesOfScript | None = None
 
     @property
     def world_size(self) -> int:
@@ -84,7 +89,18 @@ class ElasticStrategy(HasOwnLoop, RankOfJob, SingleDeviceStrategy):
         if self._scaler is not None and not self._tracked_scaler:
             self._job.track(scaler=self._scaler)
             self._tracked_scaler = True
+        self._follow_loggers()
         return self._job.wrap(module)
+
+    def _follow_loggers(self) -> None:
+        """The loggers of the Fabric that calls, which Lightning does not give to a strategy."""
+        frame: Any = sys._getframe()
+        while frame is not None and not isinstance(fabric := frame.f_locals.get("self"), Fabric):
+            frame = frame.f_back
+        if self._files is None and frame is not None and fabric.loggers:
+            self._files = FilesOfScript(self._job, of_job(fabric.loggers))
+            for logger in fabric.loggers:
+                logger.acts = self._files.acts
 
     @property
     def _scaler(self) -> Any:
@@ -102,10 +118,14 @@ class ElasticStrategy(HasOwnLoop, RankOfJob, SingleDeviceStrategy):
 
         Raises ``ValueError`` for positional arguments, which are the gradients of a tensor that is no loss.
         """
-        rank_zero_only.rank = self._job.rank  # by which Fabric's loggers choose who writes
         if args:
             raise ValueError("fabric.backward(loss): takes only the loss, and the options of job.backward by name")
+        rank_zero_only.rank = self._job.rank  # by which Fabric's loggers choose who writes
+        if self._files is not None:
+            self._files.before_backward()
         self._job.backward(tensor if self._scaler is None else self._scaler.scale(tensor), **kwargs)
+        if self._files is not None:
+            self._files.after_backward()
 
     def clip_gradients_norm(
         self,

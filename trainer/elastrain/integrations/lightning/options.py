@@ -79,7 +79,7 @@ def check(trainer: Trainer) -> None:
             filter(None, (c["_train_time_interval"] for c in checkpoints)), None
         ),
         "ModelCheckpoint(save_last)": "link" if any(c["save_last"] == "link" for c in checkpoints) else None,
-        "logger": ", ".join(type(one).__name__ for one in trainer.loggers if one.version is None),
+        "logger": ", ".join(type(one).__name__ for one in trainer.loggers if one.run is None),
         "automatic_optimization": module.automatic_optimization,
         "LightningModule.backward()": is_overridden("backward", module),
         "training_step(dataloader_iter)": "dataloader_iter" in inspect.signature(module.training_step).parameters,

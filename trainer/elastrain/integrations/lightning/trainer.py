@@ -26,6 +26,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.trainer.connectors.logger_connector import result as results
 from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from elastrain.data.loader import ElasticLoader
 from elastrain.data.rng import Kept
@@ -33,7 +34,7 @@ from elastrain.elastic.contract import Call
 from elastrain.elastic.job import Job
 from elastrain.integrations.arrives import track_next
 from elastrain.integrations.lightning.fabric import RankOfJob
-from elastrain.integrations.lightning.files import Files
+from elastrain.integrations.lightning.files import FilesOfTrainer
 from elastrain.integrations.lightning.numbers import Numbers
 from elastrain.integrations.lightning.options import check, total_steps
 from elastrain.integrations.lightning.progress import Callbacks, follow
@@ -64,7 +65,7 @@ class ElasticTrainerStrategy(HasOwnLoop, RankOfJob, SingleDeviceStrategy):
         self._data: Steps | None = None
         self._steps: Any = None
         self._callbacks: Callbacks | None = None
-        self._files: Files | None = None
+        self._files: FilesOfTrainer | None = None
         """Of a ``fit``; also afterwards."""
         self._numbers: Numbers | None = None
         self._joined = False
@@ -93,9 +94,9 @@ class ElasticTrainerStrategy(HasOwnLoop, RankOfJob, SingleDeviceStrategy):
         super().setup_environment()
         assert self.lightning_module is not None
         if (trainer := self.lightning_module.trainer).state.fn == TrainerFn.FITTING:
-            self._files = Files(self._job, trainer)
+            self._files = FilesOfTrainer(self._job, trainer)
         elif self._files is not None:
-            self._files.follow()
+            self._follow()
 
     def setup(self, trainer: Trainer) -> None:
         """Wrap the module, and track optimizer, schedules, scaler, callbacks, files and sums.
@@ -113,7 +114,7 @@ class ElasticTrainerStrategy(HasOwnLoop, RankOfJob, SingleDeviceStrategy):
         if any(c.reduce_on_plateau for c in self.lr_scheduler_configs):
             raise ValueError("ReduceLROnPlateau: each rank would follow its own metric; step it on job.loss")
         assert self._files is not None
-        self._files.see_folders()
+        self._files.see_folders(trainer)
         self._numbers = Numbers(self._job, trainer)
         self._job.track(files=self._files, numbers=self._numbers)
         self._track(trainer)
@@ -227,6 +228,11 @@ class ElasticTrainerStrategy(HasOwnLoop, RankOfJob, SingleDeviceStrategy):
         self._numbers.apply(ghost=ghost)
         if ghost:
             self._files.committed()
+        self._follow()
+
+    def _follow(self) -> None:
+        assert self._files is not None
+        rank_zero_only.rank = self._job.rank  # by which Lightning chooses who writes
         self._files.follow()
 
     def optimizer_step(

@@ -20,6 +20,9 @@ class OwnLoop(ElasticStrategy):
         ElasticStrategy.setup_module(self, module)
         return module
 
+    def _follow_loggers(self) -> None:
+        """Fabric writes its files itself."""
+
     def backward(self, tensor: torch.Tensor, module: nn.Module | None, *args: Any, **kwargs: Any) -> None:
         tensor = as_mean(tensor, kwargs)
         SingleDeviceStrategy.backward(self, tensor, module, *args, **kwargs)
