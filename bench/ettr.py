@@ -30,8 +30,8 @@ hour), more often: --rate. The same --seed, --rate and --minutes give the same f
 
 ETTR is productive time by wall clock: committed samples that count, times the time of a sample in an undisturbed step
 of the same run at full size. The first start of a job is not measured. The rest is lost time by cause. Each pause is
-blamed on the first event within it, or the newest one before it. *Of paid* counts no node between its loss and its
-replacement.
+blamed on the first event within it, or the newest one before it. *Of paid* counts spares, and no node between its
+loss and its replacement.
 
 Steps are paced: a small real step (forward, backward, sums, update), and --pace for each sample, the time of an
 accelerator played by a wait. So a few cores carry the ranks, a missing node is missed, and other work on the machine
@@ -63,6 +63,7 @@ Failures (weights as published):
 def main(
     *,
     ranks: Annotated[int, typer.Option(min=2, max=MAX_NODES, help="One a node.")] = 4,
+    spares: Annotated[int, typer.Option(min=0, help="Warm nodes of elastrain; the others have none.")] = 0,
     minutes: Annotated[float, typer.Option(min=0.1, help="Of each system.")] = 30,
     rate: Annotated[float, typer.Option(min=0.1, help="Failures an hour.")] = 120,
     seed: Annotated[int, typer.Option(help="Of the failures.")] = 1,
@@ -91,8 +92,8 @@ def main(
 
     def report() -> Report:
         return Report(
-            machine=facts, ranks=ranks, minutes=minutes, rate=rate, seed=seed, repair=repair, pace=pace / 1000,
-            checkpoint_every=checkpoint_every, runs=tuple(done),
+            machine=facts, ranks=ranks, spares=spares, minutes=minutes, rate=rate, seed=seed, repair=repair,
+            pace=pace / 1000, checkpoint_every=checkpoint_every, runs=tuple(done),
         )  # fmt: skip
 
     with output.measuring():
@@ -100,7 +101,7 @@ def main(
             output.begins(f"{i}/{len(names)}: {name}, {len(failures)} failures in {minutes:g} minutes")
             directory = output.logs / name
             directory.mkdir(parents=True)
-            drive = Drive(SYSTEMS[name](directory, settings), ranks, Limits(repair, start, hang), output)
+            drive = Drive(SYSTEMS[name](directory, settings), ranks, spares, Limits(repair, start, hang), output)
             done.append(drive.run(name, failures, minutes))
             output.says(f"  {name}: {done[-1].ettr:.2%} trains")
             output.keep(report())

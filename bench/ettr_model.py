@@ -3,6 +3,7 @@
     .venv/bin/python bench/ettr_model.py
     .venv/bin/python bench/ettr_model.py --cards 16384 --losses 20000 --set connect=0.001
     .venv/bin/python bench/ettr_model.py --runs figures.json      # beside what bench/ettr.py has measured
+    .venv/bin/python bench/ettr_model.py --picture docs/images/ettr.png
 
 A model, not a measurement: it has the constants of `elastrain_plan.model` (docs/sizing.md), of which phases are spread
 log-normally by --spread. Where the formula has means, it draws each loss and repair, cuts a rescale that the next loss
@@ -20,11 +21,11 @@ import random
 from dataclasses import astuple, dataclass, field, fields
 from pathlib import Path
 
-from bench_ettr import predict
+from bench_ettr import pictures, predict
 from bench_ettr.results import Report
 from elastrain_plan import model
 from elastrain_plan.app import constants
-from elastrain_plan.choose import choose
+from elastrain_plan.choose import Plan, choose
 from elastrain_plan.model import GB, Cluster, Settings, Split
 
 CARDS = "64,512,1024,4096,16384,98304"
@@ -163,11 +164,21 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a constant of the model")
     parser.add_argument("--json", type=Path, help="also write all figures to this file")
     parser.add_argument("--runs", type=Path, help="figures of bench/ettr.py: hold the model against these runs")
+    parser.add_argument("--picture", type=Path, help="draw the formula by scale and cause into this file instead")
     given = parser.parse_args()
     if given.runs:
         against(given.runs, given)
+    elif given.picture:
+        sizes = [64 * 2**doubled for doubled in range(11)] + [98_304]
+        pictures.draw({cards: planned(cards, given)[1].split for cards in sizes}, given.picture)
     else:
         by_scale(given)
+
+
+def planned(cards: int, given: argparse.Namespace) -> tuple[Cluster, Plan]:
+    """The cluster of a size, and the settings that lose least."""
+    cluster = Cluster(cards, 8, given.state * GB, given.step, given.mttf, constants(given.set, None))
+    return cluster, choose(cluster, 0.6 * given.card_memory * GB)
 
 
 def by_scale(given: argparse.Namespace) -> None:
@@ -176,8 +187,7 @@ def by_scale(given: argparse.Namespace) -> None:
     print(" " * 20 + "".join(f"{cause:>11}" for cause in CAUSES))
     found = {}
     for cards in (int(word) for word in given.cards.split(",")):
-        cluster = Cluster(cards, 8, given.state * GB, given.step, given.mttf, constants(given.set, None))
-        plan = choose(cluster, 0.6 * given.card_memory * GB)
+        cluster, plan = planned(cards, given)
         drawn = Run(cluster, plan.settings, random.Random(given.seed), given.spread).go(given.losses)
         print(row(f"{cards} drawn", drawn))
         print(row(f"{cards} formula", plan.split))

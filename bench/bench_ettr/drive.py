@@ -19,7 +19,7 @@ from bench_harness.processes import Processes
 from bench_harness.program import Failed
 from bench_rescale.scenario import Watcher, remove_checkpoints
 from bench_rescale.steplog import ENV_LOGS, ENV_NODE, StepLogs
-from bench_rescale.systems import System
+from bench_rescale.systems import Elastrain, System
 
 WARM_STEPS = 20
 """Of the full size, before the measured time begins."""
@@ -45,8 +45,10 @@ class Limits:
 class Drive:
     """One run of one system. Use once, from the main thread."""
 
-    def __init__(self, system: System, ranks: int, limits: Limits, watcher: Watcher) -> None:
+    def __init__(self, system: System, ranks: int, spares: int, limits: Limits, watcher: Watcher) -> None:
+        """``spares``: warm nodes beyond those that train, where the system has such."""
         self._system, self._ranks, self._limits, self._watcher = system, ranks, limits, watcher
+        self._nodes = ranks + (spares if isinstance(system, Elastrain) else 0)
         steps = system.directory / "steps"
         steps.mkdir()
         self._logs = StepLogs(steps)
@@ -70,7 +72,9 @@ class Drive:
         with self._system:
             try:
                 started = time.monotonic()
-                for _ in range(self._ranks):
+                if isinstance(self._system, Elastrain):
+                    self._system.agents.want(self._ranks)
+                for _ in range(self._nodes):
                     self._start_node()
                 self._await_start(started)
                 self._began = self._last_step_at = time.monotonic()
@@ -88,7 +92,7 @@ class Drive:
             system=name, about=self._system.about, start=self._began - started, load=round(load, 2), wall=found.wall,
             ettr=found.productive / found.wall, lost=found.lost, step=found.step, longest=found.longest,
             rolled_back=found.rolled_back, ended=self._ended, hangs=self._hangs, away=self._away,
-            missing=found.missing, of_paid=found.productive / (found.wall - self._away / self._ranks),
+            missing=found.missing, of_paid=found.productive * self._ranks / (found.wall * self._nodes - self._away),
             samples=self._system.samples(lines), fired=tuple(self._fired), rescales=tuple(self._rescales.values()),
         )  # fmt: skip
 
@@ -113,7 +117,7 @@ class Drive:
             self._at(self._began + failure.at, lambda failure=failure: self._fail(failure))  # type: ignore[misc]
         looked = before = time.monotonic()
         while (now := time.monotonic()) < end:
-            self._away += (now - before) * max(0, self._ranks - len(self._training))
+            self._away += (now - before) * max(0, self._nodes - len(self._training))
             before = now
             while self._due and self._due[0][0] <= now:
                 heapq.heappop(self._due)[2]()
@@ -157,7 +161,7 @@ class Drive:
         for node in list(self._training):
             self._lose(node)
             self._kill(node)
-        for _ in range(self._ranks):
+        for _ in range(self._nodes):
             self._start_node("hang")
 
     # ---- what happens to nodes -------------------------------------------------------------------------------------

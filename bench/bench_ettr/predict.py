@@ -37,7 +37,7 @@ class Beside:
 
 
 def cluster_of(report: Report, run: RunResult, state: float) -> tuple[Cluster, Settings]:
-    """The run in the model's terms. ``state``: bytes of one copy.
+    """The run in the model's terms, without its spares. ``state``: bytes of one copy.
 
     Raises ``ValueError`` if the run has no loss or no record of one.
     """

@@ -45,8 +45,9 @@ def notes(report: Report) -> list[str]:
     kinds = Counter(fired.kind for fired in report.runs[0].fired) if report.runs else Counter[str]()
     return [
         *report.machine.lines,
-        f"{report.ranks} ranks, {report.minutes:g} minutes a system, {report.rate:g} failures an hour "
-        f"({report.rate / PUBLISHED_RATE:.0f} times as often as published), seed {report.seed}; in the first run: "
+        f"{report.ranks} ranks (elastrain: {report.spares} spares), {report.minutes:g} minutes a system, "
+        f"{report.rate:g} failures an hour ({report.rate / PUBLISHED_RATE:.0f} times as often as published), "
+        f"seed {report.seed}; in the first run: "
         + ", ".join(f"{count} {kind}" for kind, count in kinds.items()) + ".",
         f"A lost node is replaced after {report.repair:g} s. A checkpoint every {report.checkpoint_every} steps. A "
         f"sample takes {1000 * report.pace:g} ms of a played accelerator.",

@@ -68,6 +68,8 @@ class Report(Model):
 
     machine: Machine
     ranks: int
+    spares: int = 0
+    """Warm nodes of elastrain beyond these."""
     minutes: float
     rate: float
     """Failures an hour."""
