@@ -33,7 +33,7 @@ from elastrain_operator.allocation.fair import Tier
 from elastrain_operator.allocation.goals import Budget, Goals, review
 from elastrain_operator.allocation.grant import Grant, Stop
 from elastrain_operator.allocation.granting import Granting
-from elastrain_operator.allocation.match import lets_go
+from elastrain_operator.allocation.match import lets_go, selects, why_left
 from elastrain_operator.allocation.quotas import Quotas
 from elastrain_operator.allocation.room import Idle, May, Room
 from elastrain_operator.allocation.snapshot import (
@@ -300,7 +300,8 @@ class _Allocator:
         if job.uid in revoked:
             reason, message = Stop.VAIN, revoked[job.uid]
         if reason in _BY_NEED:
-            message += explanations.altered(job)
+            message += explanations.altered(job) + self._faulty_nodes(job.kind.place)
+        message += self._leaving(job, going)
         return Share(
             size=size,
             reason=reason.value,
@@ -367,6 +368,18 @@ class _Allocator:
             left -= 1
             chosen |= {w.name for w in replica}
         return frozenset(chosen)
+
+    def _leaving(self, job: Job, going: frozenset[str]) -> str:
+        """The nodes that the job's workers should leave, in its message."""
+        left = {w.node for w in job.workers if w.node in going}
+        nodes = (n for n in self._snapshot.nodes if n.name in left)
+        return explanations.leaves([(n.name, why_left(n, job.kind.place)) for n in nodes]) if left else ""
+
+    def _faulty_nodes(self, place: NodeRules) -> str:
+        """The nodes that would take such workers, were they not sick, in the message of a job that needs room."""
+        return explanations.faulty_nodes(
+            [(n.name, n.closed_by) for n in self._snapshot.nodes if n.sick and selects(place, n)]
+        )
 
     def _trouble(self, place: NodeRules) -> tuple[frozenset[str], frozenset[str]]:
         """Nodes that these workers should leave, and the same together with nodes that are not ready."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from elastrain.api import names
@@ -10,6 +11,9 @@ from elastrain_operator.allocation.grant import Grant, Stop
 from elastrain_operator.allocation.room import Idle
 from elastrain_operator.allocation.snapshot import PODS, Job
 from elastrain_operator.allocation.worth import Worth
+
+MOST_NODES = 3
+"""Nodes that a message names."""
 
 
 def replicas(job: Job, workers: int) -> str:
@@ -157,6 +161,21 @@ def blind(job: Job) -> str:
 def altered(job: Job) -> str:
     """What admission has changed of what a worker of the template needs; empty: nothing, or that is unknown."""
     return f"; admission changes its pods: {', '.join(job.altered)}" if job.altered else ""
+
+
+def leaves(nodes: Sequence[tuple[str, str]]) -> str:
+    """Nodes (name, why) that the job's workers should leave; empty: none."""
+    return f"; workers leave {_nodes(nodes)} as other nodes have room" if nodes else ""
+
+
+def faulty_nodes(nodes: Sequence[tuple[str, str]]) -> str:
+    """Nodes (name, why) that take no new worker because of a fault; empty: none."""
+    return f"; no worker goes to {_nodes(nodes)}" if nodes else ""
+
+
+def _nodes(nodes: Sequence[tuple[str, str]]) -> str:
+    more = f" and {len(nodes) - MOST_NODES} more" if len(nodes) > MOST_NODES else ""
+    return ", ".join(f"{name} ({why})" for name, why in nodes[:MOST_NODES]) + more
 
 
 def _figure(value: float) -> str:

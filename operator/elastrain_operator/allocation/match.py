@@ -27,7 +27,7 @@ the kubelet chooses the pods that it evicts."""
 
 def takes(node: Node, place: NodeRules) -> bool:
     """Whether a new worker may be bound to ``node`` now."""
-    if node.cordoned or node.going or not node.ready or node.name in place.avoid:
+    if node.cordoned or node.going or node.sick or not node.ready or node.name in place.avoid:
         return False
     return selects(place, node) and not any(t.effect in HARD for t in untolerated(node.taints, place))
 
@@ -36,10 +36,19 @@ def lets_go(node: Node, place: NodeRules) -> bool:
     """Whether workers on ``node`` should move early, because they end there anyway, or because the node has been closed
     for a while.
 
-    At once: its removal is announced, or a ``NoExecute`` taint ends the pods. After a dwell: a cordon, or a
-    ``NoSchedule`` taint that they do not tolerate. Never: a state of the node that passes, or ends in a loss.
+    At once: its removal is announced, or a ``NoExecute`` taint ends the pods. After a dwell: a cordon, a condition of a
+    fault, or a ``NoSchedule`` taint that they do not tolerate. Never: a state that passes, or ends in a loss.
     """
-    return node.going or (node.cordoned and not node.cordon_passing) or any(_moves(t, place) for t in node.taints)
+    lasts = (node.cordoned and not node.cordon_passing) or (node.sick and not node.sick_passing)
+    return node.going or lasts or any(_moves(t, place) for t in node.taints)
+
+
+def why_left(node: Node, place: NodeRules) -> str:
+    """Why workers should leave ``node``, for people; empty: they need not."""
+    if not lets_go(node, place):
+        return ""
+    taints = [t.key for t in node.taints if _moves(t, place) and t.key not in node.closed_by]
+    return ", ".join([*([node.closed_by] if node.closed_by else []), *(f"taint {key}" for key in taints)]) or "it ends"
 
 
 def _moves(taint: Taint, place: NodeRules) -> bool:

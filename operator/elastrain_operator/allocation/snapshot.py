@@ -91,7 +91,13 @@ class Node:
     cordon_passing: bool = False
     """The cordon is too new to move workers."""
     going: bool = False
-    """Its removal is announced by a known taint or condition, or it is being deleted."""
+    """Its removal is announced by a known taint, condition or label, or it is being deleted."""
+    sick: bool = False
+    """A known condition says that training there will end."""
+    sick_passing: bool = False
+    """The condition is too new to move workers; it keeps new ones away."""
+    closed_by: str = ""
+    """What closes it to all workers, for people; taints are not in it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from types import MappingProxyType
 from typing import Any
@@ -117,6 +117,8 @@ class Inventory:
             for resource, amount in held.demand:
                 taken[resource] = taken.get(resource, 0) + amount
         facts = sorted(self._nodes.values.values(), key=lambda n: n.name)
+        if not nodes.believed(facts):
+            facts = [replace(n, sick=()) for n in facts]
         return tuple(node_at(n, used.get(n.name, {}), self._closed.get(n.name, {}), now) for n in facts)
 
     def next_change(self, now: datetime) -> float | None:
@@ -196,7 +198,10 @@ def node_at(facts: NodeFacts, used: Mapping[str, int], closed: nodes.Closed, now
         ready=facts.ready,
         cordoned=facts.cordoned,
         cordon_passing=facts.cordoned and not nodes.cordon_lasts(closed, now),
-        going=facts.going,
+        going=bool(facts.going),
+        sick=bool(facts.sick),
+        sick_passing=bool(facts.sick) and not nodes.sickness_lasts(facts, closed, now),
+        closed_by=nodes.why_closed(facts),
     )
 
 

@@ -5,7 +5,7 @@ A short cordon or a passing taint moves no worker. Times are the operator's own 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -15,6 +15,8 @@ from elastrain_operator.allocation.resources import amounts
 from elastrain_operator.allocation.snapshot import Taint
 
 Raw = Mapping[str, Any]
+MOST_CAUSES = 3
+"""Conditions that a message names of one node."""
 
 GOING_TAINTS = frozenset(
     {
@@ -33,6 +35,21 @@ GOING_TAINTS = frozenset(
 """Taints that announce the end of a node: they count even if a template tolerates everything."""
 GOING_CONDITIONS = frozenset({"PreemptScheduled", "TerminateScheduled", "RedeployScheduled"})
 """Conditions that announce it if True (Azure's node problem detector)."""
+UPGRADE_LABEL = "nvidia.com/gpu-driver-upgrade-state"
+UPGRADE_STATES = frozenset({"cordon-required", "wait-for-jobs-required", "pod-deletion-required", "drain-required"})
+"""States of NVIDIA's GPU operator in which the pods of a node's GPUs end soon, some by deletion without an eviction."""
+SICK_CONDITIONS = frozenset(
+    {
+        # node-problem-detector: permanent problems of the kernel
+        "KernelDeadlock", "ReadonlyFilesystem", "XfsShutdown",
+        # NVSentinel: fatal faults of devices, and the cloud's maintenance
+        "GpuMemWatch", "GpuThermalWatch", "GpuPcieWatch", "GpuPowerWatch", "GpuInforomWatch", "GpuSmWatch",
+        "GpuNvlinkWatch", "GpuMcuWatch", "GpuPmuWatch", "GpuDriverWatch", "SysLogsXIDError", "SysLogsSXIDError",
+        "SysLogsGPUFallenOff", "NVSwitchFatalError", "NVSwitchDown", "CSPMaintenance",
+    }
+)  # fmt: skip
+"""Conditions that, if True, say that training on the node will end: no new worker goes there, and workers move after
+the dwell. Not those of a daemon that restarts (FrequentKubeletRestart, DCGMError): a worker may outlive it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +62,10 @@ class NodeFacts:
     taints: tuple[Taint, ...]
     ready: bool
     cordoned: bool
-    going: bool
+    going: str
+    """What announces its removal; empty: nothing does."""
+    sick: tuple[str, ...] = ()
+    """Its true conditions of ``SICK_CONDITIONS``."""
 
 
 def node(body: Raw) -> NodeFacts:
@@ -57,7 +77,7 @@ def node(body: Raw) -> NodeFacts:
         if t.get("key") != CORDON  # repeats spec.unschedulable
     )
     conditions = {c.get("type"): c.get("status") for c in status.get("conditions") or []}
-    announced = any(t.key in GOING_TAINTS for t in taints) or any(conditions.get(c) == "True" for c in GOING_CONDITIONS)
+    true = sorted(str(c) for c, truth in conditions.items() if truth == "True")
     return NodeFacts(
         name=meta["name"],
         allocatable=amounts(status.get("allocatable")),
@@ -65,16 +85,41 @@ def node(body: Raw) -> NodeFacts:
         taints=taints,
         ready=conditions.get("Ready") == "True",
         cordoned=bool(spec.get("unschedulable")),
-        going=announced or "deletionTimestamp" in meta,
+        going=_announced(meta, taints, true),
+        sick=tuple(c for c in true if c in SICK_CONDITIONS),
     )
 
 
+def _announced(meta: Raw, taints: Iterable[Taint], true: Iterable[str]) -> str:
+    if "deletionTimestamp" in meta:
+        return "it is being deleted"
+    state = (meta.get("labels") or {}).get(UPGRADE_LABEL)
+    words = [
+        *(f"taint {t.key}" for t in taints if t.key in GOING_TAINTS),
+        *(f"condition {c}" for c in true if c in GOING_CONDITIONS),
+        *([f"{UPGRADE_LABEL}={state}"] if state in UPGRADE_STATES else []),
+    ]
+    return words[0] if words else ""
+
+
+def believed(facts: Sequence[NodeFacts]) -> bool:
+    """Whether reports of sick nodes count: at most a third of the nodes, or one, make them. Else a monitor is taken to
+    be at fault, as the node controller takes the loss of most nodes for its own."""
+    return sum(bool(n.sick) for n in facts) <= max(len(facts) // 3, 1)
+
+
+def why_closed(facts: NodeFacts) -> str:
+    """What closes a node to all workers, for people; empty: nothing does. Taints depend on what a worker tolerates."""
+    conditions = [f"condition {c}" for c in facts.sick[:MOST_CAUSES]]
+    return ", ".join([*([facts.going] if facts.going else []), *conditions, *(["a cordon"] if facts.cordoned else [])])
+
+
 DWELL = timedelta(seconds=120)
-"""Least duration of a cordon or a ``NoSchedule`` taint before workers move. Kubernetes leaves running pods alone with
-either; an agent that restarts, or a reboot that is called off, takes seconds to a minute."""
+"""Least duration of a cordon, a sick condition or a ``NoSchedule`` taint before workers move. Kubernetes leaves running
+pods alone with all three; an agent that restarts, or a reboot that is called off, takes seconds to a minute."""
 
 Cause = tuple[str, str, str]
-"""Key, value and effect of a taint; a cordon is one, too."""
+"""Key, value and effect of a taint; a cordon is one, too, and so is a condition."""
 _CORDONED: Cause = (CORDON, "", "NoSchedule")
 Closed = Mapping[Cause, datetime]
 """When each cause was first observed on a node."""
@@ -85,7 +130,17 @@ def update(before: Closed, facts: NodeFacts | None, now: datetime) -> dict[Cause
     if facts is None:
         return {}
     causes = [(t.key, t.value, t.effect) for t in facts.taints if t.effect == "NoSchedule"]
+    causes += [_condition(c) for c in facts.sick]
     return {cause: before.get(cause, now) for cause in [*causes, *([_CORDONED] if facts.cordoned else [])]}
+
+
+def sickness_lasts(facts: NodeFacts, closed: Closed, now: datetime) -> bool:
+    """Whether one of the node's conditions has lasted long enough to move workers."""
+    return any(_lasts(closed.get(_condition(c)), now) for c in facts.sick)
+
+
+def _condition(kind: str) -> Cause:
+    return (kind, "True", "Condition")
 
 
 def cordon_lasts(closed: Closed, now: datetime) -> bool:

@@ -193,7 +193,7 @@ class Inventory:
         world = self._world
         taints = (Taint("node.kubernetes.io/memory-pressure"),) if name in world.pressed else ()
         room = {"cpu": 1000 * world.room, "pods": 100}
-        return NodeFacts(name, room, {}, taints, name not in world.silent, name in world.cordoned, False)
+        return NodeFacts(name, room, {}, taints, name not in world.silent, name in world.cordoned, "")
 
     def next_change(self, now: datetime) -> float | None:
         return nodes.next_change(self._closed.values(), now)

@@ -179,6 +179,17 @@ def test_worker_on_a_departing_node_is_replaced_if_there_is_room_elsewhere():
     assert (full.size, full.replace, full.shaky) == (2, frozenset(), {"a-0"})
 
 
+def test_the_message_names_the_nodes_that_are_left_or_set_aside_and_why():
+    sick = {"sick": True, "closed_by": "condition GpuMemWatch"}
+    a = job("a", 1, 2, on=("n", "m"))
+    got = shares([node("n", **sick), node("m", 2)], a)["a"]
+    assert got.replace == {"a-0"}
+    assert got.message.endswith("; workers leave n (condition GpuMemWatch) as other nodes have room")
+    waits = shares([node("n", 4, **sick), node("m", 1)], job("b", 2, 2))["b"]
+    assert waits.size == 0
+    assert waits.message.endswith("; no worker goes to n (condition GpuMemWatch)")
+
+
 def test_at_least_the_minimum_continues_to_train_if_all_nodes_depart():
     a = job("a", 2, 3, on=("n", "n", "n"))
     assert len(shares([node("n", going=True), node("m")], a)["a"].replace) == 1

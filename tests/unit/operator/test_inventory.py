@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -12,7 +13,7 @@ from conditions import until
 from elastrain.reflector import Problem
 from elastrain_operator import clock
 from elastrain_operator.allocation import resources
-from elastrain_operator.allocation.match import lets_go, takes
+from elastrain_operator.allocation.match import lets_go, takes, why_left
 from elastrain_operator.allocation.snapshot import Job, NodeRules, PodCharge, Toleration, Worker, WorkerShape
 from elastrain_operator.cluster import nodes, permission
 from elastrain_operator.cluster.inventory import Inventory
@@ -195,6 +196,11 @@ class Seen:
     def show(self, **spec) -> None:
         self.inventory._nodes._put("/n", self.inventory._nodes._parse(node_body(**spec)))
 
+    def report(self, kind: str, status: str = "True") -> None:
+        body = node_body()
+        body["status"]["conditions"].append({"type": kind, "status": status})
+        self.inventory._nodes._put("/n", self.inventory._nodes._parse(body))
+
     def wait(self, seconds: float) -> None:
         self.now += timedelta(seconds=seconds)
 
@@ -233,6 +239,67 @@ def test_a_cordon_that_ended_in_between_begins_anew(monkeypatch):
         seen.show()
         seen.wait(1)
     assert seen.inventory.next_change(seen.now) is None
+
+
+SICK = ["GpuMemWatch", "SysLogsXIDError", "KernelDeadlock", "ReadonlyFilesystem", "CSPMaintenance"]
+"""Of NVSentinel and of node-problem-detector."""
+
+
+@pytest.mark.parametrize("kind", SICK)
+def test_workers_leave_a_node_whose_monitor_reports_a_lasting_fault(kind, monkeypatch):
+    seen = Seen(monkeypatch)
+    seen.report(kind)
+    assert not seen.takes_new_workers(), "new workers keep away at once"
+    assert not seen.moves()
+    assert seen.inventory.next_change(seen.now) == nodes.DWELL.total_seconds()
+    seen.wait(nodes.DWELL.total_seconds())
+    assert seen.moves()
+    (node,) = seen.inventory.nodes(seen.now)
+    tolerates_all = NodeRules(tolerations=(Toleration("", "Exists"),))
+    assert why_left(node, tolerates_all) == f"condition {kind}", "a toleration is of taints"
+    seen.report(kind, "False")
+    assert not seen.moves()
+    assert seen.takes_new_workers()
+
+
+@pytest.mark.parametrize("kind", ["FrequentKubeletRestart", "DCGMError", "NVSwitchNonFatalError", "MyOwnCheck"])
+def test_a_condition_that_a_worker_may_outlive_moves_none(kind, monkeypatch):
+    seen = Seen(monkeypatch)
+    seen.report(kind)
+    seen.wait(86400)
+    assert not seen.moves()
+    assert seen.takes_new_workers()
+
+
+@pytest.mark.parametrize(
+    ("sick", "all_nodes", "counts"), [(1, 1, True), (1, 3, True), (2, 3, False), (3, 9, True), (4, 9, False)]
+)
+def test_reports_of_more_than_a_third_of_the_nodes_are_a_fault_of_the_monitor(sick, all_nodes, counts):
+    facts = [nodes.node(node_body()) for _ in range(all_nodes)]
+    facts[:sick] = [dataclasses.replace(f, sick=("GpuMemWatch",)) for f in facts[:sick]]
+    assert nodes.believed(facts) is counts
+
+
+@pytest.mark.parametrize(
+    ("state", "at_once"),
+    [("upgrade-required", False), ("cordon-required", True), ("pod-deletion-required", True), ("upgrade-done", False)],
+)
+def test_workers_leave_at_once_if_the_gpu_operator_is_about_to_end_them(state, at_once, monkeypatch):
+    seen = Seen(monkeypatch)
+    body = node_body()
+    body["metadata"]["labels"] = {"nvidia.com/gpu-driver-upgrade-state": state}
+    seen.inventory._nodes._put("/n", seen.inventory._nodes._parse(body))
+    assert seen.moves() is at_once
+
+
+def test_why_a_node_is_left_names_the_taints_that_its_workers_do_not_tolerate(monkeypatch):
+    seen = Seen(monkeypatch)
+    both = {"taints": [{"key": k, "effect": "NoSchedule"} for k in ("nvidia.com/gpu", "nvidia.com/gpu-xid-error")]}
+    seen.show(unschedulable=True, **both)
+    seen.wait(nodes.DWELL.total_seconds())
+    (node,) = seen.inventory.nodes(seen.now)
+    gpu = NodeRules(tolerations=(Toleration("nvidia.com/gpu", "Exists"),))
+    assert why_left(node, gpu) == "a cordon, taint nvidia.com/gpu-xid-error"
 
 
 @pytest.mark.parametrize("pressure", ["disk", "memory", "pid"])

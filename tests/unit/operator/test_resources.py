@@ -105,7 +105,7 @@ def test_a_nodes_facts_are_parsed():
     raw["spec"] = {"taints": [{"key": GPU, "effect": "NoSchedule"}], "unschedulable": True}
     facts = nodes.node(raw)
     assert (facts.allocatable, facts.taints) == ({GPU: 8}, (Taint(GPU),))
-    assert (facts.ready, facts.cordoned, facts.going) == (True, True, False)
+    assert (facts.ready, facts.cordoned, facts.going) == (True, True, "")
     assert not nodes.node(body(conditions=[])).ready, "without a condition it is not ready"
 
 
