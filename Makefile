@@ -3,8 +3,8 @@
 # checkout, in $ELASTRAIN_CACHE (default ~/.cache/elastrain).
 PY := .venv/bin/python
 MKDOCS := NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs
-# Of the tests: more than there need be cores, as half of a run is waiting.
-PROCESSES ?= 4
+# Of the tests: more than there need be cores, as half of a test is waiting: three kept two cores busy for 67 % of a run.
+PROCESSES ?= 5
 PYTEST = etcd=$$(scripts/get-etcd); ELASTRAIN_ETCD=$$etcd $(PY) -m pytest -n $(PROCESSES)
 # Of one guest.
 GUEST ?= dashboard
