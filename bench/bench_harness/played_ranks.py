@@ -240,6 +240,11 @@ class World:
             lambda: all(self.ranks[r].has("adopted", generation=number) for r in ranks),
         )
 
+    def together(self, *ranks: str) -> None:
+        """Propose a generation of these, and wait until they have adopted it."""
+        self.propose(*ranks)
+        self.adopted(*ranks)
+
     def progressed(self, rank: str, steps: int) -> None:
         """Wait until ``rank`` (which must be rank 0) has reported ``steps`` more steps."""
         goal = self.ranks[rank].step() + steps

@@ -13,18 +13,15 @@ def join_and_kill(world: World, *, steps: int = 2, **run: Any) -> dict[str, Any]
     ``run``: as of :meth:`World.start`."""
     world.start("a", "b", **run)
     world.ready("a", "b")
-    world.propose("a", "b")
-    world.adopted("a", "b")
+    world.together("a", "b")
     world.progressed("a", steps)
     world.start("c", **run)
     world.ready("c")
-    world.propose("a", "b", "c")
-    world.adopted("a", "b", "c")
+    world.together("a", "b", "c")
     world.progressed("a", 2)
     world.ranks["b"].kill()
     world.wait("the loss is reported", lambda: world.ranks["a"].has("broken", generation=world.number))
-    world.propose("a", "c")
-    world.adopted("a", "c")
+    world.together("a", "c")
     return world.finished("a", "c")
 
 

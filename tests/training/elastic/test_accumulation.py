@@ -33,8 +33,7 @@ def test_steps_are_those_of_whole_batches_if_they_come_in_micro_batches_and_rank
     world.progressed("a", 4)
     world.ranks["b"].kill()
     world.wait("the loss is reported", lambda: all(world.ranks[r].has("broken") for r in "ac"))
-    world.propose("a", "c")
-    world.adopted("a", "c")
+    world.together("a", "c")
     world.progressed("a", 4)
     world.propose("a", "c", "d")  # a learner in its first step, without a backward
     final = world.finished("a", "c", "d")["a"]

@@ -56,19 +56,15 @@ def test_bits_are_those_of_the_fixed_size_run_if_the_world_grows_loses_a_rank_an
 
     start(world, "a", "b")
     start(world, "c", num_workers=1)
-    world.propose("a", "b")
-    world.adopted("a", "b")
+    world.together("a", "b")
     world.progressed("a", 3)
-    world.propose("a", "b", "c")
-    world.adopted("a", "b", "c")
+    world.together("a", "b", "c")
     world.progressed("a", 3)
     world.ranks["b"].kill()
     world.wait("the loss is reported", lambda: all(world.ranks[r].has("broken") for r in "ac"))
-    world.propose("a", "c")
-    world.adopted("a", "c")
+    world.together("a", "c")
     world.progressed("a", 3)
-    world.propose("a")
-    world.adopted("a")
+    world.together("a")
     final = world.finished("a")["a"]
 
     assert final["step"] == 72
@@ -90,8 +86,7 @@ def test_survivors_continue_with_the_same_bits_if_a_rank_is_killed_in_the_middle
     world.wait("c kills itself", lambda: world.ranks["c"].process.poll() is not None)
     # They learn it from their own connections only.
     world.wait("the loss is reported", lambda: all(world.ranks[r].has("broken", step=5) for r in "ab"))
-    world.propose("a", "b")
-    world.adopted("a", "b")
+    world.together("a", "b")
     survivors = world.finished("a", "b")
 
     assert expected["step"] == 18

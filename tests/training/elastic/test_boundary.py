@@ -65,6 +65,5 @@ def test_joiners_enter_a_job_that_pauses_after_steps(world, every):
     world.progressed("a", 2)
     for joiner in "cd":
         train(world, joiner, EVERY=every)
-        world.propose(*world.ranks)
-        world.adopted(*world.ranks)
+        world.together(*world.ranks)
     ends_alike(world, *"abcd")

@@ -89,8 +89,13 @@ def test_all_ranks_receive_the_same_sums_at_any_size(undisturbed, expected):
     assert expected["lr"] < 0.01, "the schedule that hangs on the evaluation never acted"
 
 
-@pytest.mark.parametrize("point", ["evaluate", "batch0", "batch3", "reduce", "gather", "after"])
-@pytest.mark.parametrize("every", ["", "4"])
+@pytest.mark.parametrize(
+    ("point", "every"),
+    [
+        *((point, "") for point in ("evaluate", "batch0", "reduce", "after")),
+        *((point, "4") for point in ("batch3", "gather")),
+    ],
+)
 def test_the_others_repeat_the_call_and_not_the_training_if_a_rank_is_killed(world, expected, point, every):
     start(world, "a", "b", EVERY=every or "0")
     world.propose("a", "b")

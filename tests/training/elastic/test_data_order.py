@@ -33,8 +33,7 @@ def goes_on(world, *ranks: str) -> None:
     world.wait(
         "the generation breaks", lambda: all(world.ranks[r].has("broken", generation=world.number) for r in ranks)
     )
-    world.propose(*ranks)
-    world.adopted(*ranks)
+    world.together(*ranks)
     assert {end["step"] for end in world.finished(*ranks).values()} == {48}
     verdict = verify(world.audit)
     assert verdict.ok and verdict.redone == 0

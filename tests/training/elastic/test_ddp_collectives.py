@@ -46,8 +46,7 @@ def test_survivors_go_on_if_a_rank_is_killed_within_a_backward(world, tmp_path_f
         (world.folder / "die-2").touch()
     world.wait("the loss is reported", lambda: all(world.ranks[r].has("broken", generation=lost) for r in "ab"))
     assert world.ranks["c"].process.wait(10) == -signal.SIGKILL
-    world.propose("a", "b")
-    world.adopted("a", "b")
+    world.together("a", "b")
     ends = world.finished("a", "b")
     for end in ends.values():
         assert end["commits"] == list(range(1, expected["step"] + 1))

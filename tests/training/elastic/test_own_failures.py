@@ -64,8 +64,7 @@ def ends(world, name: str, by: str) -> str:
 def goes_on(world, *ranks: str, at_its_end: bool = False) -> None:
     """The others commit a step soon (or end), as the generation that the leader forms without the failed rank."""
     began = time.monotonic()
-    world.propose(*ranks)
-    world.adopted(*ranks)
+    world.together(*ranks)
     if at_its_end:
         world.wait("the others to end", lambda: world.ranks[ranks[0]].process.poll() == 0)
     else:
@@ -84,16 +83,14 @@ def test_a_rank_that_fails_itself_ends_with_its_error_and_the_others_go_on(world
         world.propose("a", "f")
     elif role == "joiner":
         world.ready("a")
-        world.propose("a")
-        world.adopted("a")
+        world.together("a")
         world.start("f", script=FAILING, **options)
         world.ready("f")
         world.propose("a", "f")
     else:
         world.start("f", script=FAILING, FAIL_LATER="1", **options)
         world.ready("a", "f")
-        world.propose("a", "f")
-        world.adopted("a", "f")
+        world.together("a", "f")
         world.progressed("a", 2)
         (world.folder / "fail").touch()
         if section in ("entry", "switch"):
@@ -112,8 +109,7 @@ def test_a_rank_that_fails_itself_ends_with_its_error_and_the_others_go_on(world
 def test_a_rank_that_cannot_send_its_state_keeps_it_and_trains_on(world, by) -> None:
     world.start("a", script=FAILING, FAIL_IN="send", FAIL_BY=by, delay=0.02)
     world.ready("a")
-    world.propose("a")
-    world.adopted("a")
+    world.together("a")
     world.progressed("a", 1)
     world.start("j", delay=0.02)
     world.ready("j")

@@ -27,17 +27,14 @@ def undisturbed(world, tmp_path_factory):
 def test_recipe_ends_as_if_undisturbed_if_ranks_join_die_and_leave(world, undisturbed) -> None:
     world.start("a", "b", epochs=6, script=RECIPE)
     world.ready("a", "b")
-    world.propose("a", "b")
-    world.adopted("a", "b")
+    world.together("a", "b")
     world.start("c", epochs=6, script=RECIPE)
     world.ready("c")
-    world.propose("a", "b", "c")
-    world.adopted("a", "b", "c")
+    world.together("a", "b", "c")
     world.progressed("a", 2)
     world.ranks["b"].kill()
     world.wait("the loss is reported", lambda: world.ranks["a"].has("broken", generation=world.number))
-    world.propose("a", "c")
-    world.adopted("a", "c")
+    world.together("a", "c")
     world.propose("a")
     world.adopted("a", "c")
     world.ranks["c"].send(m.Exit(reason="drained"))
@@ -65,8 +62,7 @@ def test_a_joiner_trains_in_the_loop_in_which_the_others_are(world, undisturbed,
     world.ready("c")
     (ready,) = world.ranks["c"].of_type("ready")
     assert ready.loop.end > 2 * 9
-    world.propose("a", "b", "c")
-    world.adopted("a", "b", "c")
+    world.together("a", "b", "c")
     final = world.finished("a", "b", "c")
 
     epochs = {r: json.loads((world.folder / f"epochs-{world.ranks[r].process.pid}").read_text()) for r in "abc"}
@@ -86,8 +82,7 @@ def test_a_joiner_whose_loop_is_over_goes_on_to_the_loop_of_the_others(world, un
     world.ready("a", "b", "late")
     world.propose("a", "b")
     world.wait("the second epoch", lambda: world.ranks["a"].step() > 9)
-    world.propose("a", "b", "late")
-    world.adopted("a", "b", "late")
+    world.together("a", "b", "late")
     final = world.finished("a", "b", "late")
     for rank in ("a", "b", "late"):
         assert not world.ranks[rank].of_type("broken"), "the joiner has broken a generation"
@@ -106,8 +101,7 @@ def test_schedules_act_once_an_epoch_and_once_a_step(undisturbed) -> None:
 def test_a_drained_rank_has_left_and_not_finished_if_its_script_catches_everything(world) -> None:
     world.start("a", "b", script=CARELESS)
     world.ready("a", "b")
-    world.propose("a", "b")
-    world.adopted("a", "b")
+    world.together("a", "b")
     world.propose("a")
     world.adopted("a", "b")
     world.ranks["b"].send(m.Exit(reason="drained"))

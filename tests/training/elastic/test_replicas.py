@@ -130,14 +130,13 @@ def undisturbed(tmp_path_factory) -> list[torch.Tensor]:
     return world.result("r0")["state"]
 
 
-@pytest.mark.parametrize("at", [AT, STEPS])
 @pytest.mark.parametrize(
-    ("what", "entry"),
+    ("what", "entry", "at"),
     [
-        (parameter, "model.0.weight"),
-        (moment, "optimizer.state[2].exp_avg_sq"),
-        (buffer, "model.scale"),
-        (gradient, "model.2.bias"),
+        (parameter, "model.0.weight", AT),
+        (moment, "optimizer.state[2].exp_avg_sq", STEPS),
+        (buffer, "model.scale", AT),
+        (gradient, "model.2.bias", STEPS),
     ],
 )
 def test_a_rank_takes_the_state_of_the_majority_and_the_model_is_that_of_an_undisturbed_run(

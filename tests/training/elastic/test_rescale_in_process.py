@@ -31,16 +31,13 @@ def test_parameters_equal_the_fixed_size_run_if_the_world_grows_shrinks_and_lose
 
     world.start("a", "b")
     world.ready("a", "b")
-    world.propose("a", "b")
-    world.adopted("a", "b")
+    world.together("a", "b")
     world.start("c")
     world.ready("c")
-    world.propose("a", "b", "c")
-    world.adopted("a", "b", "c")
+    world.together("a", "b", "c")
     world.start("d")
     world.ready("d")
-    world.propose("a", "b", "c", "d")
-    world.adopted("a", "b", "c", "d")
+    world.together("a", "b", "c", "d")
     world.propose("a", "b")
     world.adopted("a", "b", "c", "d")
     for leaver in ("c", "d"):
@@ -49,8 +46,7 @@ def test_parameters_equal_the_fixed_size_run_if_the_world_grows_shrinks_and_lose
     assert all(world.ranks[r].of_type("left") for r in "cd")
     world.ranks["b"].kill()
     world.wait("the loss is reported", lambda: world.ranks["a"].has("broken", generation=world.number))
-    world.propose("a")
-    world.adopted("a")
+    world.together("a")
     final = world.finished("a")["a"]
 
     assert_same_parameters(final, expected)
@@ -65,8 +61,7 @@ def test_parameters_equal_the_fixed_size_run_if_the_world_grows_shrinks_and_lose
 def test_all_ranks_end_with_the_same_step_if_one_asks_to_stop(world) -> None:
     world.start("a", "b", "c")
     world.ready("a", "b", "c")
-    world.propose("a", "b", "c")
-    world.adopted("a", "b", "c")
+    world.together("a", "b", "c")
     world.progressed("a", 3)
     (world.folder / "stop-2").touch()
     world.wait("all end", lambda: all(r.process.poll() == 0 for r in world.ranks.values()))
@@ -96,14 +91,12 @@ def test_survivors_continue_at_once_if_a_silent_peer_is_declared_lost(world) -> 
 def test_survivors_are_unaffected_if_a_joiner_dies_while_it_prepares(world) -> None:
     world.start("a", "b", "j", epochs=8)
     world.ready("a", "b", "j")
-    world.propose("a", "b")
-    world.adopted("a", "b")
+    world.together("a", "b")
     world.ranks["j"].kill(signal.SIGSTOP)
     world.propose("a", "b", "j")
     world.ranks["j"].kill()
     world.progressed("a", 10)
-    world.propose("a", "b")
-    world.adopted("a", "b")
+    world.together("a", "b")
     world.finished("a", "b")
     assert not world.ranks["a"].of_type("broken")
     assert verify(world.audit).ok
@@ -153,8 +146,7 @@ def test_state_is_saved_if_all_ranks_are_drained(world) -> None:
 def test_the_job_fails_with_both_ranks_and_steps_if_one_leaves_its_loop_before_the_others(world) -> None:
     world.start("a", "b", "c")
     world.ready("a", "b", "c")
-    world.propose("a", "b", "c")
-    world.adopted("a", "b", "c")
+    world.together("a", "b", "c")
     world.progressed("a", 2)
     (world.folder / "break-2").touch()
     failed = lambda: [r for r in world.ranks.values() if r.process.poll() == 1]  # noqa: E731

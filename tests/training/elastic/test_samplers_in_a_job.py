@@ -32,13 +32,11 @@ def test_steps_are_those_of_one_rank_if_a_sampler_makes_them_and_ranks_leave_and
     expected = alone.finished("a")["a"]
 
     start(world, sampler, "a", "b", "c", "d")
-    world.propose("a", "b", "c")
-    world.adopted("a", "b", "c")
+    world.together("a", "b", "c")
     world.progressed("a", 4)
     world.ranks["b"].kill()
     world.wait("the loss is reported", lambda: all(world.ranks[r].has("broken") for r in "ac"))
-    world.propose("a", "c")
-    world.adopted("a", "c")
+    world.together("a", "c")
     world.progressed("a", 4)
     world.propose("a", "c", "d")
     final = world.finished("a", "c", "d")["a"]

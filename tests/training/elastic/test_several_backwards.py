@@ -57,8 +57,7 @@ def test_result_has_the_same_bits_if_a_rank_is_killed_after_a_backward_and_repla
     """The survivor has applied updates of a loop body in which a later backward fails."""
     world.start("a", "b", epochs=EPOCHS, script=SCRIPT, MODE=mode)
     world.ready("a", "b")
-    world.propose("a", "b")
-    world.adopted("a", "b")
+    world.together("a", "b")
     world.progressed("a", 2)
     (world.folder / f"halt-{point}-1").touch()
     world.wait("rank 1 halts", (world.folder / f"halted-{point}-1").exists)
@@ -67,8 +66,7 @@ def test_result_has_the_same_bits_if_a_rank_is_killed_after_a_backward_and_repla
     world.wait("the loss is reported", lambda: world.ranks["a"].has("broken", generation=world.number))
     world.start("c", epochs=EPOCHS, script=SCRIPT, MODE=mode)
     world.ready("c")
-    world.propose("a", "c")
-    world.adopted("a", "c")
+    world.together("a", "c")
     final, expected = world.finished("a", "c"), undisturbed(mode, "f", "g")
     for result in final.values():
         assert not (found := apart(expected, result, atol=0.0)), found
@@ -84,8 +82,7 @@ def test_result_is_that_of_one_rank_if_ranks_join_and_leave(world, undisturbed, 
     world.progressed("a", 2)
     world.start("b", "c", epochs=EPOCHS, script=SCRIPT, MODE=mode, WRAPPED="1")
     world.ready("b", "c")
-    world.propose("a", "b", "c")
-    world.adopted("a", "b", "c")
+    world.together("a", "b", "c")
     world.progressed("a", 2)
     world.propose("a", "c")
     world.adopted("a", "b", "c")
@@ -107,8 +104,7 @@ def failure(world) -> str:
 def test_the_job_fails_with_both_ranks_if_one_runs_fewer_backwards(world) -> None:
     world.start("a", "b", "c", script=SCRIPT, MODE="uneven")
     world.ready("a", "b", "c")
-    world.propose("a", "b", "c")
-    world.adopted("a", "b", "c")
+    world.together("a", "b", "c")
     world.progressed("a", 2)
     (world.folder / "less-1").touch()
     text = failure(world)
@@ -144,8 +140,7 @@ def test_error_names_the_remedy_if_a_script_cannot_be_trained_exactly(world, mod
 def test_a_body_may_have_more_backwards_than_the_warm_up_if_the_script_announces_it(world, undisturbed) -> None:
     world.start("a", "b", epochs=EPOCHS, script=SCRIPT, MODE="late", SEVERAL="1")
     world.ready("a", "b")
-    world.propose("a", "b")
-    world.adopted("a", "b")
+    world.together("a", "b")
     final = world.finished("a", "b")["b"]
     assert final["step"] == 27
 

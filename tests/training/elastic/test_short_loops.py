@@ -29,8 +29,7 @@ def start(world, *ranks: str, **env) -> None:
 
 def trains(world, *ranks: str, **env) -> None:
     start(world, *ranks, **env)
-    world.propose(*ranks)
-    world.adopted(*ranks)
+    world.together(*ranks)
 
 
 def ends_alike(world, *ranks: str, epochs: int = EPOCHS, steps: int = STEPS) -> dict[str, dict]:
@@ -51,8 +50,7 @@ def test_a_joiner_enters_by_its_first_proposal_if_loops_are_shorter_than_a_repor
     world.located = lambda: past
     start(world, "c")
     world.progressed("a", 5 * STEPS)
-    world.propose("a", "b", "c")
-    world.adopted("a", "b", "c")
+    world.together("a", "b", "c")
     final = ends_alike(world, "a", "b", "c")
     assert not any(rank.of_type("broken") for rank in world.ranks.values()), "a generation broke for the joiner"
     assert not world.ranks["c"].of_type("misplaced")
@@ -83,8 +81,7 @@ def test_no_rank_waits_long_and_the_joiner_enters_in_the_end_if_code_between_loo
         entered = c.incarnation < attempts
         if not entered:  # it may adopt the next generation too, as one without itself
             allow(world, world.located().step + 2)
-            world.propose("a", "b")
-            world.adopted("a", "b")
+            world.together("a", "b")
     assert attempts > 1
     allow(world, LONG_EPOCHS * LONG)
     ends_alike(world, "a", "b", "c", epochs=LONG_EPOCHS, steps=LONG)
@@ -129,8 +126,7 @@ def test_the_others_go_on_if_a_joiner_is_killed_while_it_catches_up(world):
     world.ranks["c"].kill()
     broke = {"generation": world.number}
     world.wait("a and b to leave its generation", lambda: all(world.ranks[r].has("broken", **broke) for r in "ab"))
-    world.propose("a", "b")
-    world.adopted("a", "b")
+    world.together("a", "b")
     ends_alike(world, "a", "b")
 
 

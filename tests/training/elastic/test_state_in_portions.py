@@ -39,11 +39,9 @@ def test_model_is_that_of_the_fixed_size_run_if_joiners_got_it_over_several_step
     expected = fixed.finished("f")["f"]
 
     start(world, *"abcd")
-    world.propose("a", "b")
-    world.adopted("a", "b")
+    world.together("a", "b")
     world.progressed("a", 2)
-    world.propose("a", "b", "c", "d")
-    world.adopted("a", "b", "c", "d")
+    world.together("a", "b", "c", "d")
     world.wait("both have the state", lambda: all(said(world, r, "state is complete") for r in "cd"))
     for complete in (False, True):
         reported = {"generation": world.number, "complete": complete}
@@ -67,8 +65,7 @@ def test_a_joiner_of_a_script_with_a_loop_for_each_epoch_gets_its_state_over_sev
     world.propose("a", "b")
     world.wait("the second epoch", lambda: world.ranks["a"].step() > 17)
     start(world, "c", epochs=4, NESTED="1", ONE_BY_ONE="1")
-    world.propose("a", "b", "c")
-    world.adopted("a", "b", "c")
+    world.together("a", "b", "c")
     world.wait("it has the state", lambda: said(world, "c", "state is complete"))
     final = world.finished(*"abc")
     _, *bodies = final["c"]["bodies"]  # without the warm-up
@@ -83,25 +80,21 @@ def test_a_joiner_of_a_script_with_a_loop_for_each_epoch_gets_its_state_over_sev
 
 def test_a_learning_rate_that_the_loop_body_sets_holds_in_the_step_that_completes_the_state(world) -> None:
     start(world, *"abc", RATE="1", ONE_BY_ONE="1")
-    world.propose("a", "b")
-    world.adopted("a", "b")
+    world.together("a", "b")
     world.progressed("a", 2)
-    world.propose("a", "b", "c")
-    world.adopted("a", "b", "c")
+    world.together("a", "b", "c")
     world.wait("it has the state", lambda: said(world, "c", "state is complete"))
     assert_same_everywhere(world.finished(*"abc"), *"abc")
 
 
 def test_state_is_sent_whole_if_other_code_than_the_optimizer_changes_the_model(world) -> None:
     start(world, *"abc", FOLLOWER="1", ONE_BY_ONE="1")
-    world.propose("a", "b")
-    world.adopted("a", "b")
+    world.together("a", "b")
     world.progressed("a", 4)
     world.propose("a", "b", "c")
     world.wait("it is found out", lambda: all(world.ranks[r].has("broken") for r in "abc"))
     assert said(world, "c", "changes the model")
-    world.propose("a", "b", "c")
-    world.adopted("a", "b", "c")
+    world.together("a", "b", "c")
     final = world.finished(*"abc")
     assert_same_everywhere(final, *"abc")
     assert final["a"]["commits"] == list(range(1, final["a"]["step"] + 1)), "a committed step was lost"
@@ -110,11 +103,9 @@ def test_state_is_sent_whole_if_other_code_than_the_optimizer_changes_the_model(
 @pytest.mark.parametrize("victim", ["b", pytest.param("c", marks=pytest.mark.nightly)])
 def test_nothing_is_lost_if_a_sender_or_the_joiner_is_killed_during_the_transfer(world, victim) -> None:
     start(world, *"abcd", delay=0.3, ONE_BY_ONE="1")
-    world.propose("a", "b")
-    world.adopted("a", "b")
+    world.together("a", "b")
     world.progressed("a", 2)
-    world.propose("a", "b", "c")
-    world.adopted("a", "b", "c")
+    world.together("a", "b", "c")
     world.ranks[victim].kill()
     left = [r for r in "abc" if r != victim]
     world.wait("the loss is reported", lambda: all(world.ranks[r].has("broken") for r in left))

@@ -53,7 +53,7 @@ def assert_same(final: dict, expected: dict) -> None:
         torch.testing.assert_close(final["model"][name], value, rtol=0, atol=1e-10, msg=name)
 
 
-@pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.nightly), 3])
+@pytest.mark.parametrize("size", [*(pytest.param(n, marks=pytest.mark.nightly) for n in (1, 2)), 3])
 @pytest.mark.parametrize("options", OPTIONS)
 def test_gradients_are_those_of_the_mean_over_all_tokens_at_any_size(world, expected, size, options) -> None:
     ranks = "abc"[:size]
@@ -63,7 +63,9 @@ def test_gradients_are_those_of_the_mean_over_all_tokens_at_any_size(world, expe
     assert_same(world.finished(*ranks)["a"], expected)
 
 
-@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize(
+    "options", ["whole parts", pytest.param("micro-batches", marks=pytest.mark.nightly), "bitwise"]
+)
 def test_the_mean_is_exact_if_ranks_are_killed_and_join(world, tmp_path_factory, expected, options) -> None:
     start(world, "a", "b", **OPTIONS[options])
     world.propose("a", "b")

@@ -76,14 +76,12 @@ def test_model_is_that_of_the_fixed_size_run_if_ranks_join_and_die_before_and_af
     expected = undisturbed(**env)
 
     start(world, "a", "b", **env)
-    world.propose("a", "b")
-    world.adopted("a", "b")
+    world.together("a", "b")
     world.progressed("a", 1)
     world.ranks["b"].kill()
     world.wait("the loss is reported", lambda: world.ranks["a"].has("broken", generation=world.number))
     start(world, "c", **env)
-    world.propose("a", "c")
-    world.adopted("a", "c")
+    world.together("a", "c")
     world.wait("it has unfrozen", lambda: world.ranks["a"].step() > 2 * STEPS + 1)
     with held(world):
         start(world, "e", **env)
@@ -104,8 +102,7 @@ def test_model_is_that_of_the_fixed_size_run_if_ranks_join_and_die_before_and_af
 def test_the_generation_forms_anew_if_the_set_changes_while_a_joiner_receives_its_state(world, undisturbed) -> None:
     env = {"WHEN": "body", "PORTIONS": "1"}
     start(world, "a", "b", AT="1000", **env)
-    world.propose("a", "b")
-    world.adopted("a", "b")
+    world.together("a", "b")
     with held(world):
         start(world, "c", AT="1000", **env)
         lines = [json.loads(line) for f in world.audit.glob("*.jsonl") for line in f.read_text().splitlines()]

@@ -341,19 +341,16 @@ def test_ranks_train_grow_and_lose_a_rank_beside_all_attacks(world) -> None:
     world.ready("a", "b")
     attackers = Attackers(world)
     try:
-        world.propose("a", "b")
-        world.adopted("a", "b")
+        world.together("a", "b")
         world.start("c")
         world.ready("c")
         began = time.monotonic()
-        world.propose("a", "b", "c")
-        world.adopted("a", "b", "c")
+        world.together("a", "b", "c")
         assert time.monotonic() - began < 10, "the growth was held up"
         world.ranks["b"].kill()
         world.wait("the loss is reported", lambda: world.ranks["a"].has("broken", generation=world.number))
         began = time.monotonic()
-        world.propose("a", "c")
-        world.adopted("a", "c")
+        world.together("a", "c")
         assert time.monotonic() - began < 10, "the survivors were held up"
         ends = world.finished("a", "c")
     finally:

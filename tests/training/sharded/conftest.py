@@ -142,32 +142,15 @@ class OneCopyJob(ShardedJob):
         return sorted(ends, key=lambda end: end["place"])
 
 
-@pytest.fixture
-def job(warm: Warm, tmp_path: Path, etcd: EtcdServer, job_keys: JobKeys) -> Iterator[ShardedJob]:
-    job = ShardedJob(warm, tmp_path, etcd, job_keys)
-    yield job
-    job.close()
-    shutil.rmtree(names.node_memory(job_keys.uid), ignore_errors=True)
+def fixture_of(kind: type[ShardedJob]) -> Any:
+    @pytest.fixture
+    def started(warm: Warm, tmp_path: Path, etcd: EtcdServer, job_keys: JobKeys) -> Iterator[ShardedJob]:
+        job = kind(warm, tmp_path, etcd, job_keys)
+        yield job
+        job.close()
+        shutil.rmtree(names.node_memory(job_keys.uid), ignore_errors=True)
+
+    return started
 
 
-@pytest.fixture
-def one_copy(warm: Warm, tmp_path: Path, etcd: EtcdServer, job_keys: JobKeys) -> Iterator[OneCopyJob]:
-    job = OneCopyJob(warm, tmp_path, etcd, job_keys)
-    yield job
-    job.close()
-
-
-@pytest.fixture
-def tensor_job(warm: Warm, tmp_path: Path, etcd: EtcdServer, job_keys: JobKeys) -> Iterator[TensorJob]:
-    job = TensorJob(warm, tmp_path, etcd, job_keys)
-    yield job
-    job.close()
-    shutil.rmtree(names.node_memory(job_keys.uid), ignore_errors=True)
-
-
-@pytest.fixture
-def groups(warm: Warm, tmp_path: Path, etcd: EtcdServer, job_keys: JobKeys) -> Iterator[GroupsOfWorkersJob]:
-    job = GroupsOfWorkersJob(warm, tmp_path, etcd, job_keys)
-    yield job
-    job.close()
-    shutil.rmtree(names.node_memory(job_keys.uid), ignore_errors=True)
+job, one_copy, tensor_job, groups = map(fixture_of, (ShardedJob, OneCopyJob, TensorJob, GroupsOfWorkersJob))
