@@ -44,7 +44,8 @@ class Shares:
     weights: tuple[int, ...] = ()
     """By part; empty: equal."""
     windows: int = 1
-    """Windows of a decision: doubled by each reversal, so that a speed that flaps is averaged."""
+    """Windows of a decision: doubled by each reversal, so that a speed that flaps is averaged, and halved by each one
+    that changes nothing, so that one that has flapped or scattered is followed again."""
     moved: tuple[int, ...] = ()
     """The last change of the weights."""
     times: tuple[tuple[float, ...], ...] = ()
@@ -83,7 +84,7 @@ def follow(now: Shares, times: Sequence[float]) -> Shares:
     goal = proportional(seconds)
     before, after = (max(w * s for w, s in zip(weights, seconds, strict=True)) for weights in (old, goal))
     if after > before * (1.0 - GAIN):
-        return replace(now, times=(), seconds=seconds)
+        return replace(now, windows=max(1, now.windows // 2), times=(), seconds=seconds)
     moves = [new - was for new, was in zip(goal, old, strict=True)]
     if sum(a * b for a, b in zip(moves, now.moved, strict=False)) < 0 and now.windows < LONGEST:
         # Look longer before going back.
