@@ -19,7 +19,7 @@ from typing import Any
 from bench_harness.processes import Processes, free_ports
 from bench_harness.program import Failed
 from bench_operator.net import Api, Refused
-from elastrain.api.schema.crd import crd
+from elastrain.api.schema.crd import crd, set_crd
 from elastrain.etcd.server import find_etcd
 from elastrain_operator.kube.client import CAPACITY_PERMISSIONS, CLUSTER_PERMISSIONS, LEASE_PERMISSIONS, PERMISSIONS
 
@@ -233,7 +233,8 @@ class ControlPlane:
 
     def _install(self, api: Api) -> None:
         """The CRD, the operator's rights, the namespace."""
-        api.call("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", crd())
+        for definition in (crd(), set_crd()):
+            api.call("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", definition)
         rbac = "/apis/rbac.authorization.k8s.io/v1"
         name = {"metadata": {"name": RELEASE}}
         rights = {**PERMISSIONS, **CAPACITY_PERMISSIONS, **LEASE_PERMISSIONS, **CLUSTER_PERMISSIONS}

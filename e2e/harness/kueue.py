@@ -26,7 +26,7 @@ CONFIGURATION = {
     "leaderElection": {"leaderElect": True, "resourceName": "c1f6bfd2.kueue.x-k8s.io"},
     "integrations": {
         "frameworks": ["batch/job", "pod"],
-        "externalFrameworks": ["ElasticTrainingJob.v1alpha1.elastrain.dev"],
+        "externalFrameworks": ["ElasticTrainingJob.v1alpha1.elastrain.dev", "WorkerSet.v1alpha1.elastrain.dev"],
     },
 }
 """Of docs/kueue.md."""

@@ -301,6 +301,23 @@ class DisruptionBudget:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerSet:
+    """A job's set of workers, as last written (``pod/workerset.py``)."""
+
+    uid: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerCount:
+    """The number of a job's set of workers, to be written."""
+
+    number: int
+    touched: Pod | None = None
+    """A pod whose annotation changes too, since Kubernetes reads the set only when a pod changes; None: one does."""
+
+
+@dataclass(frozen=True, slots=True)
 class Gang:
     """A job's gang, as written for its scheduler (``job/objects.py``)."""
 

@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 from bench_harness.processes import free_ports
-from elastrain.api.schema.crd import crd
+from elastrain.api.schema.crd import crd, set_crd
 from programs import MISSING
 
 CACHE = Path(os.environ.get("ELASTRAIN_CACHE", Path.home() / ".cache/elastrain")) / "bin"
@@ -156,7 +156,9 @@ def _kubeconfig(path: Path, port: int) -> Path:
 
 
 def _install_crd(server: ApiServer) -> None:
-    applied = server.kubectl("create", "-f", "-", document=crd())
-    assert applied.returncode == 0, applied.stderr
-    waited = server.kubectl("wait", "--for=condition=Established", f"crd/{crd()['metadata']['name']}", "--timeout=30s")
-    assert waited.returncode == 0, waited.stderr
+    for definition in (crd(), set_crd()):
+        applied = server.kubectl("create", "-f", "-", document=definition)
+        assert applied.returncode == 0, applied.stderr
+        name = f"crd/{definition['metadata']['name']}"
+        waited = server.kubectl("wait", "--for=condition=Established", name, "--timeout=30s")
+        assert waited.returncode == 0, waited.stderr

@@ -22,6 +22,7 @@ from control_plane import CACHE, ApiServer, _missing, program, running
 from raw_cluster import Cluster
 
 KIND = "ElasticTrainingJob.v1alpha1.elastrain.dev"
+SET_KIND = "WorkerSet.v1alpha1.elastrain.dev"
 WEBHOOKS = frozenset({"workloads", "clusterqueues", "cohorts", "localqueues", "resourceflavors", "pods"})
 API = "/apis/kueue.x-k8s.io/v1beta2"
 GPU = "nvidia.com/gpu"
@@ -100,7 +101,7 @@ class Kueue:
             "managedJobsNamespaceSelector": _but_system(),
             "integrations": {
                 "frameworks": ["batch/job", "pod"],
-                **({"externalFrameworks": [KIND]} if external else {}),
+                **({"externalFrameworks": [KIND, SET_KIND]} if external else {}),
             },
             "featureGates": {"VisibilityOnDemand": False, **{g: True for g in gates.split(",") if g}},
             **more,

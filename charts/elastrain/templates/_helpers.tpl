@@ -221,6 +221,10 @@ podAntiAffinity:
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
   verbs: [create, patch, delete]
+# The set of each job's workers, by which budgets of users count.
+- apiGroups: [elastrain.dev]
+  resources: [workersets]
+  verbs: [create, patch]
 {{- with include "elastrain.gang" . | fromJsonArray }}
 # The gang of each job, for its scheduler.
 - apiGroups: [{{ first . }}]

@@ -26,6 +26,7 @@ from elastrain_operator.kube.answers import NO_ANSWER, ApiError, Refused, is_wit
 from elastrain_operator.kube.client import Kube
 from elastrain_operator.kueue.render import charged_to
 from elastrain_operator.pod import manifest as manifests
+from elastrain_operator.pod import workerset
 from elastrain_operator.pod.admitted import Admitted, admitted
 from elastrain_operator.pod.meaning import version
 from elastrain_operator.raw import text
@@ -145,6 +146,8 @@ class Executor:
             changes.append(objects.write_marks(self._kube, job, plan.marks, state))
         if plan.budget is not None:
             changes.append(objects.write_budget(self._kube, job, plan.budget, state))
+        if plan.workers is not None and not plan.create:  # else before the pods
+            changes.append(objects.write_workers(self._kube, job, plan.workers, state))
         if self._gangs is not None and plan.gang is not None and spec is not None and not plan.create:
             changes.append(self._gangs.follow(job, spec, state, wanted=plan.gang))
         return changes
@@ -208,10 +211,12 @@ class Executor:
     async def _created_or_refused(
         self, job: JobRef, spec: JobSpec, rendered: _Manifest, plan: Plan, state: LoopState
     ) -> dict[int, _Result]:
-        """By ordinal. Before the pods come their gang and their credentials. If an earlier operator has written these,
-        they are written again beside the pods, which wait for a Secret that was deleted."""
+        """By ordinal. Before the pods come their set, their gang and their credentials. If an earlier operator has
+        written the last, they are written again beside the pods, which wait for a Secret that was deleted."""
         first, has_issued = plan.create[0], self._logins is not None and self._logins.has_issued(job)
         found: Refused | ApiError | EtcdError | None = None
+        if plan.workers is not None:
+            await objects.write_workers(self._kube, job, plan.workers, state)
         if self._gangs:
             found = await self._gangs.keep(job, spec, state)
         if found is None and not has_issued:
@@ -220,6 +225,7 @@ class Executor:
         if not isinstance(made, dict):
             return {first: made}
         made = self._gangs.mark(made, job, state) if self._gangs else made
+        made = workerset.controlled(made, job, state.workers.uid) if state.workers else made
         pods = self._created(job, spec, made, plan, state)
         if not has_issued:
             return await pods

@@ -1,4 +1,5 @@
-"""Writes what stands beside a job's pods: the disruption budget, the marks for autoscalers, the gang.
+"""Writes what stands beside a job's pods: the disruption budget, the marks for autoscalers, the set of workers, the
+gang.
 
 A failure is logged, stands in a condition, and stops no other write. It is repeated in a pass after :data:`RETRY`.
 """
@@ -15,10 +16,11 @@ from elastrain.api import names
 from elastrain.api.job import JobSpec
 from elastrain_operator import clock
 from elastrain_operator.config import GangConfig
-from elastrain_operator.facts import DisruptionBudget, Gang, JobRef, Mark, RefusalKind
-from elastrain_operator.job.state import BUDGET, GANG, MARKS, LoopState
+from elastrain_operator.facts import DisruptionBudget, Gang, JobRef, Mark, RefusalKind, WorkerCount, WorkerSet
+from elastrain_operator.job.state import BUDGET, GANG, MARKS, SET, LoopState
 from elastrain_operator.kube.answers import ApiError, Refused
 from elastrain_operator.kube.client import Kube
+from elastrain_operator.pod import workerset
 from elastrain_operator.pod.defaults import evictable
 from elastrain_operator.pod.gang import SCHEDULERS
 from elastrain_operator.pod.manifest import owned
@@ -86,6 +88,19 @@ async def write_marks(kube: Kube, job: JobRef, marks: tuple[Mark, ...], state: L
             await kube.annotate_pod(job.namespace, mark.pod, mark.uid, evictable(keep=mark.keep))
 
     await _attempt(MARKS, job, state, write)
+
+
+# ---- the set of workers --------------------------------------------------------------------------------------------
+async def write_workers(kube: Kube, job: JobRef, count: WorkerCount, state: LoopState) -> None:
+    """Write the job's set of workers. Until it can be written, new pods have the job itself as their controller."""
+
+    async def write() -> None:
+        uid = await kube.apply(workerset.path(job), workerset.manifest(job, count.number))
+        if (pod := count.touched) is not None:
+            await kube.annotate_pod(job.namespace, pod.name, pod.uid, {names.COUNTED_NOTE: str(count.number)})
+        state.workers = WorkerSet(uid, count.number)
+
+    await _attempt(SET, job, state, write)
 
 
 # ---- gangs ---------------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from elastrain_operator.facts import (
     Observed,
     Still,
     Verdict,
+    WorkerCount,
 )
 from elastrain_operator.job import steps
 from elastrain_operator.job.state import LoopState, Plan
@@ -180,6 +181,7 @@ def _go_on(taken: Steps) -> Plan:
         made,
         charges=come.charges,
         slots=come.slots if facts.spec.group_size > 1 else (),
+        workers=_workers(taken),
         probe=status.next_ordinal if come.asks else None,
         marks=protection.marks(facts.spec.template, facts.observed.pods, taken.there.budget),
         silent_agents=taken.lost.silent_agents,
@@ -331,6 +333,18 @@ def _budget(taken: Steps, status: JobStatus) -> DisruptionBudget | None:
     if before is None and taken.facts.status.generation is None:
         before = DisruptionBudget()  # the job has not trained yet
     return None if taken.there.budget == before else taken.there.budget
+
+
+def _workers(taken: Steps) -> WorkerCount | None:
+    """The job's set of workers, to be written. A job that has and gets none keeps its last number."""
+    state, create, pods = taken.facts.state, taken.come.create, taken.facts.observed.pods
+    wanted, coming = taken.size.desired * taken.facts.spec.group_size, 0 if state.refusal else len(create)
+    number = protection.expected(wanted, pods, taken.lost.silent, coming) or min(len(create), 1)
+    before = state.workers.number if state.workers else None
+    if number in {0, before}:
+        return None
+    fewer = before is not None and number < before
+    return WorkerCount(number, next((p for p in taken.there.workers if fewer), None))
 
 
 def _wants_gang(taken: Steps, status: JobStatus) -> bool:

@@ -22,10 +22,12 @@ from elastrain_operator.facts import (
     Refusal,
     Slot,
     StartAttempts,
+    WorkerCount,
+    WorkerSet,
 )
 from elastrain_operator.pod.admitted import Admitted
 
-BUDGET, MARKS, GANG = "disruption budget", "annotations of workers", "gang"
+BUDGET, MARKS, GANG, SET = "disruption budget", "annotations of workers", "gang", "set of workers"
 """What stands beside a job's pods."""
 
 
@@ -45,7 +47,8 @@ class LoopState:
     elsewhere: str = ""
     """Why the job is left to another operator, as last reported; empty: it is not."""
     unwritten: dict[str, str] = field(default_factory=dict)
-    """Why objects beside the pods could not be written, by :data:`BUDGET`, :data:`MARKS` or :data:`GANG`."""
+    """Why objects beside the pods could not be written, by :data:`BUDGET`, :data:`MARKS`, :data:`GANG`
+    or :data:`SET`."""
     version: str | None = None
     """``resourceVersion`` of the job as last seen or written: a status replaces only this version."""
     open_ordinals: tuple[int, ...] = ()
@@ -75,6 +78,8 @@ class LoopState:
     """As last written; None: unknown."""
     gang: Gang | None = None
     """The job's gang; None: unknown, or gangs are not written."""
+    workers: WorkerSet | None = None
+    """The job's set of workers; None: unknown, or it could not be written."""
     unanswered_since: datetime | None = None
     """Since when the allocator owes an answer for the present spec; None: it owes none."""
     lost_since: datetime | None = None
@@ -126,6 +131,8 @@ class Plan:
     """For the next pass, as in :class:`LoopState`."""
     budget: DisruptionBudget | None = None
     """To be written; None: unchanged, or unknown."""
+    workers: WorkerCount | None = None
+    """The set of workers, to be written; None: unchanged, or there is none."""
     gang: bool | None = None
     """Whether the scheduler is to know the job's gang; None: unchanged."""
     departed: tuple[str, ...] = ()

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from elastrain.api import names
 from elastrain.api.job import AcceleratorSeconds, Condition, ConditionType, GenerationStatus, JobStatus, reported
 from elastrain_operator.facts import ConditionUpdate, Coordination, Outage, Slot
-from elastrain_operator.job.state import BUDGET, GANG, MARKS
+from elastrain_operator.job.state import BUDGET, GANG, MARKS, SET
 from elastrain_operator.job.steps import Steps
 from elastrain_operator.policy.losses import data_loss, exclusion, starting
 from elastrain_operator.policy.report import accelerator_seconds, conditions, durability, health, training
@@ -131,7 +131,8 @@ def _of_some_jobs(taken: Steps) -> Iterable[ConditionUpdate]:
         taken.facts.state.gang, spec.min_replicas * spec.group_size, grouped, unwritten.get(GANG, "")
     )
     known = any(c.type == ConditionType.STATE_PROTECTED for c in old)
-    yield from conditions.state_protected(unwritten.get(BUDGET, ""), unwritten.get(MARKS, ""), was_reported=known)
+    refused = [unwritten.get(what, "") for what in (BUDGET, MARKS, SET)]
+    yield from conditions.state_protected(*refused, was_reported=known)
     grown = sizes.grown(old, spec.suspend, seen.share, taken.size.desired, spec.desired_replicas, answered=answered)
     grown = sizes.with_ignored_queue(grown, seen.ignored_queue, is_shared=seen.share is not None)
     if grown and not taken.known.finishing:

@@ -30,6 +30,7 @@ PERMISSIONS: Mapping[tuple[str, str], frozenset[str]] = {
     ("", "events"): frozenset({"create", "patch"}),
     ("", "secrets"): frozenset({"create", "update"}),
     ("policy", "poddisruptionbudgets"): frozenset({"create", "patch", "delete"}),
+    (names.GROUP, names.SET_PLURAL): frozenset({"create", "patch"}),
 }
 """(API group, resource) → verbs that the operator uses. All are namespaced; a test compares the chart's role with them.
 Secrets are written, never read, and only if jobs have their own credentials; `patch` is excluded, since its response
@@ -189,14 +190,15 @@ class Kube:
         """A request whose path and body another module knows."""
         return await self._call(method, path, what, body, content=content)
 
-    # ---- disruption budgets, gangs ---------------------------------------------------------------------------------
-    async def apply(self, path: str, manifest: Mapping[str, Any]) -> None:
-        """Create the object at ``path``, or make its fields equal to ``manifest`` (server-side apply).
+    # ---- disruption budgets, sets of workers, gangs ----------------------------------------------------------------
+    async def apply(self, path: str, manifest: Mapping[str, Any]) -> str:
+        """Create the object at ``path``, or make its fields equal to ``manifest`` (server-side apply). Returns its UID.
 
         Code 404: the API server does not serve its kind."""
         query = {"fieldManager": "elastrain-operator", "force": "true"}
         what = f"apply {manifest['kind']} {manifest['metadata']['namespace']}/{manifest['metadata']['name']}"
-        await self._call("PATCH", path, what, manifest, query=query, content=APPLY, accept=METADATA)
+        answer = await self._call("PATCH", path, what, manifest, query=query, content=APPLY, accept=METADATA)
+        return str(answer["metadata"]["uid"])
 
     async def remove(self, path: str, what: str) -> None:
         """Delete the object at ``path``; no error if it is gone."""

@@ -1,8 +1,9 @@
-"""Which job a pod belongs to: the controller in its ownerReferences, in the pod's own namespace.
+"""Which job a pod belongs to: its ownerReferences say so, in the pod's own namespace.
 
-Labels decide nothing. Every user who can create pods can set any label, and ``kubectl debug --copy-to`` or a copied
-manifest carries them along. A controller reference to a job has force only in that job's namespace, as for Kubernetes'
-garbage collector.
+The pod's controller is its job's set of workers (:mod:`elastrain_operator.pod.workerset`), beside which stands the job;
+or the job itself, as of pods from before there were sets. Labels decide nothing. Every user who can create pods can set
+any label, and ``kubectl debug --copy-to`` or a copied manifest carries them along. References have force only in that
+job's namespace, as for Kubernetes' garbage collector.
 """
 
 from __future__ import annotations
@@ -23,17 +24,28 @@ _ORDINAL = re.compile(r"0|[1-9][0-9]{0,9}")
 
 
 def owner(body: Raw) -> JobKeys | None:
-    """The job that controls a pod; None: no job does. Kubernetes checks the form of neither name nor UID."""
+    """The job that controls a pod, by itself or by its set; None: no job does. Kubernetes checks the form of neither
+    name nor UID."""
     meta = mapping(body.get("metadata"))
-    for reference in objects(meta.get("ownerReferences")):
-        if reference.get("controller") is not True:
-            continue
-        if reference.get("kind") != names.KIND or text(reference.get("apiVersion")).split("/")[0] != names.GROUP:
-            return None
-        space, name, uid = text(meta.get("namespace")), text(reference.get("name")), text(reference.get("uid"))
-        wellformed = _NAME.fullmatch(space) and _NAME.fullmatch(name) and _UID.fullmatch(uid)
-        return JobKeys(space, name, uid) if wellformed else None
-    return None
+    references = objects(meta.get("ownerReferences"))
+    controller = next((r for r in references if r.get("controller") is True), None)
+    if controller is None:
+        return None
+    if _is(controller, names.KIND):
+        return _keys(meta, controller)
+    others = [r for r in references if _is(r, names.KIND)]
+    found = _keys(meta, others[0]) if _is(controller, names.SET_KIND) and len(others) == 1 else None
+    return found if found and controller.get("name") == names.worker_set(found.job, found.uid) else None
+
+
+def _is(reference: Raw, kind: str) -> bool:
+    return reference.get("kind") == kind and text(reference.get("apiVersion")).split("/")[0] == names.GROUP
+
+
+def _keys(meta: Raw, reference: Raw) -> JobKeys | None:
+    space, name, uid = text(meta.get("namespace")), text(reference.get("name")), text(reference.get("uid"))
+    wellformed = _NAME.fullmatch(space) and _NAME.fullmatch(name) and _UID.fullmatch(uid)
+    return JobKeys(space, name, uid) if wellformed else None
 
 
 def ordinal(pod: str, job: str) -> int | None:

@@ -35,7 +35,7 @@ def test_operator_has_them_in_each_served_namespace_if_these_are_listed(rendered
 
 def test_kueue_reads_jobs_and_writes_them_only_for_multikueue(rendered: Render) -> None:
     read = granted(rendered("kueue.enabled=true"), "demo-elastrain.training.kueue")
-    assert read == {("elastrain.dev", "elastictrainingjobs"): {"get", "list", "watch"}}
+    assert read == {("elastrain.dev", kind): {"get", "list", "watch"} for kind in ("elastictrainingjobs", "workersets")}
     write = granted(rendered("kueue.enabled=true", "kueue.multiKueue=true"), "demo-elastrain.training.kueue")
     assert {"create", "delete"} <= write["elastrain.dev", "elastictrainingjobs"]
     assert "update" in write["elastrain.dev", "elastictrainingjobs/status"]

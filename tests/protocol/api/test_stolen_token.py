@@ -10,6 +10,7 @@ from elastrain.api import names
 from elastrain_operator.facts import DisruptionBudget
 from elastrain_operator.job.objects import budget_manifest
 from elastrain_operator.pod import manifest as manifests
+from elastrain_operator.pod import workerset
 from elastrain_operator.pod.manifest import secret_name
 from stolen_token import ACCOUNT, CONFIG, MERGE, TEMPLATE, Body, Stolen, altered
 
@@ -94,6 +95,20 @@ def test_budgets_of_others_are_neither_changed_nor_deleted(stolen: Stolen) -> No
         budget_manifest(job, DisruptionBudget((0,))), lambda b: b["spec"].update(selector={"matchLabels": {"x": "y"}})
     )
     assert "workers of one job" in stolen.attempt("POST", path, all_pods)
+
+
+def test_sets_of_workers_of_others_are_not_written(stolen: Stolen) -> None:
+    job, _ = stolen.job(f"job-{time.monotonic_ns()}")
+    path, made = workerset.path(job), workerset.manifest(job, 2)
+    where, name = path.rsplit("/", 1)
+
+    def write(called: str, body: Body) -> str:
+        body["metadata"]["name"] = called
+        return stolen.attempt("PATCH", f"{where}/{called}?fieldManager=x", body, "application/apply-patch+yaml")
+
+    assert not write(name, made)
+    assert "of one job" in write("theirs", made)
+    assert "ElasticTrainingJob owns" in write("orphan", altered(made, lambda s: s["metadata"].pop("ownerReferences")))
 
 
 def test_running_jobs_are_not_deleted(stolen: Stolen) -> None:

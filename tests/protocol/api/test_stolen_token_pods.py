@@ -13,7 +13,9 @@ import pytest
 from charts import Run
 from conditions import eventually
 from elastrain.api import names
+from elastrain_operator.facts import JobRef
 from elastrain_operator.pod import manifest as manifests
+from elastrain_operator.pod import workerset
 from stolen_token import CONFIG, MERGE, PLAIN, TEMPLATE, Body, Stolen, altered, trainer
 
 if TYPE_CHECKING:
@@ -40,12 +42,30 @@ def test_workers_of_jobs_are_accepted(stolen: Stolen, spec: Body) -> None:
     assert not stolen.create(manifests.pod(job, parsed, 17, CONFIG, ("node-a",), stands_by=True))
 
 
+def test_workers_that_their_job_s_set_controls_are_accepted(stolen: Stolen, worker: Body) -> None:
+    job = JobRef(worker["metadata"]["namespace"], worker["metadata"]["labels"][names.LABEL_JOB], uid_of(worker))
+    assert not stolen.create(workerset.controlled(worker, job, "of-the-set"))
+
+
+def uid_of(worker: Body) -> str:
+    return str(worker["metadata"]["labels"][names.LABEL_JOB_UID])
+
+
 # ---- attacks --------------------------------------------------------------------------------------------------------
 ATTACKS: dict[str, tuple[Callable[[Body], object], str]] = {
     "no owner": (lambda p: p["metadata"].pop("ownerReferences"), "an ElasticTrainingJob, with its labels"),
     "another owner": (lambda p: p["metadata"]["ownerReferences"][0].update(kind="Job"), "an ElasticTrainingJob"),
     "two owners": (
         lambda p: p["metadata"]["ownerReferences"].append({**p["metadata"]["ownerReferences"][0], "controller": False}),
+        "an ElasticTrainingJob",
+    ),
+    "another set": (
+        lambda p: p["metadata"].update(
+            ownerReferences=[
+                {**p["metadata"]["ownerReferences"][0], "controller": False},
+                {**p["metadata"]["ownerReferences"][0], "kind": names.SET_KIND, "name": "theirs", "uid": "u"},
+            ]
+        ),
         "an ElasticTrainingJob",
     ),
     "another uid": (

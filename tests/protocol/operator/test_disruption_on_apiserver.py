@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from control_plane import ApiServer, program, running
+from elastrain.api.records import Outcome, Termination
 from played import Played
 from raw_cluster import Cluster
 
@@ -138,16 +139,100 @@ def test_budget_ends_with_the_training(cluster, trains, eventually):
 
 
 # ---- budgets of users ------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("spec", "rule"),
-    [({}, {"minAvailable": 1}), ({"replicas": 2}, {"maxUnavailable": 1}), ({"replicas": 2}, {"minAvailable": "50%"})],
-    ids=["an elastic job", "a job of fixed size", "a job of fixed size, as a share"],
-)
-def test_a_user_s_own_budget_lets_a_drain_take_one_worker(cluster, trains, eventually, spec, rule):
-    player = trains("job", 2, protectState=False, **spec)
-    chosen = {"matchLabels": {"elastrain.dev/job": "job"}}
+RULES = {"number": {"minAvailable": 1}, "unavailable": {"maxUnavailable": 1}, "percent": {"minAvailable": "50%"}}
+
+
+def guard(cluster: Cluster, job: str = "job", **rule: object) -> None:
+    """A user's own budget over the job's workers."""
+    chosen = {"matchLabels": {"elastrain.dev/job": job}}
     path = f"/apis/policy/v1/namespaces/{cluster.namespace}/poddisruptionbudgets"
     cluster.call("POST", path, {"metadata": {"name": "own"}, "spec": {"selector": chosen, **rule}})
+
+
+def expects(cluster: Cluster) -> int | None:
+    """Pods that Kubernetes' controller believes the budget's pods are to be."""
+    return budgets(cluster)[0].get("status", {}).get("expectedPods")
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+@pytest.mark.parametrize("spec", [{}, {"replicas": 2}], ids=["elastic", "fixed"])
+def test_a_user_s_own_budget_lets_a_drain_take_one_worker(cluster, trains, eventually, spec, rule):
+    player = trains("job", 2, protectState=False, **spec)
+    guard(cluster, **rule)
     eventually(lambda: allows(cluster) == 1, 30, "one of two may be evicted")
     with player.paused():
         assert [evict(cluster, pod) for pod in ("job-0", "job-1")] == [True, False]
+
+
+def test_a_user_s_own_budget_lets_the_next_worker_go_once_the_last_is_replaced(cluster, trains, eventually):
+    player = trains("job", 3, protectState=False)
+    guard(cluster, maxUnavailable=1)
+    eventually(lambda: allows(cluster) == 1, 30, "one of three may be evicted")
+    with player.paused():
+        assert [evict(cluster, pod) for pod in ("job-0", "job-1")] == [True, False]
+        player.client.delete(player.keys.member("job-0"))  # its pod is on no node, so it is gone at once
+    eventually(lambda: "job-3" in player.in_generation, 30, "the replacement joins")
+    eventually(lambda: allows(cluster) == 1, 30, "the next one may be evicted")
+    assert evict(cluster, "job-1")
+
+
+def test_a_user_s_own_budget_does_not_wait_for_workers_that_no_node_has_room_for(cluster, play, eventually):
+    player = play(cluster.create_job("job", maxReplicas=4, protectState=False))
+    player.held = {"job-2", "job-3"}
+    eventually(lambda: cluster.status("job").get("readyReplicas") == 2, 60, "two workers train")
+    guard(cluster, maxUnavailable=1)
+    no_room = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes"}
+    for pod in ("job-2", "job-3"):
+        cluster.merge(f"{cluster.pods_path}/{pod}/status", {"status": {"conditions": [no_room]}})
+    eventually(lambda: expects(cluster) == 2, 30, "only workers with room count")
+    eventually(lambda: allows(cluster) == 1, 30, "a drain may take one of two")
+
+
+def test_a_user_s_own_budget_counts_the_workers_of_groups(cluster, play, eventually):
+    trainer = {"name": "trainer", "image": "t:1", "command": ["python", "t.py"]}
+    spec = {
+        "parallelism": {"shards": 2},
+        "nprocPerNode": 1,
+        "maxReplicas": 2,
+        "template": {"spec": {"containers": [trainer]}},
+    }
+    player = play(cluster.create_job("job", protectState=False, **spec))
+    player.group_size = 2
+    eventually(lambda: len(player.in_generation) == 4, 60, "two groups train")
+    guard(cluster, maxUnavailable=1)
+    eventually(lambda: allows(cluster) == 1, 30, "one of four workers may be evicted")
+    assert expects(cluster) == 4
+
+
+def test_a_user_s_own_budget_follows_an_elastic_job_that_shrinks_is_suspended_and_resumes(cluster, trains, eventually):
+    trains("job", 3, protectState=False)
+    guard(cluster, maxUnavailable=1)
+    eventually(lambda: (expects(cluster), allows(cluster)) == (3, 1), 30, "of three workers, one")
+    cluster.patch_job("job", maxReplicas=2)
+    eventually(lambda: (expects(cluster), allows(cluster)) == (2, 1), 30, "of two workers, one")
+    cluster.patch_job("job", suspend=True)
+    eventually(lambda: not cluster.pods(), 30, "it is suspended")
+    cluster.patch_job("job", suspend=False)
+    eventually(lambda: (expects(cluster), allows(cluster)) == (2, 1), 60, "it runs again")
+
+
+def test_a_user_s_own_budget_holds_no_worker_of_a_job_that_fails(cluster, trains, eventually):
+    player = trains("job", 2, protectState=False, backoffLimit=0)
+    guard(cluster, maxUnavailable=1)
+    eventually(lambda: allows(cluster) == 1, 30, "one of two may be evicted")
+    player.crash("job-0", Termination(outcome=Outcome.FAILED, exit_code=1, reason="ScriptFailed", message="no data"))
+    eventually(lambda: cluster.status("job").get("phase") == "Failed", 30, "it has failed")
+    eventually(lambda: all(p["status"]["phase"] != "Running" for p in cluster.pods().values()), 30, "none is held")
+
+
+def test_only_the_operator_s_set_changes_with_the_size_of_a_job(cluster, trains, eventually):
+    trains("job", 2, protectState=False)
+    generation = cluster.job("job")["metadata"]["generation"]
+    path = f"/apis/elastrain.dev/v1alpha1/namespaces/{cluster.namespace}/workersets"
+    (found,) = cluster.call("GET", path)["items"]
+    assert found["spec"] == {"replicas": 2}
+    cluster.patch_job("job", maxReplicas=1)
+    eventually(lambda: cluster.call("GET", path)["items"][0]["spec"] == {"replicas": 1}, 30, "the set follows")
+    job = cluster.job("job")
+    assert (job["metadata"]["generation"], "replicas" in job["spec"]) == (generation + 1, False), "the user's change"
+    assert len(found["metadata"]["managedFields"]) == 1, "one writer"

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
+from elastrain.api import names
 from elastrain_operator.kube.client import ApiError, Tenure
 from sim.apiserver import PLACE, ApiServer, Body, merged
 from sim.loop import Loop
@@ -79,17 +80,24 @@ class Kube:
     async def delete_pod(self, namespace: str, name: str, uid: str, version: str | None = None) -> None:
         await self._write("delete pod", lambda: self._api.delete("pods", name, uid, version))
 
-    async def apply(self, path: str, manifest: Mapping[str, Any]) -> None:
-        """At once: a budget takes no part in what the other messages of a seed meet."""
-        self._budget({int(n) for n in manifest["spec"]["selector"]["matchExpressions"][0]["values"]})
+    async def apply(self, path: str, manifest: Mapping[str, Any]) -> str:
+        """At once: what stands beside the pods takes no part in what the other messages of a seed meet."""
+        if manifest["kind"] == names.SET_KIND:
+            self._reached("write the set of workers")
+        else:
+            self._budget({int(n) for n in manifest["spec"]["selector"]["matchExpressions"][0]["values"]})
+        return f"uid-of-{manifest['metadata']['name']}"
 
     async def remove(self, path: str, what: str) -> None:
         self._budget(set())
 
     def _budget(self, ordinals: set[int]) -> None:
-        if not self._api.up or self._network.is_cut(self._process.place, PLACE):
-            raise ApiError("write the budget", 0, "Unreachable", "connection refused")
+        self._reached("write the budget")
         self._api.budget = ordinals
+
+    def _reached(self, what: str) -> None:
+        if not self._api.up or self._network.is_cut(self._process.place, PLACE):
+            raise ApiError(what, 0, "Unreachable", "connection refused")
 
     async def create_event(self, namespace: str, event: Mapping[str, Any]) -> None:
         """Events are for people: nothing here reads them."""

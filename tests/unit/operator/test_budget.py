@@ -7,15 +7,29 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import builders
 from elastrain.api.job import GenerationStatus, JobStatus
 from elastrain.api.records import CheckpointState, Member, Progress, Rescale, Resumed
-from elastrain_operator.facts import Coordination, DisruptionBudget, JobRef, Observed
+from elastrain_operator.facts import (
+    UNSCHEDULABLE,
+    Coordination,
+    DisruptionBudget,
+    JobRef,
+    Observed,
+    Trouble,
+    WorkerCount,
+    WorkerSet,
+)
 from elastrain_operator.job import objects, plan
-from elastrain_operator.job.state import BUDGET, MARKS, LoopState
+from elastrain_operator.job.state import BUDGET, MARKS, SET, LoopState
 from elastrain_operator.kube.client import ApiError
+from elastrain_operator.pod import workerset
+from elastrain_operator.pod.manifest import owner
 from elastrain_operator.policy.report import durability
+from elastrain_operator.policy.size import protection
 from elastrain_operator.policy.size.protection import disruption_budget
 from workers import workers_at
 
@@ -106,6 +120,7 @@ class Api:
         self.calls.append(f"apply {path.rpartition('/')[2]}")
         if self.down:
             raise ApiError("apply", 403, "Forbidden", "no")
+        return "uid"
 
     async def remove(self, path, what):
         self.calls.append(f"delete {path.rpartition('/')[2]}")
@@ -123,6 +138,83 @@ def test_failed_write_stops_nothing_and_is_repeated_after_a_minute(monkeypatch):
     asyncio.run(objects.write_budget(api, JOB, NONE, state))
     assert api.calls[1:] == ["apply job-state-01234567", "delete job-state-01234567"]
     assert state.budget == NONE
+
+
+# ---- the number of workers, for budgets of users ---------------------------------------------------------------------
+NO_ROOM = Trouble(UNSCHEDULABLE, "0/1 nodes are available")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "pods", "coming", "number"),
+    [
+        (3, [pod(0), pod(1), pod(2)], 0, 3),
+        (2, [pod(0), pod(1), pod(2)], 0, 2),
+        (3, [], 3, 3),
+        (3, [pod(0), pod(1), pod(2, terminating=True)], 0, 3),
+        (3, [pod(0), pod(1), pod(2, terminating=True)], 1, 3),
+        (4, [pod(0), pod(1), pod(2, node="", trouble=NO_ROOM)], 0, 2),
+        (4, [pod(0), pod(1), pod(2, over=True)], 0, 2),
+        (4, [pod(0), pod(1), pod(9)], 0, 2),
+        (0, [pod(0)], 0, 0),
+    ],
+    ids=[
+        "train",
+        "shrink",
+        "start",
+        "one is evicted",
+        "one is replaced",
+        "no room",
+        "one ended",
+        "silent",
+        "suspended",
+    ],
+)
+def test_number_of_workers_is_of_those_that_there_are_or_come(wanted, pods, coming, number):
+    assert protection.expected(wanted, pods, {"job-9"}, coming) == number
+
+
+@given(
+    st.integers(0, 6),
+    st.lists(
+        st.sampled_from([{}, {"terminating": True}, {"node": "", "trouble": NO_ROOM}, {"over": True}]), max_size=6
+    ),
+    st.integers(0, 6),
+)
+def test_a_job_whose_workers_all_run_can_lose_one_to_a_drain(wanted, kinds, coming):
+    """For `maxUnavailable: 1`: no drain waits for a worker that no node has room for."""
+    pods = [pod(n, **kind) for n, kind in enumerate(kinds)]
+    number = protection.expected(wanted, pods, (), coming)
+    running = [p for p in pods if p.node and not (p.over or p.terminating)]
+    assert number <= wanted
+    if running and wanted and not coming and not any(p.terminating for p in pods):
+        assert len(running) - (number - 1) >= 1
+
+
+def counted(spec, pods, state, **status) -> WorkerCount | None:
+    seen = Observed(JOB, pods=pods, coordination=trained(*(p.ordinal for p in pods)) if pods else Coordination())
+    return plan.plan(spec, JobStatus(**status), seen, NOW, state).workers
+
+
+def test_set_of_workers_is_written_before_the_first_pod_and_only_if_its_number_changes(make_spec):
+    spec, two = make_spec(maxReplicas=2), (pod(0), pod(1))
+    assert counted(spec, (), LoopState()) == WorkerCount(2)
+    assert counted(spec, two, LoopState(workers=WorkerSet("u", 2))) is None
+    assert counted(spec, two, LoopState(workers=WorkerSet("u", 1))) == WorkerCount(2)
+    assert counted(spec, two, LoopState(workers=WorkerSet("u", 3))) == WorkerCount(2, two[0]), "Kubernetes counts again"
+    assert counted(make_spec(maxReplicas=2, suspend=True), two, LoopState(workers=WorkerSet("u", 2))) is None
+
+
+def test_pods_have_the_job_as_controller_until_the_set_can_be_written():
+    made = {"metadata": {"name": "job-0", "ownerReferences": [owner(JOB)]}}
+    by_set = workerset.controlled(made, JOB, "set-uid")["metadata"]["ownerReferences"]
+    assert [(o["kind"], o["controller"], o["uid"]) for o in by_set] == [
+        ("ElasticTrainingJob", False, JOB.uid),
+        ("WorkerSet", True, "set-uid"),
+    ]
+    api, state = Api(), LoopState()
+    api.down = True
+    asyncio.run(objects.write_workers(api, JOB, WorkerCount(2), state))
+    assert (state.workers, list(state.unwritten)) == (None, [SET])
 
 
 # ---- checkpoints that last -------------------------------------------------------------------------------------------
@@ -200,9 +292,10 @@ def test_condition_says_what_training_resumed_from_and_which_copy_failed(make_sp
         ({BUDGET: "exceeded quota"}, "False", "BudgetRefused"),
         ({MARKS: "denied by a policy"}, "False", "AnnotationsRefused"),
         ({BUDGET: "exceeded quota", MARKS: "denied by a policy"}, "False", "BudgetRefused"),
+        ({SET: "denied by a policy"}, "False", "WorkerSetRefused"),
         ({}, None, None),
     ],
-    ids=["budget", "annotations", "both", "neither"],
+    ids=["budget", "annotations", "both", "set of workers", "neither"],
 )
 def test_refused_protection_is_a_condition_and_an_event_with_the_api_server_s_words(
     make_spec, unwritten, status, reason

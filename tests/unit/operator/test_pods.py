@@ -108,6 +108,10 @@ def reference(**fields) -> dict:
     return {**manifest.owner(JobRef(JOB.namespace, JOB.job, JOB.uid)), **fields}
 
 
+def by_set(**fields) -> dict:
+    return reference(**{"kind": names.SET_KIND, "name": names.worker_set(JOB.job, JOB.uid), "uid": "of-set", **fields})
+
+
 @pytest.mark.parametrize(
     "fields",
     [
@@ -118,6 +122,10 @@ def reference(**fields) -> dict:
         {"ownerReferences": [reference(kind="Job", apiVersion="batch/v1")]},
         {"ownerReferences": [reference(apiVersion="elastrain.dev.example.com/v1alpha1")]},
         {"ownerReferences": [reference(uid="another")]},
+        {"ownerReferences": [by_set()]},
+        {"ownerReferences": [reference(controller=False), by_set(name="job-another")]},
+        {"ownerReferences": [reference(controller=False), by_set(apiVersion="example.com/v1")]},
+        {"ownerReferences": [reference(controller=False), reference(controller=False, uid="b"), by_set()]},
         {"ownerReferences": [reference(name="another")]},
         {"namespace": "elsewhere"},
         {"name": "copy-of-job-0"},
@@ -133,8 +141,9 @@ def test_labels_make_no_pod_a_worker(pods, worker, fields):
     assert pods.of(JOB) == ()
 
 
-def test_pod_that_a_job_controls_is_its_worker_without_any_label(pods, worker):
-    pods.show(worker(0, labels={}))
+@pytest.mark.parametrize("owners", [[reference()], [reference(controller=False), by_set()]], ids=["job", "set"])
+def test_pod_that_a_job_or_its_set_controls_is_its_worker_without_any_label(pods, worker, owners):
+    pods.show(worker(0, labels={}, ownerReferences=owners))
     assert [p.ordinal for p in pods.of(JOB)] == [0]
 
 

@@ -12,6 +12,10 @@ PLURAL = "elastictrainingjobs"
 SINGULAR = "elastictrainingjob"
 SHORT_NAME = "etj"
 
+SET_KIND = "WorkerSet"
+"""The controller of a job's worker pods: it tells Kubernetes' disruption controller how many there are to be."""
+SET_PLURAL = "workersets"
+
 TRAINER_CONTAINER = "trainer"
 """The training container of the pod template; without a container of this name, the first one."""
 
@@ -30,6 +34,8 @@ LABEL_TEMPLATE = f"{GROUP}/template"  # the version of spec.template that a work
 CONTAINERS_NOTE = f"{GROUP}/containers"
 """Annotation of a worker pod: its containers and init containers as this operator made them, separated by commas, the
 trainer first. Admission may add others, and put them first."""
+COUNTED_NOTE = f"{GROUP}/counted"
+"""Annotation of one of a job's pods: the number of its :data:`SET_KIND`, if that has changed without a pod."""
 AGENT = ("elastrain", "agent", "--")
 """The command of PID 1 of the trainer container, followed by the user's command."""
 
@@ -121,3 +127,8 @@ def replicas(count: int, group_size: int) -> str:
 
 DIVERGED = "RanksDiverged"
 """Reason of a termination and of the record ``closed``: ranks have done different things, so that the job must fail."""
+
+
+def worker_set(job: str, uid: str) -> str:
+    """The name of a job's :data:`SET_KIND`. A job's name has at most 50 characters."""
+    return f"{job}-{uid[:8]}"

@@ -243,9 +243,9 @@ def _checkpoint(progress: Progress | None, problem: str) -> ConditionUpdate:
     return ConditionUpdate(kind, "True", "Saved", f"step {state.step} in {state.path}")
 
 
-def state_protected(budget: str, marks: str, *, was_reported: bool) -> Iterable[ConditionUpdate]:
-    """``budget``, ``marks``: why the disruption budget, or the annotations for autoscalers, could not be written;
-    empty: they are. Most jobs never get the condition."""
+def state_protected(budget: str, marks: str, workers: str, *, was_reported: bool) -> Iterable[ConditionUpdate]:
+    """``budget``, ``marks``, ``workers``: why the disruption budget, the annotations for autoscalers, or the set of
+    workers could not be written; empty: they are. Most jobs never get the condition."""
     kind = ConditionType.STATE_PROTECTED
     if budget:
         text = f"{budget}; until it is written, evictions (kubectl drain) may remove the last worker with the state"
@@ -253,8 +253,11 @@ def state_protected(budget: str, marks: str, *, was_reported: bool) -> Iterable[
     elif marks:
         text = f"{marks}; until they are written, an autoscaler may remove the node of the last worker with the state"
         yield ConditionUpdate(kind, "False", "AnnotationsRefused", text)
+    elif workers:
+        text = f"{workers}; until it is written, a disruption budget of yours with maxUnavailable may block all drains"
+        yield ConditionUpdate(kind, "False", "WorkerSetRefused", text)
     elif was_reported:
-        yield ConditionUpdate(kind, "True", "Protected", "the disruption budget and the annotations are written")
+        yield ConditionUpdate(kind, "True", "Protected", "the objects and annotations that protect it are written")
 
 
 def gang_scheduled(

@@ -17,7 +17,7 @@ from typing import Any
 
 from elastrain.api.job import JobSpec
 from elastrain.api.records import Phase, Progress
-from elastrain_operator.facts import Coordination, DisruptionBudget, Mark, Pod
+from elastrain_operator.facts import UNSCHEDULABLE, Coordination, DisruptionBudget, Mark, Pod
 from elastrain_operator.pod.defaults import decides_evictions
 from elastrain_operator.policy.report import durability
 from elastrain_operator.policy.size import replicas
@@ -87,6 +87,21 @@ def disruption_budget(spec: JobSpec, pods: Collection[Pod], seen: Coordination |
     # One eviction less than there are groups leaves one of them whole, whichever workers are evicted.
     least = 1 if size == 1 else len(held) - max(len(whole) - 1, 0)
     return DisruptionBudget(tuple(sorted(p.ordinal for p in held)), least)
+
+
+def expected(wanted: int, pods: Iterable[Pod], silent: Collection[str], coming: int) -> int:
+    """How many workers the job is to have, for budgets of users that count from it: those that it has, or that come.
+
+    ``wanted``: the most; ``silent``: workers (names) that are lost with their node; ``coming``: pods that are created
+    now. One for which no node has room counts only once it has one: no drain waits for it. One that was evicted counts
+    until it is gone and its replacement is there, so that the next eviction waits for that.
+    """
+    there = [p for p in pods if not (p.over or p.ending or p.name in silent or _has_no_room(p))]
+    return min(wanted, len(there) + coming)
+
+
+def _has_no_room(pod: Pod) -> bool:
+    return not pod.node and pod.trouble is not None and pod.trouble.reason == UNSCHEDULABLE
 
 
 def _has_saved(spec: JobSpec, progress: Progress | None) -> bool:

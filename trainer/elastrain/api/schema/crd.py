@@ -1,4 +1,4 @@
-"""The CustomResourceDefinition of ``ElasticTrainingJob``, generated from the models in ``job.py``.
+"""The CustomResourceDefinitions: of ``ElasticTrainingJob``, generated from the models in ``job.py``, and ``WorkerSet``.
 
 ``python -m elastrain.api.schema.crd`` prints it; ``--write`` updates ``crds/`` and the chart's copy under the current
 directory (the repository's root); ``--check`` only compares, and exits with 1 naming what differs.
@@ -18,6 +18,7 @@ from elastrain.api.job import ElasticTrainingJob
 from elastrain.api.schema.structural import Schema, structural_schema
 
 CRD_FILE = Path(f"crds/{names.PLURAL}.yaml")
+SET_FILE = Path(f"crds/{names.SET_PLURAL}.yaml")
 CHART_FILE = Path("charts/elastrain/templates/crd.yaml")
 
 _HEADER = "# Generated from trainer/elastrain/api/job/ by `python -m elastrain.api.schema.crd --write`. Do not edit.\n"
@@ -91,6 +92,54 @@ def crd() -> dict[str, Any]:
                         },
                     },
                     "additionalPrinterColumns": [_column(*column) for column in _COLUMNS],
+                }
+            ],
+        },
+    }
+
+
+def set_crd() -> dict[str, Any]:
+    """The CustomResourceDefinition of a job's set of workers, which the operator alone writes. Pure."""
+    count = {"type": "integer", "format": "int32", "minimum": 0}
+    number = {**count, "description": "Workers that the job has, or that come. Budgets of users count from it."}
+    status = {**count, "description": "Never written: the job's status has it."}
+    root = {
+        "type": "object",
+        "description": "The controller of a job's worker pods, for disruption budgets. The operator writes it.",
+        "required": ["spec"],
+        "properties": {
+            "apiVersion": {"type": "string"},
+            "kind": {"type": "string"},
+            "metadata": {"type": "object"},
+            "spec": {"type": "object", "required": ["replicas"], "properties": {"replicas": number}},
+            "status": {"type": "object", "properties": {"replicas": status}},
+        },
+    }
+    paths = {"specReplicasPath": ".spec.replicas", "statusReplicasPath": ".status.replicas"}
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {
+            "name": f"{names.SET_PLURAL}.{names.GROUP}",
+            "labels": {"app.kubernetes.io/name": "elastrain"},
+        },
+        "spec": {
+            "group": names.GROUP,
+            "scope": "Namespaced",
+            "names": {
+                "kind": names.SET_KIND,
+                "listKind": f"{names.SET_KIND}List",
+                "plural": names.SET_PLURAL,
+                "singular": names.SET_KIND.lower(),
+            },
+            "versions": [
+                {
+                    "name": names.VERSION,
+                    "served": True,
+                    "storage": True,
+                    "schema": {"openAPIV3Schema": root},
+                    "subresources": {"status": {}, "scale": paths},
+                    "additionalPrinterColumns": [{"name": "Workers", "type": "integer", "jsonPath": ".spec.replicas"}],
                 }
             ],
         },
@@ -206,19 +255,19 @@ class _Dumper(yaml.SafeDumper):
 
 
 def to_yaml(document: dict[str, Any]) -> str:
-    """The text of ``crds/elastictrainingjobs.yaml``."""
+    """The text of a CRD's file in ``crds/``."""
     return _HEADER + yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True)
 
 
-def to_chart_template(document: dict[str, Any]) -> str:
-    """The text of the chart's template: the same CRD, installed if ``crds.install``, kept by ``helm uninstall`` if
+def to_chart_template(*documents: dict[str, Any]) -> str:
+    """The text of the chart's template: the same CRDs, installed if ``crds.install``, kept by ``helm uninstall`` if
     ``crds.keep``. (Helm never upgrades a chart's ``crds/`` folder; hence a template.)
 
-    Raises ``ValueError`` if the CRD contains the start of a Helm template.
+    Raises ``ValueError`` if a CRD contains the start of a Helm template.
     """
-    text = to_yaml(document).removeprefix(_HEADER)
+    text = "---\n".join(to_yaml(document).removeprefix(_HEADER) for document in documents)
     if "{{" in text:
-        raise ValueError("the CRD contains '{{', which Helm would evaluate: change the docstring it comes from")
+        raise ValueError("a CRD contains '{{', which Helm would evaluate: change the docstring it comes from")
     plain = "  labels:\n    app.kubernetes.io/name: elastrain\n"
     templated = (
         "  labels:\n"
@@ -228,15 +277,15 @@ def to_chart_template(document: dict[str, Any]) -> str:
         "    helm.sh/resource-policy: keep\n"
         "  {{- end }}\n"
     )
-    if text.count(plain) != 1:
-        raise ValueError("the CRD's metadata.labels are not at the place that the chart's template expects")
+    if text.count(plain) != len(documents):
+        raise ValueError("a CRD's metadata.labels are not at the place that the chart's template expects")
     return f"{_HEADER}{{{{- if .Values.crds.install }}}}\n{text.replace(plain, templated)}{{{{- end }}}}\n"
 
 
 def generated_files() -> dict[Path, str]:
     """The files of ``--write``: path under the repository's root -> text."""
-    document = crd()
-    return {CRD_FILE: to_yaml(document), CHART_FILE: to_chart_template(document)}
+    job, workers = crd(), set_crd()
+    return {CRD_FILE: to_yaml(job), SET_FILE: to_yaml(workers), CHART_FILE: to_chart_template(job, workers)}
 
 
 def main(argv: list[str] | None = None) -> int:
