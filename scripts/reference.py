@@ -26,6 +26,7 @@ from typing import Any
 import typer
 
 from elastrain import client
+from elastrain.api import podfields as fields
 from elastrain.api.schema.crd import crd
 from elastrain.cli import main as cli
 from elastrain.cli.shell import guests
@@ -33,7 +34,6 @@ from elastrain.cli.shell.manual import usage
 from elastrain.client import errors
 from elastrain.elastic.contract import RULES, Effect, Phase
 from elastrain_operator import __main__ as operator_command
-from elastrain_operator.pod import fields
 
 NOTE = "<!-- Written by scripts/reference.py (`make reference`). Do not edit. -->\n\n"
 MARK = "<!-- From here on written by scripts/reference.py (`make reference`). Do not edit. -->\n"

@@ -7,13 +7,13 @@ from collections.abc import Collection
 from typing import Any
 
 from elastrain import tracing
-from elastrain.api import names
+from elastrain.api import names, podfields
 from elastrain.api.accelerators import AcceleratorUnclear, accelerator, extended
 from elastrain.api.job import JobSpec, trainer_container
 from elastrain.api.settings import DivergenceSpec, RankSettings
 from elastrain_operator.config import OperatorConfig, WorkerEtcd
 from elastrain_operator.facts import DEFAULT_GRACE, JobRef, Slot
-from elastrain_operator.pod import defaults, fields, nodecheck, security, uses
+from elastrain_operator.pod import defaults, nodecheck, security, uses
 from elastrain_operator.pod.defaults import decides_evictions, evictable
 from elastrain_operator.pod.meaning import version, without_nulls
 from elastrain_operator.pod.template import problems
@@ -48,7 +48,7 @@ def pod(
 
     ``slot``: its group and place there; None: it has no group.
 
-    What becomes of each field of the template is in ``fields.py``. Raises :class:`TemplateInvalid`.
+    What becomes of each field of the template is in :mod:`elastrain.api.podfields`. Raises :class:`TemplateInvalid`.
     """
     template, trainer = _checked(spec.template)
     body = template["spec"]
@@ -149,7 +149,7 @@ def _checked(template: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         name = trainer_container(template)["name"]
     except ValueError as error:
         raise TemplateInvalid(str(error)) from error
-    if refused := fields.refusals(template, name):
+    if refused := podfields.refusals(template, name):
         raise TemplateInvalid("; ".join(refused))
     copy = without_nulls(template)
     return copy, next(c for c in copy["spec"]["containers"] if c["name"] == name)

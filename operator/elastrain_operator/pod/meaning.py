@@ -15,10 +15,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from elastrain.api import names
+from elastrain.api import names, podfields
 from elastrain.api.job import trainer_container
 from elastrain_operator.allocation.resources import exact
-from elastrain_operator.pod import defaults, fields, security
+from elastrain_operator.pod import defaults, security
 
 Fields = dict[str, Any]
 
@@ -91,10 +91,10 @@ OUR_VARIABLES = frozenset({
 
 
 def _drop_ours(template: Fields, trainer: Fields) -> None:
-    """Remove what the operator overwrites (:mod:`elastrain_operator.pod.fields`)."""
+    """Remove what the operator overwrites (:mod:`elastrain.api.podfields`)."""
     metadata, body = template.get("metadata") or {}, template["spec"]
-    for part, place in ((metadata, fields.METADATA), (body, fields.POD), (trainer, fields.TRAINER)):
-        for name in [n for n in part if n in place and place[n].treatment is fields.Treatment.OURS]:
+    for part, place in ((metadata, podfields.METADATA), (body, podfields.POD), (trainer, podfields.TRAINER)):
+        for name in [n for n in part if n in place and place[n].treatment is podfields.Treatment.OURS]:
             del part[name]
     for name in _OUR_LABELS:
         (metadata.get("labels") or {}).pop(name, None)

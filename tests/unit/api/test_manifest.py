@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elastrain.api import podfields
 from elastrain.api.job import ElasticTrainingJob
-from elastrain.api.manifest import InvalidManifest, load, loads
+from elastrain.api.manifest import InvalidManifest, load, load_for_cluster, loads
 
 VALID = """\
 apiVersion: elastrain.dev/v1alpha1
@@ -86,6 +87,37 @@ def test_merge_keys_work() -> None:
 def test_job_survives_a_round_trip_through_json() -> None:
     job = loads(VALID)
     assert ElasticTrainingJob.model_validate_json(job.model_dump_json(by_alias=True, exclude_none=True)) == job
+
+
+# ---- pod fields that the operator refuses ----------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("restartPolicy: Always", "containers[trainer].restartPolicy: Always: a worker whose script fails is replaced"),
+        ("restartPolicyRules: [{action: Restart}]", "containers[trainer].restartPolicyRules: [{'action': 'Restart'}]"),
+        ("lifecycle: {stopSignal: SIGKILL}", "containers[trainer].lifecycle: {'stopSignal': 'SIGKILL'}: `stopSignal`"),
+    ],
+)
+def test_pod_field_that_the_operator_refuses_is_refused_for_a_cluster_and_not_for_this_machine(
+    tmp_path: Path, line: str, problem: str
+) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(valid_but("command: [python, train.py]", f"command: [python, train.py]\n          {line}"))
+    assert load(path).name == "digits"
+    with pytest.raises(InvalidManifest) as refused:
+        load_for_cluster(path)
+    assert f"  spec.template.spec.{problem}" in str(refused.value)
+
+
+def test_every_refused_field_of_the_table_is_refused_for_a_cluster(tmp_path: Path) -> None:
+    """One table for the operator and the command: see test_pod_fields.py."""
+    path = tmp_path / "job.yaml"
+    refused = [name for name, field in podfields.POD.items() if field.treatment is podfields.Treatment.REFUSED]
+    for name in refused:
+        path.write_text(valid_but("containers:", f"{name}: [x]\n      containers:"))
+        with pytest.raises(InvalidManifest, match=rf"spec\.template\.spec\.{name}: "):
+            load_for_cluster(path)
+    assert refused
 
 
 # ---- one rule broken -------------------------------------------------------------------------------------------------

@@ -16,8 +16,8 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from elastrain.api import names
-from elastrain.api.job import ElasticTrainingJob
+from elastrain.api import names, podfields
+from elastrain.api.job import ElasticTrainingJob, trainer_container
 
 
 class InvalidManifest(ValueError):
@@ -73,6 +73,15 @@ def loads(text: str, source: str = "manifest") -> ElasticTrainingJob:
         return ElasticTrainingJob.model_validate_json(as_json, strict=True)
     except ValidationError as error:
         raise InvalidManifest(source, [problem(e) for e in error.errors(include_url=False)]) from error
+
+
+def load_for_cluster(path: str | Path) -> ElasticTrainingJob:
+    """As :func:`load`, also without the pod fields that the operator refuses. (Local mode ignores them.)"""
+    job = load(path)
+    template = job.spec.template
+    if refused := podfields.refusals(template, str(trainer_container(template).get("name"))):
+        raise InvalidManifest(str(path), refused)
+    return job
 
 
 class _Loader(yaml.SafeLoader):

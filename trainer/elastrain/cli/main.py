@@ -278,10 +278,10 @@ def validate(manifest: Manifest) -> None:
 
     Example: elastrain validate job.yaml
     """
-    from elastrain.api.manifest import InvalidManifest, load
+    from elastrain.api.manifest import InvalidManifest, load_for_cluster
 
     try:
-        job = load(manifest)
+        job = load_for_cluster(manifest)
     except InvalidManifest as error:
         _refuse(str(error))
     spec = job.spec

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from elastrain.api.manifest import load, loads
+from elastrain.api.manifest import load_for_cluster, loads
 from elastrain.cli.cluster import compose
 from elastrain.cli.cluster.output import Misused, Place, answers
 from elastrain.cli.shell import stamp, view
@@ -41,7 +41,7 @@ def submit(place: Place, file: Path, asked: ScriptJob, *, dry_run: bool) -> int:
     else:
         if asked.image or asked.name or asked.limits or asked.arguments or asked.sizes != (1, None, None):
             raise Misused(f"{file}: is a manifest; name, image, sizes and arguments belong into the file")
-        body, files = document(load(file)), {}
+        body, files = document(load_for_cluster(file)), {}
     name = body["metadata"]["name"]
     if dry_run:
         documents = [body]

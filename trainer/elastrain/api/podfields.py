@@ -1,8 +1,8 @@
 """The fields of a pod template, one by one: ours, passed through, or refused. Pure.
 
-The one place that says it: rendering reads the refusals, ``docs/reference/pod.md`` is written from the table, and tests
-compare it with the pod API of the API server and of the newest client, so that no new field is overlooked. A field that
-only a newer API server has is passed through.
+The one place that says it: the operator and ``elastrain validate`` read the refusals, ``docs/reference/pod.md`` is
+written from the table, and tests compare it with the pod API of the API server and of the newest client, so that no new
+field is overlooked. A field that only a newer API server has is passed through.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from enum import StrEnum
 from typing import Any
 
 from elastrain.api import names
-from elastrain_operator.raw import Raw, mapping, objects
 
+Raw = Mapping[str, Any]
 Place = Mapping[str, "Field"]
 
 
@@ -36,6 +36,14 @@ class Field:
     """Whether a value is refused, if any is."""
 
 
+def _mapping(value: object) -> Raw:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _objects(value: object) -> list[Raw]:
+    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
+
+
 def _passed(*fields: str) -> dict[str, Field]:
     return dict.fromkeys(fields, Field())
 
@@ -53,11 +61,11 @@ def _refused(note: str, wrong: Callable[[Any], bool] = lambda value: value is no
 
 
 def _restarts_all(rules: Any) -> bool:
-    return any(rule.get("action") == "RestartAllContainers" for rule in objects(rules))
+    return any(rule.get("action") == "RestartAllContainers" for rule in _objects(rules))
 
 
 def _stops_otherwise(lifecycle: Any) -> bool:
-    return mapping(lifecycle).get("stopSignal") not in (None, "SIGTERM")
+    return _mapping(lifecycle).get("stopSignal") not in (None, "SIGTERM")
 
 
 _NO_META = "workers have names, an owner and a namespace of their own"
@@ -176,12 +184,12 @@ def refusals(template: Raw, trainer: str) -> tuple[str, ...]:
 
 
 def _refusals(template: Raw, trainer: str) -> Iterator[str]:
-    spec = mapping(template.get("spec"))
+    spec = _mapping(template.get("spec"))
     yield from _of("spec.template.spec", spec, POD)
-    for container in objects(spec.get("containers")):
+    for container in _objects(spec.get("containers")):
         place = TRAINER if container.get("name") == trainer else BESIDE
         yield from _of(f"spec.template.spec.containers[{container.get('name')}]", container, place)
-    for container in objects(spec.get("initContainers")):
+    for container in _objects(spec.get("initContainers")):
         yield from _of(f"spec.template.spec.initContainers[{container.get('name')}]", container, INIT)
 
 
