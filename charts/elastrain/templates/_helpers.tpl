@@ -224,7 +224,7 @@ podAntiAffinity:
 # The set of each job's workers, by which budgets of users count.
 - apiGroups: [elastrain.dev]
   resources: [workersets]
-  verbs: [create, patch]
+  verbs: [list, create, patch]
 {{- with include "elastrain.gang" . | fromJsonArray }}
 # The gang of each job, for its scheduler.
 - apiGroups: [{{ first . }}]

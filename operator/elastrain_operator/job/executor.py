@@ -67,6 +67,7 @@ class Executor:
         self._config = config
         self._events = events
         self._deletions = asyncio.Semaphore(PARALLEL)
+        self._sets = objects.WorkerSets(kube, everywhere=not config.namespaces)
         self._gangs = objects.Gangs(kube, config.gang) if config.gang else None
         self.statuses = Statuses(kube, events)
 
@@ -147,7 +148,7 @@ class Executor:
         if plan.budget is not None:
             changes.append(objects.write_budget(self._kube, job, plan.budget, state))
         if plan.workers is not None and not plan.create:  # else before the pods
-            changes.append(objects.write_workers(self._kube, job, plan.workers, state))
+            changes.append(self._sets.keep(job, plan.workers, state))
         if self._gangs is not None and plan.gang is not None and spec is not None and not plan.create:
             changes.append(self._gangs.follow(job, spec, state, wanted=plan.gang))
         return changes

@@ -6,6 +6,7 @@ A failure is logged, stands in a condition, and stops no other write. It is repe
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import timedelta
 from typing import Any
@@ -91,6 +92,45 @@ async def write_marks(kube: Kube, job: JobRef, marks: tuple[Mark, ...], state: L
 
 
 # ---- the set of workers --------------------------------------------------------------------------------------------
+class WorkerSets:
+    """The sets of all jobs' workers."""
+
+    def __init__(self, kube: Kube, *, everywhere: bool) -> None:
+        """``everywhere``: in all namespaces, which one request lists."""
+        self._kube, self._everywhere = kube, everywhere
+        self._former: dict[str, dict[str, WorkerSet]] = {}
+        self._listing = asyncio.Lock()
+
+    async def keep(self, job: JobRef, count: WorkerCount, state: LoopState) -> None:
+        """Have the set of a job that has its pods count them, without a request if an earlier operator has left it
+        so."""
+        if state.workers is None and (left := (await self._left(job.namespace)).get(workerset.path(job))):
+            state.workers = left
+            if left.number == count.number:
+                return
+        await write_workers(self._kube, job, count, state)
+
+    async def _left(self, namespace: str) -> dict[str, WorkerSet]:
+        """By path. Read once; those that cannot be read are written again."""
+        place = "" if self._everywhere else namespace
+        async with self._listing:
+            if place not in self._former:
+                try:
+                    self._former[place] = await self._listed(place)
+                except ApiError as error:
+                    self._former[place] = {}
+                    log.warning("sets of workers not listed", namespace=place or "all", error=str(error))
+        return self._former[place]
+
+    async def _listed(self, namespace: str) -> dict[str, WorkerSet]:
+        found: dict[str, WorkerSet] = {}
+        async for items, _ in self._kube.list_pages(workerset.all_in(namespace), "list sets of workers", {}):
+            for item in items:
+                meta, number = item["metadata"], item["spec"]["replicas"]
+                found[f"{workerset.all_in(meta['namespace'])}/{meta['name']}"] = WorkerSet(meta["uid"], number)
+        return found
+
+
 async def write_workers(kube: Kube, job: JobRef, count: WorkerCount, state: LoopState) -> None:
     """Write the job's set of workers. Until it can be written, new pods have the job itself as their controller."""
 

@@ -343,7 +343,7 @@ def _workers(taken: Steps) -> WorkerCount | None:
     before = state.workers.number if state.workers else None
     if number in {0, before}:
         return None
-    fewer = before is not None and number < before
+    fewer = before is not None and number < min(before, wanted)  # else pods leave, or come
     return WorkerCount(number, next((p for p in taken.there.workers if fewer), None))
 
 

@@ -30,7 +30,7 @@ PERMISSIONS: Mapping[tuple[str, str], frozenset[str]] = {
     ("", "events"): frozenset({"create", "patch"}),
     ("", "secrets"): frozenset({"create", "update"}),
     ("policy", "poddisruptionbudgets"): frozenset({"create", "patch", "delete"}),
-    (names.GROUP, names.SET_PLURAL): frozenset({"create", "patch"}),
+    (names.GROUP, names.SET_PLURAL): frozenset({"list", "create", "patch"}),
 }
 """(API group, resource) → verbs that the operator uses. All are namespaced; a test compares the chart's role with them.
 Secrets are written, never read, and only if jobs have their own credentials; `patch` is excluded, since its response

@@ -16,8 +16,13 @@ from elastrain_operator.pod.manifest import owned, owner
 
 def path(job: JobRef) -> str:
     """Where the API server has the set of ``job``."""
-    sets = f"/apis/{names.API_VERSION}/namespaces/{job.namespace}/{names.SET_PLURAL}"
-    return f"{sets}/{names.worker_set(job.name, job.uid)}"
+    return f"{all_in(job.namespace)}/{names.worker_set(job.name, job.uid)}"
+
+
+def all_in(namespace: str) -> str:
+    """Where it has all sets of a namespace; empty: of all namespaces."""
+    group = f"/apis/{names.API_VERSION}"
+    return f"{group}/namespaces/{namespace}/{names.SET_PLURAL}" if namespace else f"{group}/{names.SET_PLURAL}"
 
 
 def manifest(job: JobRef, number: int) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import yaml
 
 from charts import CREDENTIALS, EXTERNAL, VALUE_SETS, Manifests, Render, environment, one, operator, pod_specs
 from elastrain.api import names
-from elastrain.api.schema.crd import crd
+from elastrain.api.schema.crd import crd, set_crd
 from elastrain_operator.__main__ import FLAGS
 from network_policy import matches
 
@@ -92,15 +92,16 @@ def test_services_and_policies_select_the_pods_they_are_for(manifests: Manifests
 
 
 # ---- the CRD ---------------------------------------------------------------------------------------------------------
-def test_crd_matches_the_models_and_stays_at_uninstall(rendered: Render) -> None:
-    installed = one(rendered(), "CustomResourceDefinition")
-    assert installed["spec"] == crd()["spec"]
-    assert installed["metadata"]["name"] == crd()["metadata"]["name"]
+@pytest.mark.parametrize("definition", [crd(), set_crd()], ids=["job", "set"])
+def test_crd_matches_the_models_and_stays_at_uninstall(rendered: Render, definition: dict[str, Any]) -> None:
+    installed = one(rendered(), "CustomResourceDefinition", definition["metadata"]["name"])
+    assert installed["spec"] == definition["spec"]
     assert installed["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
 
 
 def test_crd_is_removed_at_uninstall_if_keep_is_false(rendered: Render) -> None:
-    assert "annotations" not in one(rendered("crds.keep=false"), "CustomResourceDefinition")["metadata"]
+    definitions = [m for m in rendered("crds.keep=false") if m["kind"] == "CustomResourceDefinition"]
+    assert ["annotations" in m["metadata"] for m in definitions] == [False, False]
 
 
 def test_crd_is_left_out_if_install_is_false(rendered: Render) -> None:

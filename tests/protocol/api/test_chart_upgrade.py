@@ -25,7 +25,7 @@ def before(helm: Run) -> list[dict[str, Any]]:
 
 
 def crd(documents: list[dict[str, Any]]) -> dict[str, Any]:
-    (found,) = [d for d in documents if d["kind"] == "CustomResourceDefinition"]
+    (found,) = [d for d in documents if d["metadata"]["name"] == "elastictrainingjobs.elastrain.dev"]
     return found
 
 

@@ -38,6 +38,7 @@ JOBS = {
     ("policy", "poddisruptionbudgets", "create"): "server-side apply needs it for a new one",
     ("policy", "poddisruptionbudgets", "patch"): "one worker that holds a job's state stays through drains",
     ("policy", "poddisruptionbudgets", "delete"): "a job that has ended, or holds nothing, blocks no drain",
+    ("elastrain.dev", "workersets", "list"): "the sets that an earlier operator has left, once at the start",
     ("elastrain.dev", "workersets", "create"): "server-side apply needs it for a new one",
     ("elastrain.dev", "workersets", "patch"): "how many workers a job has, for budgets of users",
     ("", "secrets", "create"): "each job's credentials for etcd; never read, never deleted",

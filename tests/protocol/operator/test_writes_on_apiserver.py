@@ -88,6 +88,7 @@ def start(operator_process, operator_factory, secure_etcd, cluster, flags):
 
 
 STATUS = "patch elastictrainingjobs/status"
+SET = "patch workersets"
 
 
 def costs(found: dict[str, int], act: str, least: int, most: int, others: dict[str, int] | None = None) -> None:
@@ -106,11 +107,11 @@ def test_writes_of_each_act(cluster, start, root, eventually):
         player.may_start = pool.bound
         trains(cluster, eventually, 2)
         writes = Writes(operator)
-        costs(writes.since(eventually), "a start", 2, 3, {"create pods": 2, "create secrets": 1})
+        costs(writes.since(eventually), "a start", 2, 3, {"create pods": 2, "create secrets": 1, SET: 1})
 
         cluster.patch_job("job", replicas=3)
         trains(cluster, eventually, 3)
-        costs(writes.since(eventually), "a larger spec", 2, 3, {"create pods": 1})
+        costs(writes.since(eventually), "a larger spec", 2, 3, {"create pods": 1, SET: 1})
 
         cluster.patch_job("job", backoffLimit=7)
         eventually(lambda: cluster.status("job")["observedGeneration"] == 3, 30, "the changed spec is reported")
@@ -118,7 +119,7 @@ def test_writes_of_each_act(cluster, start, root, eventually):
 
         cluster.patch_job("job", replicas=2)
         trains(cluster, eventually, 2)
-        costs(writes.since(eventually), "a smaller spec", 3, 4, {"delete pods": 1})
+        costs(writes.since(eventually), "a smaller spec", 3, 4, {"delete pods": 1, SET: 1})
 
         operator.stop()
         operator = start()

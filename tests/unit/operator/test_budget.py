@@ -200,7 +200,9 @@ def test_set_of_workers_is_written_before_the_first_pod_and_only_if_its_number_c
     assert counted(spec, (), LoopState()) == WorkerCount(2)
     assert counted(spec, two, LoopState(workers=WorkerSet("u", 2))) is None
     assert counted(spec, two, LoopState(workers=WorkerSet("u", 1))) == WorkerCount(2)
-    assert counted(spec, two, LoopState(workers=WorkerSet("u", 3))) == WorkerCount(2, two[0]), "Kubernetes counts again"
+    assert counted(spec, two, LoopState(workers=WorkerSet("u", 3))) == WorkerCount(2), "a pod leaves"
+    stuck, three = (*two, pod(2, node="", trouble=NO_ROOM)), make_spec(maxReplicas=3)
+    assert counted(three, stuck, LoopState(workers=WorkerSet("u", 3))) == WorkerCount(2, two[0]), "else none changes"
     assert counted(make_spec(maxReplicas=2, suspend=True), two, LoopState(workers=WorkerSet("u", 2))) is None
 
 
@@ -215,6 +217,28 @@ def test_pods_have_the_job_as_controller_until_the_set_can_be_written():
     api.down = True
     asyncio.run(objects.write_workers(api, JOB, WorkerCount(2), state))
     assert (state.workers, list(state.unwritten)) == (None, [SET])
+
+
+def test_a_new_operator_writes_only_sets_that_differ_from_what_it_lists_once():
+    class Listed(Api):
+        async def list_pages(self, path, what, query):
+            self.calls.append(f"list {path}")
+            sets = [(JOB.name, JOB.uid, 2), ("other", "89abcdef", 3)]
+            names_of = {"namespace": JOB.namespace}
+            yield (
+                [
+                    {"metadata": {**names_of, "name": f"{j}-{u[:8]}", "uid": j}, "spec": {"replicas": n}}
+                    for j, u, n in sets
+                ],
+                "",
+            )
+
+    api, states = Listed(), (LoopState(), LoopState())
+    sets = objects.WorkerSets(api, everywhere=True)
+    asyncio.run(sets.keep(JOB, WorkerCount(2), states[0]))
+    asyncio.run(sets.keep(JobRef(JOB.namespace, "other", "89abcdef"), WorkerCount(2), states[1]))
+    assert [state.workers for state in states] == [WorkerSet(JOB.name, 2), WorkerSet("uid", 2)]
+    assert api.calls == ["list /apis/elastrain.dev/v1alpha1/workersets", "apply other-89abcdef"]
 
 
 # ---- checkpoints that last -------------------------------------------------------------------------------------------
