@@ -22,13 +22,14 @@ def annotation(name: str) -> Any:
 
 
 # ---- the chart -------------------------------------------------------------------------------------------------------
-def test_the_chart_names_the_crd_that_it_installs() -> None:
-    crd = yaml.safe_load((ROOT / "crds/elastictrainingjobs.yaml").read_text())
-    (version,) = crd["spec"]["versions"]
-    (named,) = annotation("crds")
-    expected = (crd["metadata"]["name"], crd["spec"]["names"]["kind"], version["name"])
-    assert (named["name"], named["kind"], named["version"]) == expected
-    assert version["schema"]["openAPIV3Schema"]["description"].rstrip(".") == named["description"]
+def test_the_chart_names_the_crds_that_it_installs() -> None:
+    files = sorted((ROOT / "crds").iterdir())
+    for path, named in zip(files, annotation("crds"), strict=True):
+        crd = yaml.safe_load(path.read_text())
+        (version,) = crd["spec"]["versions"]
+        expected = (crd["metadata"]["name"], crd["spec"]["names"]["kind"], version["name"])
+        assert (named["name"], named["kind"], named["version"]) == expected
+        assert version["schema"]["openAPIV3Schema"]["description"].rstrip(".") == named["description"]
 
 
 def test_the_example_of_the_chart_is_a_valid_job_of_this_version() -> None:

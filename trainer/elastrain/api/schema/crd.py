@@ -105,7 +105,7 @@ def set_crd() -> dict[str, Any]:
     status = {**count, "description": "Never written: the job's status has it."}
     root = {
         "type": "object",
-        "description": "The controller of a job's worker pods, for disruption budgets. The operator writes it.",
+        "description": "The controller of a job's worker pods, for disruption budgets; the operator writes it.",
         "required": ["spec"],
         "properties": {
             "apiVersion": {"type": "string"},
