@@ -15,6 +15,7 @@ from elastrain.api import names
 from elastrain.api.settings import CheckpointSpec, Interval, RankSettings
 from elastrain_audit.judge import verify
 from sharded_model import STEPS, alone, assert_same_model
+from warm import Warm
 
 EVERY = 5
 IN_TWO_PROCESSES = """
@@ -104,12 +105,8 @@ def test_job_of_a_sharded_model_resumes_from_a_checkpoint_of_whole_models(job, v
     assert resumed(job, "x", "y")
 
 
-def test_each_byte_is_written_once_by_ranks_of_all_groups_and_plain_torch_reads_it(
-    job, warm, volume, spec, tmp_path
-) -> None:
-    train_to_a_checkpoint(job, volume, spec, "a", "b")
-    ends = job.finish("a", "b")
-    path = volume / f"step-{STEPS:09d}"
+def assert_plain_torch_reads(path: Path, shards: list[dict], warm: Warm, tmp_path: Path) -> None:
+    """Each byte is written once, by the ranks of two groups; one process reads the whole, two read their parts."""
     assert len(list(path.glob("__*.distcp"))) == 4
     expected, _ = alone(STEPS)
     dcp_to_torch_save(path, tmp_path / "whole.pt")
@@ -125,7 +122,7 @@ def test_each_byte_is_written_once_by_ranks_of_all_groups_and_plain_torch_reads_
     ranks = [warm.start(command, os.environ, out.open("ab")) for command in commands]
     assert [rank.wait(60) for rank in ranks] == [0, 0], out.read_text()
     read = torch.cat([torch.load(f"{store}.{rank}") for rank in range(2)])
-    assert torch.equal(read, torch.cat([end["state"]["0.weight"] for end in ends["a"]]))
+    assert torch.equal(read, torch.cat([end["state"]["0.weight"] for end in shards]))
 
 
 def test_training_goes_on_from_the_checkpoint_if_a_shard_has_no_holder_left(job, volume, spec) -> None:
@@ -143,7 +140,7 @@ def test_training_goes_on_from_the_checkpoint_if_a_shard_has_no_holder_left(job,
 
 @pytest.mark.parametrize("what", ["die-in-save", pytest.param("die-before-commit", marks=pytest.mark.nightly)])
 def test_a_checkpoint_of_which_a_writer_died_is_never_taken_and_the_next_one_is_complete(
-    job, volume, spec, what
+    job, warm, volume, spec, tmp_path, what
 ) -> None:
     before = train_to_a_checkpoint(job, volume, spec, "a", "b")
     first = job.generation()
@@ -157,8 +154,10 @@ def test_a_checkpoint_of_which_a_writer_died_is_never_taken_and_the_next_one_is_
     job.wait("the partial one to be swept", lambda: not list(volume.glob(".step-*")))
     job.kill_all()
     job.start("x", "y", checkpoint=spec)
-    assert_same_model(job.finish("x", "y"))
+    ends = job.finish("x", "y")
+    assert_same_model(ends)
     assert resumed(job, "x", "y")
+    assert_plain_torch_reads(volume / f"step-{STEPS:09d}", ends["x"], warm, tmp_path)
 
 
 @pytest.mark.nightly

@@ -12,30 +12,23 @@ import pytest
 from sharded_model import STEPS, alone, assert_same_model
 
 
-def test_the_model_and_its_norms_equal_those_of_one_process_if_two_groups_train_undisturbed(job) -> None:
-    job.want(2)
-    job.start("a", "b")
-    ends = job.finish("a", "b")
-    assert_same_model(ends)
-    for shards in ends.values():
-        for end in shards:
-            assert end["norms"] == pytest.approx(alone(STEPS)[1][-len(end["norms"]) :], rel=1e-9)
-    job.verdict()
-
-
 @pytest.mark.parametrize("where", [pytest.param("forward", marks=pytest.mark.nightly), "backward"])
-def test_a_group_that_lost_a_rank_returns_and_the_other_trains_on_in_its_processes(job, where) -> None:
+def test_a_group_that_lost_a_rank_or_all_returns_and_the_other_trains_on_in_its_processes(job, where) -> None:
     job.want(2)
     job.start("a", "b")
     first = job.together("a", "b")
     survivors, mates = job.pids("a"), job.pids("b")
     job.order(f"die-in-{where}", ("b", 1))
-    job.together("a", "b", after=first)
+    second = job.together("a", "b", after=first)
     assert job.pids("b")["0"] == mates["0"], "the process of the lost rank's mate changed"
     assert job.pids("b")["1"] != mates["1"]
+    job.order(f"die-in-{where}", ("b", 0), ("b", 1))
+    job.together("a", "b", after=second)
     ends = job.finish("a", "b")
     assert_same_model(ends)
     assert job.pids("a") == survivors, "a survivor's process changed"
+    for end in ends["a"]:
+        assert end["norms"] == pytest.approx(alone(STEPS)[1][-len(end["norms"]) :], rel=1e-9)
     job.verdict()
 
 
@@ -56,58 +49,34 @@ def test_the_job_grows_and_shrinks_by_groups(job) -> None:
     job.verdict()
 
 
-@pytest.mark.parametrize(
-    "ranks",
-    [
-        pytest.param([("b", 0), ("b", 1)], id="one group"),
-        pytest.param([("b", 0), ("c", 1)], id="two groups", marks=pytest.mark.nightly),
-    ],
-)
-def test_the_remaining_groups_train_on_if_two_ranks_die_in_one_step(job, ranks) -> None:
-    groups = "a", *sorted({worker for worker, _ in ranks})
-    job.want(len(groups))
-    job.start(*groups)
-    first = job.together(*groups)
+@pytest.mark.nightly
+def test_the_remaining_group_trains_on_if_ranks_of_two_others_die_in_one_step(job) -> None:
+    job.want(3)
+    job.start("a", "b", "c")
+    first = job.together("a", "b", "c")
     pids = job.pids("a")
-    job.order("die-in-backward", *ranks)
-    job.together(*groups, after=first)
-    ends = job.finish(*groups)
-    assert_same_model(ends)
+    job.order("die-in-backward", ("b", 0), ("c", 1))
+    job.together("a", "b", "c", after=first)
+    assert_same_model(job.finish("a", "b", "c"))
     assert job.pids("a") == pids
     job.verdict()
 
 
-@pytest.mark.parametrize(
-    "workers", [pytest.param("a", id="one group"), pytest.param("ab", id="two groups", marks=pytest.mark.nightly)]
-)
-def test_ranks_commit_late_with_the_gradients_that_they_kept_if_they_missed_the_result_of_their_vote(
-    job, workers
-) -> None:
-    """No rank that has the result holds their shard of the step."""
-    job.want(len(workers))
-    job.start(*workers)
-    first = job.together(*workers)
-    pids = {w: job.pids(w) for w in workers}
-    job.order("cut-after-vote", *[(w, 1) for w in workers], step=job.last_step() + 4)
-    job.together(*workers, after=first)
-    assert all("end a step whose sum they have missed" in job[w].out() for w in workers)
-    ends = job.finish(*workers)
-    assert_same_model(ends)
-    assert {w: job.pids(w) for w in workers} == pids, "a process changed"
-    assert [e["commits"] for shards in ends.values() for e in shards] == [[*range(1, STEPS + 1)]] * 2 * len(workers)
-    job.verdict()
-
-
-def test_no_rank_commits_if_one_has_not_voted(job) -> None:
+def test_ranks_commit_late_if_they_missed_the_result_of_their_vote_and_none_commits_if_one_has_not_voted(job) -> None:
+    """Late with the gradients that they kept: no rank that has the result holds their shard of the step."""
     job.want(2)
     job.start("a", "b")
     first = job.together("a", "b")
     pids = {w: job.pids(w) for w in "ab"}
+    job.order("cut-after-vote", ("a", 1), ("b", 1), step=job.last_step() + 4)
+    second = job.together("a", "b", after=first)
+    assert all("end a step whose sum they have missed" in job[w].out() for w in "ab")
     job.order("cut-before-vote", ("a", 1))
-    job.together("a", "b", after=first)
+    job.together("a", "b", after=second)
     ends = job.finish("a", "b")
     assert_same_model(ends)
     assert {w: job.pids(w) for w in "ab"} == pids, "a process changed"
+    assert [e["commits"] for shards in ends.values() for e in shards] == [[*range(1, STEPS + 1)]] * 4
     job.verdict()
 
 

@@ -9,8 +9,7 @@ It stays for ever in a move of shards of which a part is done (``hold-in-move``)
 
 ``EVALUATE=n``: it evaluates after each n-th step. ``MICRO``: samples of a micro-batch. ``TENSOR=n``: n ranks compute
 the inner layer together. ``OWN_MODEL``: each rank builds other parameters. ``EXPERTS``: the inner layer routes samples
-to experts, and is computed again in the backward; ``unused``: an expert without samples gets no gradient, ``zeros``:
-FSDP gives zeros to it.
+to experts, and is computed again in the backward.
 """
 
 import errno
@@ -77,7 +76,7 @@ class Experts(nn.Module):
             rows = (choice == number).nonzero().flatten()
             if len(rows):
                 y = y.index_add(0, rows, expert(x[rows]).tanh() * weights[rows, number, None])
-            elif os.environ["EXPERTS"] == "used":
+            else:
                 y = y + 0 * (expert.weight.sum() + expert.bias.sum())
         return y
 
@@ -181,8 +180,6 @@ def main() -> None:
             parallelize_module(model, job.mesh["tp"], plan, src_data_rank=None)
         for layer in () if whole else (model[1], model):
             fully_shard(layer, mesh=job.mesh["dp_shard"])
-        if os.environ.get("EXPERTS") == "zeros":
-            model.set_reduce_scatter_unused_params(True)
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
         model = job.wrap(model, optimizer=optimizer)
         if not whole:
