@@ -1,7 +1,7 @@
 """Counts running pods, in a thread, and plays the members of elastrain's jobs: kwok's pods have no agents.
 
-When the wanted number of a job's pods runs, one transaction writes the records that its agents would have written by
-then: one for each new member, the generation, and its roster. There are no leases to renew and no progress, so an
+When the wanted number of a job's pods runs, the records that its agents would have written by then are written: one for
+each member, and in one transaction the generation and its roster. There are no leases to renew and no progress, so an
 operator of real jobs has more to read (docs/operator-scale.md).
 """
 
@@ -10,17 +10,20 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Mapping
 from typing import Any
 
 from bench_operator.cluster import NAMESPACE, ControlPlane
 from elastrain.api import names, roster
 from elastrain.api.keys import JobKeys
 from elastrain.api.records import Generation, GenerationMember, Member, Phase
-from elastrain.etcd import EtcdClient, EtcdError, Transaction
+from elastrain.etcd import EtcdClient, EtcdError, Range, Transaction
 
 RESUME_SECONDS = 0.2
 ATTEMPTS = 10
 """At one write to etcd."""
+BATCH = 100
+"""Records in one transaction: etcd permits 128."""
 _PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 
 
@@ -86,33 +89,52 @@ class RunningPods:
         else:
             self._running.add(name)
             self._jobs[keys][name] = pod["status"].get("podIP") or "127.0.0.1"
-            if self._client and keys.uid and len(self._jobs[keys]) == self.wanted:
-                self._form(keys)
+        if self._client and keys.uid:
+            self._changed(keys)
         self.last_change = time.monotonic()
 
-    def _form(self, keys: JobKeys) -> None:
-        assert self._client is not None
-        pods = sorted(self._jobs[keys].items())
+    def _changed(self, keys: JobKeys) -> None:
+        """The pods of a job have changed: all of them form a generation when so many run as are wanted."""
+        pods = self._jobs[keys]
         number, before = self._formed.get(keys, (0, {}))
-        if before == dict(pods):
-            return
-        number += 1
-        self._formed[keys] = number, dict(pods)
-        placed = tuple(
-            GenerationMember(id=f"{name}.played", worker=name, address=address, store_port=29500, rank_offset=i)
-            for i, (name, address) in enumerate(pods)
-        )
-        generation = Generation(
-            number=number, members=placed, reason="Start" if number == 1 else "Grow", leader=placed[0].id
-        )
-        members = [
-            Member(id=m.id, worker=m.worker, address=m.address, store_port=29500, phase=Phase.READY, generation=number)
-            for m in placed
-        ]
-        puts = [(keys.member(m.id), m.encode()) for m in members]
-        puts += [(keys.roster(number, i), part.encode()) for i, part in enumerate(roster.split(generation))]
-        puts.append((keys.generation, roster.header(generation).encode()))
-        _commit(self._client, Transaction(unchanged=(), puts=tuple(puts)), f"form generation {number} of {keys.job}")
+        if self._client is not None and len(pods) == self.wanted and before != pods:
+            self._formed[keys] = number + 1, dict(pods)
+            register(self._client, keys, pods, number + 1)
+            form(self._client, keys, pods, number + 1, "Grow" if number else "Start")
+
+
+def identity(worker: str) -> str:
+    """The id of a worker's played member."""
+    return f"{worker}.played"
+
+
+def register(client: EtcdClient, keys: JobKeys, pods: Mapping[str, str], generation: int) -> None:
+    """The records of the members of ``pods`` (name → address), ready for or in ``generation``."""
+    members = [
+        Member(id=identity(w), worker=w, address=a, store_port=29500, phase=Phase.READY, generation=generation)
+        for w, a in pods.items()
+    ]
+    for start in range(0, len(members), BATCH):
+        puts = tuple((keys.member(m.id), m.encode()) for m in members[start : start + BATCH])
+        _commit(client, Transaction(unchanged=(), puts=puts), f"register members of {keys.job}")
+
+
+def form(client: EtcdClient, keys: JobKeys, pods: Mapping[str, str], number: int, reason: str) -> None:
+    """Generation ``number`` of the members of ``pods``, by their ordinals, with its roster in one transaction."""
+    placed = tuple(
+        GenerationMember(id=identity(name), worker=name, address=pods[name], store_port=29500, rank_offset=i)
+        for i, name in enumerate(sorted(pods, key=ordinal))
+    )
+    generation = Generation(number=number, members=placed, reason=reason, leader=placed[0].id)
+    puts = [(keys.roster(number, i), part.encode()) for i, part in enumerate(roster.split(generation))]
+    puts.append((keys.generation, roster.header(generation).encode()))
+    old = Range(keys.rosters, end=keys.roster(number - roster.KEPT + 1)) if number > roster.KEPT else None
+    _commit(client, Transaction((), tuple(puts), deleted=old), f"form generation {number} of {keys.job}")
+
+
+def ordinal(worker: str) -> int:
+    """The number at the end of a worker's name."""
+    return int(worker.rpartition("-")[2])
 
 
 def _commit(client: EtcdClient, transaction: Transaction, what: str) -> None:

@@ -46,14 +46,14 @@ def measure(name: str, jobs: int, settings: Settings, directory: Path, say: Say)
             system.start()
             pods = RunningPods(plane, system.etcd())
             try:
-                return _Scenario(system, pods, jobs, settings, say).run(name)
+                return Scenario(system, pods, jobs, settings, say).run(name)
             finally:
                 pods.close()
         finally:
             system.close()
 
 
-class _Scenario:
+class Scenario:
     def __init__(self, system: System, pods: RunningPods, jobs: int, settings: Settings, say: Say) -> None:
         self._system = system
         self._plane = system.plane
@@ -64,14 +64,14 @@ class _Scenario:
 
     def run(self, name: str) -> Run:
         workers = self._settings.workers
-        create = self._cost("create", lambda: self._create(workers), len(self._jobs) * workers)
+        create = self.cost("create", lambda: self._create(workers), len(self._jobs) * workers)
         rescale = idle = restart = None
         if isinstance(self._system, Slim):
             rescale = self._rescale(workers + 1)
             if self._settings.idle:
                 idle = self._idle(self._system)
                 restart = self._restart(self._system, workers + 2)
-        delete = self._cost("delete", self._delete, 0)
+        delete = self.cost("delete", self._delete, 0)
         if isinstance(self._system, Slim):
             system = self._system
             system.until(
@@ -117,7 +117,7 @@ class _Scenario:
                 api.merge(_path(name), {"spec": {"replicas": workers}})
             patching = time.monotonic() - began
 
-        cost = self._cost("rescale", change, len(self._jobs) * workers)
+        cost = self.cost("rescale", change, len(self._jobs) * workers)
         created = self._system.audit.created_pods(mark)
         waits = sorted(created[f"{name}-{workers - 1}"] - at for name, at in changed.items())
         return Rescale(
@@ -173,7 +173,7 @@ class _Scenario:
         )
 
     # ---- measuring -------------------------------------------------------------------------------------------------
-    def _cost(self, what: str, act: Callable[[], None], pods: int) -> Cost:
+    def cost(self, what: str, act: Callable[[], None], pods: int) -> Cost:
         """The cost of ``act`` until so many pods run and every status is written."""
         self._say(f"{what}: until {pods} pods run")
         system, limit = self._system, self._settings.limit
@@ -182,7 +182,7 @@ class _Scenario:
         began = time.monotonic()
         act()
         system.until(lambda: self._pods.count == pods, limit, f"{what}: {pods} pods run", every=0.05)
-        seconds = self._pods.last_change - began
+        seconds = max(self._pods.last_change - began, 0.0)  # 0: no pod has changed
         spent = {name: round(total - used.get(name, 0.0), 2) for name, total in system.by_process().items()}
         if pods:
             system.until(

@@ -9,7 +9,7 @@ from enum import Enum, StrEnum
 from typing import Any, Literal
 
 from elastrain.api.job import ConditionType
-from elastrain.api.records import Generation, GenerationMember, Member, Progress, Target, Termination
+from elastrain.api.records import Generation, GenerationMember, Member, Phase, Progress, Target, Termination
 from elastrain_operator.allocation.snapshot import Amounts, Share
 
 WORKLOAD_NOTE = "kueue.x-k8s.io/workload"
@@ -205,10 +205,6 @@ class Loss:
     log_tail: str = ""
 
 
-def _unknown(_number: int) -> tuple[GenerationMember, ...]:
-    return ()
-
-
 @dataclass(frozen=True, slots=True)
 class Coordination:
     """The job's records in etcd at one revision."""
@@ -219,10 +215,17 @@ class Coordination:
     progress: Progress | None = None
     highest: int = 0
     """Greatest number of a generation that this operator has seen in any record, also in one that etcd has lost."""
-    earlier: Callable[[int], tuple[GenerationMember, ...]] = field(default=_unknown, compare=False, repr=False)
+    earlier: Callable[[int], tuple[GenerationMember, ...]] = field(default=lambda _: (), compare=False, repr=False)
     """Members of one of the last few generations, by its number; empty if it is unknown."""
     leases: Mapping[str, int] = field(default_factory=dict, compare=False)
     """Leases that hold the members' keys, by the member's id."""
+    _placed: frozenset[str] = field(init=False, compare=False, repr=False)
+    _ready: frozenset[str] = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:  # once: a pass asks about each worker of a job of thousands
+        placed = self.generation.members if self.generation is not None else ()
+        object.__setattr__(self, "_placed", frozenset(m.worker for m in placed))
+        object.__setattr__(self, "_ready", frozenset(m.worker for m in self.members if m.phase is Phase.READY))
 
     def member_of(self, worker: str) -> Member | None:
         """The live member of a worker (pod name)."""
@@ -230,7 +233,11 @@ class Coordination:
 
     def trains(self, worker: str) -> bool:
         """Whether the newest generation includes a worker (pod name)."""
-        return self.generation is not None and any(m.worker == worker for m in self.generation.members)
+        return worker in self._placed
+
+    def is_ready(self, worker: str) -> bool:
+        """Whether a member of a worker (pod name) could join at once. A torchrun in it has a record of its own."""
+        return worker in self._ready
 
 
 class RefusalKind(StrEnum):

@@ -358,7 +358,8 @@ def _for_allocator(taken: Steps, status: JobStatus) -> Claims | None:
     if taken.facts.observed.share is None:
         return None
     wants = not taken.facts.spec.suspend and not taken.known.finishing and ending.terminal_condition(status) is None
-    workers = [p for p in taken.there.workers if p not in taken.leave.victims]
+    victims = {p.name for p in taken.leave.victims}
+    workers = [p for p in taken.there.workers if p.name not in victims]
     refusal, paced = taken.size.refusal, taken.come.paced is not None
     hitch, known = None if refusal else taken.facts.state.refusal, taken.come.admitted
     is_recent = known is not None and known.is_recent(taken.facts.now)

@@ -245,10 +245,11 @@ def leave(facts: Facts, known: Known, there: There, size: Size) -> Leave:
     renewal = _rollout(facts, known, there, size)
     victims = _victims(facts, known, there, size, renewal)
     signals = _signals(spec.group_size, there, size)
-    stay = [p for p in workers if p not in victims and p.name not in signals]
+    apart = signals.union(p.name for p in victims)
+    stay = [p for p in workers if p.name not in apart]
     late = starting.late_workers(stay, spec.pending_deadline_seconds, now)
-    trains = [p for p in workers if known.members is None or known.members.trains(p.name)]
-    withdrawn = tuple(p for p in replicas.with_whole_replicas(late, workers) if p not in trains)
+    trains = {p.name for p in workers if known.members is None or known.members.trains(p.name)}
+    withdrawn = tuple(p for p in replicas.with_whole_replicas(late, workers) if p.name not in trains)
     withdrawal = starting.withdrawal_of(late, spec.pending_deadline_seconds, now)
     return Leave(
         rollout=renewal,
@@ -266,7 +267,8 @@ def _victims(facts: Facts, known: Known, there: There, size: Size, renewal: Roll
     if known.members is None or known.finishing:
         return ()
     chosen = replicas.with_whole_replicas(renewal.leave, there.workers)
-    others = [p for p in there.workers if p not in chosen]
+    named = {p.name for p in chosen}
+    others = [p for p in there.workers if p.name not in named]
     most, minimum = size.desired + renewal.extra, facts.spec.min_replicas
     more = leavers.choose(others, most, minimum, known.members, facts.observed.share, spares=size.beyond)
     return (*chosen, *more)
@@ -361,7 +363,8 @@ def _missing(facts: Facts, there: There, size: Size, leave: Leave) -> tuple[tupl
     """A slot for each pod to create now, and if Kueue decides the job's size, a charge for each slot."""
     observed, group_size = facts.observed, facts.spec.group_size
     more = max(size.desired + size.beyond - len(there.units), 0) or leave.rollout.create
-    staying = [p for p in there.workers if p not in leave.victims and p not in leave.withdrawn]
+    leaving = {p.name for p in (*leave.victims, *leave.withdrawn)}
+    staying = [p for p in there.workers if p.name not in leaving]
     holes = replicas.slots(staying, observed.pods, group_size, 0)
     slots = (*holes, *replicas.slots((), observed.pods, group_size, min(more, replicas.BATCH)))
     if facts.state.refusal:

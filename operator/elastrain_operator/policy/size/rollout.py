@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from elastrain.api.job import ConditionType
-from elastrain.api.records import Phase
 from elastrain_operator.allocation.snapshot import Share
 from elastrain_operator.facts import UNSCHEDULABLE, Cause, ConditionUpdate, Coordination, Pod, Refusal, RefusalKind
 from elastrain_operator.policy.losses import starting
@@ -77,7 +76,8 @@ def rollout(given: RolloutInput) -> Rollout:
     old = tuple(p for p in given.workers if p.template and p.template != given.version)
     if not old or given.at_a_time == 0 or given.desired == 0 or given.members is None:
         return Rollout(old)
-    new = [p for p in given.workers if p not in old]
+    former = {p.name for p in old}
+    new = [p for p in given.workers if p.name not in former]
     coming = [p for p in new if not given.members.trains(p.name)]
     extra = min(len(coming), given.at_a_time)
     if surplus := _surplus(given, old, given.members):
@@ -165,8 +165,7 @@ def _first_to_go(given: RolloutInput, old: Sequence[Pod], number: int) -> tuple[
 
 
 def _is_ready(pod: Pod, members: Coordination) -> bool:
-    """Whether it could join at once. A torchrun in a worker has its own member record beside the agent's."""
-    return pod.started and any(m.worker == pod.name and m.phase is Phase.READY for m in members.members)
+    return pod.started and members.is_ready(pod.name)
 
 
 def _stopped(given: RolloutInput, new: Sequence[Pod], members: Coordination) -> str:
