@@ -26,6 +26,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -216,7 +217,7 @@ class ElasticAccelerator(HasOwnLoop, OfJob):
         self._training: ElasticDataLoader | None = None
         self._in_body = self._stepped = False
         self._trackers: Trackers | None = None
-        self._files: FilesOfScript | None = None
+        self._files = FilesOfScript(job)
 
     # -- preparation ---------------------------------------------------------------------------------------------------
     def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
@@ -320,11 +321,9 @@ class ElasticAccelerator(HasOwnLoop, OfJob):
 
     def backward(self, loss: torch.Tensor, **options: Any) -> None:
         """``options`` are those of :meth:`elastrain.Job.backward`."""
-        if self._files is not None:
-            self._files.before_backward()
+        self._files.before_backward()
         self.job.backward(self.scaler.scale(loss) if self.scaler is not None else loss, **options)
-        if self._files is not None:
-            self._files.after_backward()
+        self._files.after_backward()
 
     def clip_grad_norm_(self, parameters: Any, max_norm: float, norm_type: float = 2) -> torch.Tensor | None:
         """The norm of the gradient over the global batch; None before a step's last micro-batch."""
@@ -347,12 +346,22 @@ class ElasticAccelerator(HasOwnLoop, OfJob):
     def init_trackers(self, *args: Any, **kwargs: Any) -> None:
         """Before the loop. Rank 0 opens them behind its first step, and a new one goes on with the same run."""
         self._trackers = Trackers(self, *args, **kwargs)
-        self._files = FilesOfScript(self.job, [self._trackers])
+        self._files.log_with(self._trackers)
 
     def log(self, values: dict[str, Any], step: int | None = None, log_kwargs: dict[str, Any] | None = None) -> None:
         """On rank 0, and in a loop body only if its step counts."""
-        if self._files is not None and self._trackers is not None and self._files.acts("accelerator.log()"):
+        if self._files.acts("accelerator.log()") and self._trackers is not None:
             self._trackers.add(values, step, log_kwargs or {})
+
+    def save(self, obj: Any, f: Any, safe_serialization: bool = False) -> None:
+        """All ranks call it, behind the backward of a step or between loops. Rank 0 writes; a new one, if it is lost
+        before it has ended."""
+        self._files.save("accelerator.save()", super().save, obj, f, safe_serialization)
+
+    def save_model(self, model: torch.nn.Module, save_directory: Any, *args: Any, **kwargs: Any) -> None:
+        """As :meth:`save`."""
+        write = partial(super().save_model, model, save_directory, *args, **kwargs)
+        self._files.save("accelerator.save_model()", write)
 
     save_state = _refused("save_state", "spec.checkpoint saves the job's state")
     load_state = _refused("load_state", "the job resumes from spec.checkpoint")

@@ -8,7 +8,7 @@ write, and the new rank 0 makes them again. What belongs to no committed step is
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -77,19 +77,24 @@ class Logs:
 class Files(Arrives):
     """Tracked: the names that rank 0 has chosen, and how far it has written."""
 
-    def __init__(self, job: Job, loggers: Sequence[Any]) -> None:
+    def __init__(self, job: Job, loggers: list[Any]) -> None:
         """``loggers``: a :class:`Logs` each. Opens nothing: this process has no rank before it is in a generation."""
         self.writes = False
         """Whether this process is rank 0, and goes on with the files."""
-        self._job, self._loggers = job, loggers
+        self._job, self._loggers = job, list[Any]()
         self._calls: list[Callable[[], object]] = []
         self._ended: int | None = None
         """Calls of the step before; None: it has not ended."""
         self._waiting: list[Callable[[], object]] = []
         """Calls of a step behind which the generation changes: its rank 0 may leave, and others go on meanwhile."""
         self._keeps, self._over = True, False
+        self.log_with(*loggers)
+
+    def log_with(self, *loggers: Any) -> None:
+        """Before the first loop: also these."""
         for logger in loggers:
             logger.files = self
+        self._loggers += loggers
 
     def call(self, function: Callable[[], object]) -> None:
         """Rank 0 calls it; again by a new rank 0 if this one is lost meanwhile."""
@@ -173,8 +178,8 @@ class Files(Arrives):
 class FilesOfScript(Files):
     """Of a framework in which the script has the loop: its calls count as the updates of a loop body do."""
 
-    def __init__(self, job: Job, loggers: Sequence[Any]) -> None:
-        super().__init__(job, loggers)
+    def __init__(self, job: Job) -> None:
+        super().__init__(job, [])
         self._entered = self._counted = False
         """Whether this process is in a generation; whether this body has."""
         job.track(files=self)
@@ -187,6 +192,11 @@ class FilesOfScript(Files):
             self.apply()
             self.follow()
         return self._job.acts(Call.UPDATE, name)
+
+    def save(self, name: str, write: Callable[..., object], *args: Any) -> None:
+        """A file of the present state, by a call of ``name``. As :meth:`acts`."""
+        if self.acts(name):
+            self.call(partial(write, *args))
 
     def before_backward(self) -> None:
         """This process has a rank, and perhaps the state of a peer."""

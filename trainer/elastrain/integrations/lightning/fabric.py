@@ -72,7 +72,8 @@ class ElasticStrategy(HasOwnLoop, RankOfJob, SingleDeviceStrategy):
         self._job = job
         self._optimizers = 0
         self._tracked_scaler = False
-        self._files: FilesOfScript | None = None
+        self._files = FilesOfScript(job)
+        self._found_loggers = False
 
     @property
     def world_size(self) -> int:
@@ -97,10 +98,19 @@ class ElasticStrategy(HasOwnLoop, RankOfJob, SingleDeviceStrategy):
         frame: Any = sys._getframe()
         while frame is not None and not isinstance(fabric := frame.f_locals.get("self"), Fabric):
             frame = frame.f_back
-        if self._files is None and frame is not None and fabric.loggers:
-            self._files = FilesOfScript(self._job, of_job(fabric.loggers))
-            for logger in fabric.loggers:
-                logger.acts = self._files.acts
+        if self._found_loggers or frame is None:
+            return
+        self._found_loggers = True
+        self._files.log_with(*of_job(fabric.loggers))
+        for logger in fabric.loggers:
+            logger.acts = self._files.acts
+
+    def save_checkpoint(
+        self, path: Any, state: dict[str, Any], storage_options: Any = None, filter: Any = None
+    ) -> None:
+        """All ranks call it, behind the backward of a step or between loops. Rank 0 writes; a new one, if it is lost
+        before it has ended."""
+        self._files.save("fabric.save()", super().save_checkpoint, path, state, storage_options, filter)
 
     @property
     def _scaler(self) -> Any:
@@ -121,11 +131,9 @@ class ElasticStrategy(HasOwnLoop, RankOfJob, SingleDeviceStrategy):
         if args:
             raise ValueError("fabric.backward(loss): takes only the loss, and the options of job.backward by name")
         rank_zero_only.rank = self._job.rank  # by which Fabric's loggers choose who writes
-        if self._files is not None:
-            self._files.before_backward()
+        self._files.before_backward()
         self._job.backward(tensor if self._scaler is None else self._scaler.scale(tensor), **kwargs)
-        if self._files is not None:
-            self._files.after_backward()
+        self._files.after_backward()
 
     def clip_gradients_norm(
         self,

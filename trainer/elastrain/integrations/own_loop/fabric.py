@@ -16,6 +16,10 @@ from elastrain.integrations.own_loop import as_mean, computed, of_framework
 class OwnLoop(ElasticStrategy):
     """``SingleDeviceStrategy``, whose objects the reference knows."""
 
+    def __init__(self, job: Any, device: torch.device | str = "cpu", **options: Any) -> None:
+        SingleDeviceStrategy.__init__(self, device, **options)
+        self._job, self._optimizers, self._tracked_scaler = job, 0, False
+
     def setup_module(self, module: nn.Module) -> nn.Module:
         ElasticStrategy.setup_module(self, module)
         return module
