@@ -43,6 +43,7 @@ LANES: dict[str, tuple[str, ...]] = {
         "tests/protocol/operator/test_refusals_on_apiserver.py",
     ),
     "operator of several jobs": (
+        "tests/protocol/operator/test_at_rest_on_apiserver.py",
         "tests/protocol/operator/test_capacity_on_apiserver.py",
         "tests/protocol/operator/test_disruption_on_apiserver.py",
         "tests/protocol/operator/test_failover_on_apiserver.py",

@@ -110,6 +110,12 @@ def test_counts_are_positive_and_fit_the_scale_subresource() -> None:
         assert (field["minimum"], field["maximum"], field["format"]) == (1, 2**31 - 1, "int32")
 
 
+def test_every_string_list_and_number_of_a_spec_has_a_bound() -> None:
+    bounds = {"string": {"maxLength", "enum", "pattern"}, "array": {"maxItems"}, "integer": {"maximum"}}
+    for path, node in nodes(SPEC):
+        assert node.get("type") not in bounds or set(node) & bounds[node["type"]], f"spec{path} has no bound"
+
+
 def test_defaults_are_those_of_the_models() -> None:
     defaults = {name: field["default"] for name, field in SPEC["properties"].items() if "default" in field}
     assert defaults == {

@@ -43,7 +43,7 @@ class ArchiveSpec(Interval):
     """A second durable place. Each checkpoint of `checkpoint.path` is copied to it in the background; with an interval
     of its own, those that are due here."""
 
-    path: Annotated[str, Field(min_length=1)]
+    path: Annotated[str, Field(min_length=1, max_length=4096)]
     """Directory or URL, as `checkpoint.path`. May only change while ``suspend`` is true."""
     keep: PositiveInt = 2
     """Number of complete checkpoints to keep here."""
@@ -55,7 +55,7 @@ class CheckpointSpec(Interval):
     """Durable checkpoints, from which a job resumes after all workers are gone. In-process rescales do not need
     them."""
 
-    path: Annotated[str, Field(min_length=1)]
+    path: Annotated[str, Field(min_length=1, max_length=4096)]
     """Directory on a volume that every worker mounts at this path (local mode: relative to the manifest), or the URL of
     an object store, such as `s3://bucket/prefix` or `gs://bucket/prefix`. Credentials and endpoint of the store come
     from the trainer container's environment or service account. May only change while ``suspend`` is true."""

@@ -50,14 +50,18 @@ class JobMeta(Embedded):
     namespace: str | None = None
 
 
+Argument = Annotated[str, Field(max_length=131072)]
+"""One argument of a command: as long as Linux passes on."""
+
+
 class Container(Embedded):
     """A container of the worker pods; all fields of Kubernetes' own Container are allowed."""
 
     name: Annotated[str, Field(min_length=1, max_length=63)]
     """The container named `trainer`, else the first one, runs the training command."""
-    image: Annotated[str, Field(min_length=1)]
+    image: Annotated[str, Field(min_length=1, max_length=4096)]
     """Image with elastrain installed (for the training container). Local mode ignores it."""
-    command: Annotated[list[str], Field(max_length=1024)] | None = None
+    command: Annotated[list[Argument], Field(max_length=1024)] | None = None
     """The training command, such as `["python", "train.py"]`. The training container must have one."""
 
 
@@ -82,9 +86,9 @@ class PodSpec(Embedded):
 class PodTemplateMeta(Embedded):
     """Metadata of worker pods."""
 
-    labels: dict[str, str] | None = None
+    labels: dict[str, Annotated[str, Field(max_length=63)]] | None = None
     """Labels of worker pods, in addition to elastrain's own."""
-    annotations: dict[str, str] | None = None
+    annotations: dict[str, Annotated[str, Field(max_length=262144)]] | None = None
     """Annotations of worker pods."""
 
 
