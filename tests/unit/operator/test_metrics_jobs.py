@@ -18,7 +18,7 @@ from elastrain.api.job import (
     RestartCounts,
     UnhealthyWorker,
 )
-from elastrain.api.job.status import BatchStatus, LargerBatch, ProgressStatus
+from elastrain.api.job.status import BatchStatus, LargerBatch, ProgressStatus, RankShareStatus
 from elastrain.api.records import Progress, Rescale
 from elastrain_operator.facts import Coordination, JobRef, Observed
 from elastrain_operator.job.meter import METRICS, PAUSE_BUCKETS, JobMeter, JobSeries, Tally, escaped
@@ -110,6 +110,14 @@ _PLAIN = {
         "unhealthy_workers", "accelerators", "last_rescale_pause_seconds", "last_rescale_phase_seconds",
     )
 }  # fmt: skip
+
+
+def test_the_share_of_the_slowest_rank_is_there_only_if_shares_are_measured():
+    slow = RankShareStatus(rank=3, share=0.4, samples_per_second=80.0)
+    fast = RankShareStatus(rank=0, share=1.2, samples_per_second=240.0)
+    found = scrape(meter(STATUS.model_copy(update={"rank_shares": [slow, fast]})))
+    assert found["elastrain_job_slowest_rank_share",] == 0.4
+    assert "elastrain_job_slowest_rank_share" not in {name for name, *_ in scrape(meter())}
 
 
 def test_a_job_that_chooses_its_batch_has_series_of_it():

@@ -67,6 +67,12 @@ def test_details_have_the_batch_of_a_job_that_chooses_it(body, running) -> None:
     assert (shown["batch"]["samples"], shown["batch"]["noiseScale"], shown["effectiveSamples"]) == (128, 1100, 7_300)
 
 
+def test_details_have_speed_and_share_of_the_slowest_ranks(body, running) -> None:
+    shares = [{"rank": 3, "share": 0.4, "samplesPerSecond": 80.0}]
+    shown = picture.detail(job_of(facts.job(body("job", status=running | {"rankShares": shares})).body), [], [], ())
+    assert shown["shares"] == shares
+
+
 def test_workers_that_do_not_run_come_first_if_there_are_many(job, body) -> None:
     pods = [
         facts.pod(body("pod", "digits", n, phase="Running" if n else "Pending")).worker
