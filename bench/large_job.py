@@ -90,20 +90,26 @@ def main(
     sizes = program.numbers("--workers", workers, least=2)
     if (lacks := missing()) is not None:
         program.refuse(lacks)
-    where, output, runs = machine(), program.Output("large-job", json, logs, markdown), list[LargeRun]()
+    where, output = machine(), program.Output("large-job", json, logs, markdown)
+    runs: dict[int, LargeRun] = {}
     report = LargeReport(
         machine=where, kubernetes=version("kube-apiserver"), kwok=version("kwok"), system=system, runs=()
     )
     with output.measuring():
         for size in sizes:
             output.begins(f"{size} workers")
-            asked = Size(size, lost, flapping, limit, profile)
+            asked, nodes = Size(size, lost, flapping, limit, profile), size * 5 // 4 // GPUS + 2
+
+            def keep(run: LargeRun) -> None:
+                nonlocal report
+                runs[run.workers] = run
+                report = report.model_copy(update={"runs": tuple(runs.values())})
+                output.keep(report)
+
             try:
-                runs.append(measure(system, asked, size * 5 // 4 // GPUS + 2, output.logs / f"{size}", output.says))
+                measure(system, asked, nodes, output.logs / f"{size}", output.says, keep)
             except Refused as error:
                 raise program.Failed(str(error)) from None
-            report = report.model_copy(update={"runs": tuple(runs)})
-            output.keep(report)
     quoted = [f"Kubernetes {report.kubernetes}, kwok {report.kwok}; all processes share the cores."]
     output.show(tables(report), [*where.lines, *quoted])
 

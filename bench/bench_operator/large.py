@@ -9,7 +9,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -131,8 +131,10 @@ class OneJob(RunningPods):
             self._member_api.call("DELETE", f"{_PODS}/{name}", {"gracePeriodSeconds": 0})
 
 
-def measure(system: str, size: Size, nodes: int, directory: Path, say: Callable[[str], None]) -> LargeRun:
-    """Raises ``Failed`` if a phase does not end in time."""
+def measure(
+    system: str, size: Size, nodes: int, directory: Path, say: Callable[[str], None], keep: Callable[[LargeRun], None]
+) -> None:
+    """``keep`` is called after each phase, with all phases so far. Raises ``Failed`` if one does not end in time."""
     kind = SYSTEMS[system]
     assert issubclass(kind, Slim)
     with ControlPlane(directory, nodes) as plane:
@@ -141,7 +143,7 @@ def measure(system: str, size: Size, nodes: int, directory: Path, say: Callable[
             slim.start()
             pods = OneJob(plane, slim.etcd())
             try:
-                return _Large(slim, pods, size, nodes, say).run()
+                _Large(slim, pods, size, nodes, say).run(keep)
             finally:
                 pods.close()
         finally:
@@ -152,17 +154,22 @@ class _Large:
     def __init__(self, system: Slim, pods: OneJob, size: Size, nodes: int, say: Callable[[str], None]) -> None:
         settings = Settings(nodes, size.workers, 0, size.limit, secret=False, profile=size.profile)
         self._scenario = Scenario(system, pods, 1, settings, say)
-        self._system, self._plane, self._pods, self._size = system, system.plane, pods, size
+        self._system, self._plane, self._size = system, system.plane, size
+        self._lost = min(size.lost, size.workers - 1)
 
-    def run(self) -> LargeRun:
-        workers, lost = self._size.workers, min(self._size.lost, self._size.workers - 1)
-        phases = [self._phase("create", self._create)]
+    def run(self, keep: Callable[[LargeRun], None]) -> None:
+        phases: tuple[Phase, ...] = ()
+        for phase in self._phases():
+            phases = (*phases, phase)
+            keep(LargeRun(workers=self._size.workers, lost=self._lost, phases=phases))
+
+    def _phases(self) -> Iterator[Phase]:
+        yield self._phase("create", self._create)
         deleted: list[float] = []
-        phases.append(self._phase(f"{lost} lost at once", lambda: self._lose(lost, deleted), deleted))
-        phases.append(self._phase(f"API server flaps for {self._size.flapping:g} s", self._flap))
-        phases.append(self._phase("roll-out of a template", self._roll_out))
-        phases.append(self._phase("end", self._end, pods=0))
-        return LargeRun(workers=workers, lost=lost, phases=tuple(phases))
+        yield self._phase(f"{self._lost} lost at once", lambda: self._lose(deleted), deleted)
+        yield self._phase(f"API server flaps for {self._size.flapping:g} s", self._flap)
+        yield self._phase("roll-out of a template", self._roll_out)
+        yield self._phase("end", self._end, pods=0)
 
     def _phase(self, name: str, act: Callable[[], None], lost: Sequence[float] = (), pods: int | None = None) -> Phase:
         """``lost``: filled by ``act`` with the times of its losses. ``pods``: that run in the end; None: all."""
@@ -187,9 +194,9 @@ class _Large:
         body["spec"] |= {"maxReplicas": self._size.workers, "maxUnavailable": max(self._size.workers // 20, 1)}
         self._plane.api().call("POST", _JOB.removesuffix(f"/{NAME}"), body)
 
-    def _lose(self, number: int, deleted: list[float]) -> None:
+    def _lose(self, deleted: list[float]) -> None:
         items = self._plane.api().get(_PODS)["items"]
-        chosen = random.Random(0).sample([p["metadata"]["name"] for p in items], number)
+        chosen = random.Random(0).sample([p["metadata"]["name"] for p in items], self._lost)
         local = threading.local()
 
         def delete(name: str) -> None:
