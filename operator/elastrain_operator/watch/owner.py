@@ -29,13 +29,14 @@ def owner(body: Raw) -> JobKeys | None:
     meta = mapping(body.get("metadata"))
     references = objects(meta.get("ownerReferences"))
     controller = next((r for r in references if r.get("controller") is True), None)
-    if controller is None:
-        return None
-    if _is(controller, names.KIND):
+    if controller is not None and _is(controller, names.KIND):
         return _keys(meta, controller)
-    others = [r for r in references if _is(r, names.KIND)]
-    found = _keys(meta, others[0]) if _is(controller, names.SET_KIND) and len(others) == 1 else None
-    return found if found and controller.get("name") == names.worker_set(found.job, found.uid) else None
+    jobs = [r for r in references if _is(r, names.KIND)]
+    found = _keys(meta, jobs[0]) if len(jobs) == 1 else None
+    if found is None or controller is None:  # a user has deleted its set, and the garbage collector its reference
+        return found if names.CONTAINERS_NOTE in mapping(meta.get("annotations")) else None
+    is_theirs = controller.get("name") == names.worker_set(found.job, found.uid)
+    return found if _is(controller, names.SET_KIND) and is_theirs else None
 
 
 def _is(reference: Raw, kind: str) -> bool:

@@ -88,6 +88,22 @@ def test_a_deleted_job_leaves_nothing_and_waits_for_nothing(cluster, play, event
     eventually(lambda: owned(cluster) == [0, 0], 10, "so is what it owned")
 
 
+def test_a_deleted_set_of_workers_costs_no_worker(cluster, play, eventually):
+    elastic(cluster, play, eventually)
+    path = f"/apis/elastrain.dev/v1alpha1/namespaces/{cluster.namespace}/workersets"
+    for found in cluster.call("GET", path)["items"]:
+        cluster.call("DELETE", f"{path}/{found['metadata']['name']}")
+
+    def owners() -> set[tuple[str, ...]]:
+        return {tuple(o["kind"] for o in p["metadata"]["ownerReferences"]) for p in cluster.pods().values()}
+
+    eventually(lambda: owners() == {("ElasticTrainingJob",)}, 30, "the garbage collector removes its reference")
+    cluster.patch_job("elastic", maxReplicas=1)
+    eventually(lambda: len(cluster.pods()) == 1, 60, "the job has kept its workers, and lets one go")
+    assert cluster.pods().keys() < {"elastic-0", "elastic-1"}
+    assert cluster.call("GET", path)["items"], "the set is there again"
+
+
 def test_the_deletion_of_a_namespace_ends_with_jobs_in_every_state(cluster, play, eventually):
     for begin in STATES.values():
         begin(cluster, play, eventually)

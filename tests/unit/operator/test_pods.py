@@ -147,6 +147,12 @@ def test_pod_that_a_job_or_its_set_controls_is_its_worker_without_any_label(pods
     assert [p.ordinal for p in pods.of(JOB)] == [0]
 
 
+def test_pod_whose_set_a_user_has_deleted_stays_a_worker(pods, worker):
+    """The garbage collector has removed the reference to the set, and left that to the job."""
+    pods.show(worker(0, ownerReferences=[reference(controller=False)], annotations={names.CONTAINERS_NOTE: "trainer"}))
+    assert [p.ordinal for p in pods.of(JOB)] == [0]
+
+
 @pytest.mark.parametrize(("name", "uid"), [("job/../../x", "u"), ("job", "a/b"), ("", "u"), ("job", ""), ("Job", "u")])
 def test_reference_that_is_no_name_or_uid_names_no_job(pods, worker, reported, name, uid):
     """They become keys in etcd and paths of requests."""
