@@ -101,7 +101,7 @@ class Warm:
 
     def close(self) -> None:
         self._channel.close()
-        self._process.wait(10)
+        self._process.wait(FORK_SECONDS)
 
 
 class ForkedPopen:
