@@ -65,8 +65,20 @@ class Scaled:
     @property
     def refusal(self) -> str:
         """The message of its condition about a size that it could not set."""
+        return self.says("FailedUpdateScale")
+
+    def says(self, reason: str) -> str:
+        """The message of its condition with this reason; empty: it has none."""
         conditions = self._get("hpa").get("status", {}).get("conditions", [])
-        return next((c["message"] for c in conditions if c["reason"] == "FailedUpdateScale"), "")
+        return next((c["message"] for c in conditions if c["reason"] == reason), "")
+
+    def make_elastic(self) -> None:
+        done = self._apiserver.kubectl("patch", "etj", self.name, "--type=merge", '-p={"spec":{"replicas":null}}')
+        assert done.returncode == 0, done.stderr
+
+    @property
+    def is_elastic(self) -> bool:
+        return "replicas" not in self._get("etj")["spec"]
 
 
 @pytest.fixture
@@ -97,3 +109,13 @@ def test_an_autoscaler_gets_the_rule_if_it_leaves_the_bounds_of_the_job(
     eventually(lambda: scaled.refusal, PATIENCE, "the autoscaler to say that it was refused")
     assert "replicas (9) must be between minReplicas (1) and maxReplicas (4)" in scaled.refusal
     assert scaled.replicas == 1
+
+
+def test_an_autoscaler_leaves_an_elastic_job_alone_and_says_why(
+    scaled: Scaled, eventually: Callable[..., None]
+) -> None:
+    scaled.make_elastic()
+    scaled.between(2, 3)
+    eventually(lambda: scaled.says("FailedGetScale"), PATIENCE, "the autoscaler to say what it lacks")
+    assert 'the spec replicas field ".spec.replicas" does not exist' in scaled.says("FailedGetScale")
+    assert scaled.is_elastic

@@ -1,6 +1,7 @@
 """No job gives up a worker twice for a minimum that failed, unless something that the failure named has changed.
 
-The messages of the assertions are the promises.
+The messages of the assertions are the promises. CI tries 500 clusters, ``--hypothesis-profile=nightly`` 10,000, which
+takes a quarter of an hour on each of two cores that others use, too.
 """
 
 from __future__ import annotations
