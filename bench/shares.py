@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -69,9 +70,14 @@ def _ddp(folder: Path, env: Mapping[str, dict[str, str]], steps: int) -> list[di
         )
         for rank, file in enumerate(files)
     ]
-    for process in processes:
-        if process.wait(300):
-            raise RuntimeError(f"a DDP rank ended with {process.returncode}")
+    try:
+        for process in processes:
+            if process.wait(300):
+                raise RuntimeError(f"a DDP rank ended with {process.returncode}")
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
     return [json.loads(file.read_text()) for file in files]
 
 
@@ -94,6 +100,7 @@ def main(
     seconds: Annotated[int, typer.Option(help="Of each run, at the sum of the speeds.", min=4)] = 40,
 ) -> None:
     typer.echo(f"{'slow rank':12}{'system':12}{'samples/s':>12}{'of the sum':>12}")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # no rank and no cgroup is left behind
     missed = False
     if HELD in scenarios and (lacks := Quotas.missing()):
         typer.echo(lacks, err=True)
