@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from elastrain.data.loader import ElasticLoader
 from elastrain.elastic.contract import Phase
 from scripted_loop import ScriptedJob
 
@@ -41,7 +42,7 @@ def test_fabrics_call_names_the_way_out(require, call):
 @pytest.mark.parametrize("call", ["gather", "gather_for_metrics", "reduce"])
 def test_call_in_a_training_step_of_transformers_names_the_way_out(require, call):
     require("transformers", "ELASTRAIN_REQUIRE_HUGGINGFACE")
-    from elastrain.integrations.huggingface.loop import JobsAccelerator
+    from elastrain.integrations.huggingface.accelerator import JobsAccelerator
 
     accelerator = JobsAccelerator(cpu=True)
     accelerator.job = ScriptedJob()
@@ -51,3 +52,17 @@ def test_call_in_a_training_step_of_transformers_names_the_way_out(require, call
         getattr(accelerator, call)(torch.ones(2))
     accelerator.evaluates = True
     assert torch.equal(getattr(accelerator, call)(torch.ones(2)), torch.ones(2))
+
+
+def test_epochs_of_a_job_can_be_those_of_accelerates_loader(require):
+    """As docs/integrations.md says; the job's own check of its argument."""
+    require("accelerate", "ELASTRAIN_REQUIRE_HUGGINGFACE")
+    from elastrain.data.options import order_of
+    from elastrain.elastic.arguments import epochs
+    from elastrain.integrations.accelerate import ElasticDataLoader
+
+    data = range(6)
+    loader = ElasticLoader(data, order_of(data, global_batch_size=2, seed=0, shuffle=False, drop_last=False))
+    epochs(ElasticDataLoader(None, loader, batches=3, place=False), 2)
+    with pytest.raises(TypeError, match="its batches cannot be cut"):
+        epochs(data, 2)

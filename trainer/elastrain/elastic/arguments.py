@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from elastrain.data.loader import ElasticLoader
+from elastrain.data.order import Order
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
@@ -129,7 +130,8 @@ def steps(loader: Any = None, *unnamed: Any, epochs: Any = None, steps: Any = No
 
 def epochs(loader: Any = None, epochs: Any = None) -> None:
     """Of ``job.epochs()``."""
-    _loader("job.epochs", loader)
+    if not isinstance(getattr(loader, "order", None), Order):  # of an adapter, as accelerate's prepared one
+        _loader("job.epochs", loader)
     _whole("job.epochs(loader, epochs)", epochs)
     if loader.order.length is None:
         raise ValueError(

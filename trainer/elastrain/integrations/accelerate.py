@@ -106,7 +106,7 @@ class ElasticDataLoader:
         self, accelerator: ElasticAccelerator, loader: ElasticLoader, *, batches: int | None, place: bool
     ) -> None:
         """``batches``: of an epoch, as the script counts them. ``place``: move batches to the accelerator's device."""
-        self.order = loader.order
+        self.order, self.randomness = loader.order, loader.randomness
         self._accelerator, self._loader, self._batches, self._place = accelerator, loader, batches, place
         self._epoch = 0
 

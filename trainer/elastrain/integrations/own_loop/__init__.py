@@ -61,6 +61,7 @@ class Epochs:
     def __init__(self, job: Any, loader: Any, place: Callable[[Any], Any] | None = None) -> None:
         """``place``: moves a batch to the device."""
         self.dataset, self._job, self._loader = loader.dataset, job, loader
+        self.order, self.randomness = loader.order, loader.randomness
         self._place = place or (lambda batch: batch)
         self._epoch = 0
         self._batches: Any = None
