@@ -57,7 +57,8 @@ def test_a_header_arrives_as_it_was_sent():
             header(Kind.GRADIENTS, 31, 1024),
             header(Kind.EVALUATE, 31),
             "rank 2 calls job.evaluate() after step 31 while rank 0 computes step 32 (1024 bytes of gradients)"
-            + SAME_CALLS,
+            + SAME_CALLS
+            + "; a loop ends on all ranks by job.stop()",
         ),
         (
             header(Kind.GRADIENTS, 31, 1024),

@@ -117,12 +117,14 @@ def difference(rank: int, mine: Header, peer: int, theirs: Header) -> str | None
     (one, first), (other, second) = pairs
     numbered = _doing(first) == _doing(second)
     what = f"rank {one} {_doing(first, numbered=numbered)} while rank {other} {_doing(second, numbered=numbered)}"
+    # One of two ranks that compute no step together may have left its loop, by a callback of a framework or a break.
+    left = "" if numbered or second.kind != Kind.GRADIENTS else "; a loop ends on all ranks by job.stop()"
     if first.kind in _CALLS or second.kind in _CALLS:
-        return f"{what}: all ranks must make the same calls in the same order: not only 'if job.rank == 0'"
+        return f"{what}: all ranks must make the same calls in the same order: not only 'if job.rank == 0'{left}"
     if {Kind.BARRIER, Kind.END} & {first.kind, second.kind}:
         return f"{what}: all ranks must run the same number of steps: leave the loop by job.stop()"
     if Kind.TRAINED in (first.kind, second.kind):
-        return f"{what}: {CHANGE_TOGETHER}"
+        return f"{what}: {CHANGE_TOGETHER}{left}"
     return f"{what}: all ranks must run the same steps of the same models, with the same backwards"
 
 
