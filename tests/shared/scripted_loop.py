@@ -173,6 +173,8 @@ class ScriptedJob:
 
 
 class Loader:
+    randomness = None
+
     def __init__(self, dataset, order):
         self.dataset, self.order = dataset, order
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import runpy
 from importlib.metadata import version
@@ -33,15 +34,32 @@ def test_page_of_names_is_that_of_the_installed_frameworks(table):
 
 
 def test_name_that_a_release_adds_changes_the_page(table, monkeypatch):
+    """Of each kind of class: methods, hooks, options, stock callbacks."""
+    import accelerate
+    import lightning.fabric
     import lightning.pytorch
     import transformers
+    import trl
+    from lightning.pytorch import callbacks
 
-    before = table["page"]()
-    monkeypatch.setattr(transformers.Trainer, "_new_hook", lambda self: None, raising=False)
-    monkeypatch.setattr(lightning.pytorch.LightningModule, "on_new_event", lambda self: None, raising=False)
+    before, added = table["page"](), []
+    for cls in (
+        transformers.Trainer, transformers.TrainerCallback, trl.SFTTrainer, accelerate.Accelerator,
+        lightning.fabric.Fabric, lightning.pytorch.Trainer, lightning.pytorch.LightningModule,
+        lightning.pytorch.LightningDataModule, callbacks.Callback, callbacks.ModelCheckpoint,
+    ):  # fmt: skip
+        added.append(f"_new_{cls.__module__.partition('.')[0]}_{cls.__name__}")
+        monkeypatch.setattr(cls, added[-1], lambda self: None, raising=False)
+    for cls in (transformers.TrainingArguments, trl.SFTConfig):
+        option = copy.copy(cls.__dataclass_fields__["seed"])
+        option.name = f"new_option_of_{cls.__name__}"
+        monkeypatch.setitem(cls.__dataclass_fields__, option.name, option)
+        added.append(option.name)
+    monkeypatch.setattr(callbacks, "NewCallback", type("NewCallback", (callbacks.Callback,), {}), raising=False)
+    monkeypatch.setattr(callbacks, "__all__", [*callbacks.__all__, "NewCallback"])
     after = table["page"]()
     assert before != after
-    assert "`_new_hook`" in after and "`on_new_event`" in after
+    assert [name for name in [*added, "NewCallback"] if f"`{name}`" not in after] == []
 
 
 def test_adapters_override_nothing_that_the_frameworks_do_not_have(table):
