@@ -347,6 +347,7 @@ def test_ranks_train_grow_and_lose_a_rank_beside_all_attacks(world) -> None:
         began = time.monotonic()
         world.together("a", "b", "c")
         assert time.monotonic() - began < 10, "the growth was held up"
+        world.wait("all attacks", lambda: attackers.attacked > 20)
         world.ranks["b"].kill()
         world.wait("the loss is reported", lambda: world.ranks["a"].has("broken", generation=world.number))
         began = time.monotonic()
@@ -355,7 +356,6 @@ def test_ranks_train_grow_and_lose_a_rank_beside_all_attacks(world) -> None:
         ends = world.finished("a", "c")
     finally:
         attackers.stop()
-    assert attackers.attacked > 20
     for name, value in ends["a"]["model"].items():
         assert torch.equal(ends["c"]["model"][name], value)
     assert ends["a"]["commits"] == list(range(1, ends["a"]["step"] + 1))

@@ -16,7 +16,7 @@ class LoopId(NamedTuple):
     end: int = 0
     """Committed steps at which it ends."""
     nth: int = 0
-    """How many loops of the script up to the same step came before it."""
+    """How many loops of the script up to the same step were over before it."""
 
 
 NO_LOOP = LoopId()

@@ -164,12 +164,13 @@ class Loop:
                         yield from self._train_step(loader)
                     elif self._pause(boundary):
                         if boundary.act is Act.END:
-                            return
+                            break
                         if self.between.passed:
                             self._begin_loop(loader, loop)
                             self._world.say_ready()
             except LoopOver:
                 self.between.leave_behind()
+            self._world.position.end_loop()
 
     def _pause(self, boundary: Boundary) -> bool:
         """The loop pauses, or ends, on all ranks. Returns False if the generation broke before: settle, and retry."""
@@ -345,7 +346,10 @@ class Loop:
                         yield batch.data
             except GeneratorExit:
                 if not self._over and self.step is step:
-                    self.bodies.leave(step, finished=left_by_break(sys._getframe(1)))
+                    finished = left_by_break(sys._getframe(1))
+                    self.bodies.leave(step, finished=finished)
+                    if finished:
+                        self._world.position.end_loop()
                 raise
             if step.done < step.begun:
                 if self.bodies.void(step):

@@ -57,8 +57,11 @@ class Position:
         self._looks = True
         """Whether the next loop begins with a question to the agent. Not each: a script whose code between the loops is
         slow would run behind the job without end; it enters late instead, and the others wait for it once."""
-        self._begun = Counter[int]()
-        """How many loops the script has begun, by their ends."""
+        self._begun = NO_LOOP
+        """That the script has begun last."""
+        self._ended = Counter[int]()
+        """How many of its loops are over on all ranks, by their ends. One that is left by an exception is not: the
+        others go on in it, and the script may come back."""
         self._job = NO_LOOP
         """The job is there or later: loops before are over."""
         self._passed = LoopId(-1)
@@ -92,14 +95,18 @@ class Position:
 
         Raises ``ValueError`` if an earlier loop ends later: a joiner waits in that one, and cannot go back.
         """
-        if end < (latest := max(self._begun, default=0)):
+        if end < (latest := max(self._ended, default=0)):
             raise ValueError(
                 f"job.steps(): this loop ends at step {end}, and an earlier loop of the script at step {latest}: a "
                 f"worker that joins could not find the job's loop. Give it an end of {latest} steps or more, or put "
                 "its steps into the earlier loop"
             )
-        self._begun[end] += 1
-        return LoopId(end, self._begun[end] - 1)
+        self._begun = LoopId(end, self._ended[end])
+        return self._begun
+
+    def end_loop(self) -> None:
+        """The script has left its loop as all ranks do: at its end, by ``break``, or behind the job."""
+        self._ended[self._begun.end] += 1
 
     def begin_loop(self, order: Order, loop: LoopId, *, joins: bool) -> bool:
         """The script begins ``loop``. Returns False if the job has left it already.
