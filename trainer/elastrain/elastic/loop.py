@@ -346,10 +346,7 @@ class Loop:
                         yield batch.data
             except GeneratorExit:
                 if not self._over and self.step is step:
-                    finished = left_by_break(sys._getframe(1))
-                    self.bodies.leave(step, finished=finished)
-                    if finished:
-                        self._world.position.end_loop()
+                    self.bodies.leave(step, finished=left_by_break(sys._getframe(1)))
                 raise
             if step.done < step.begun:
                 if self.bodies.void(step):

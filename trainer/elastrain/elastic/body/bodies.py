@@ -130,6 +130,7 @@ class Bodies:
             why = f"the loop body of step {step.number + 1} was left before its update was complete"
             self._world.leave(why, void=counted and applied is not Applied.NOTHING and not whole)
         if finished:
+            self._world.position.end_loop()
             self._world.complete()
 
     def void(self, step: Step) -> str:
