@@ -14,7 +14,7 @@ import structlog
 
 from elastrain import tracing
 from elastrain.api.keys import JobKeys
-from elastrain.etcd import EtcdClient, EtcdError, EtcdUsers
+from elastrain.etcd import EtcdClient, EtcdUsers
 from elastrain_operator.cluster.capacity import Capacity
 from elastrain_operator.cluster.inventory import Inventory
 from elastrain_operator.cluster.permission import is_allowed
@@ -26,7 +26,7 @@ from elastrain_operator.job.loops import Loops
 from elastrain_operator.job.meter import JobSeries
 from elastrain_operator.job.recorder import Recorder
 from elastrain_operator.job.traces import Traces
-from elastrain_operator.kube.client import ApiError, Kube, Tenure
+from elastrain_operator.kube.client import Kube, Tenure
 from elastrain_operator.kube.repeats import answered
 from elastrain_operator.kueue.jobs import KueueJobs
 from elastrain_operator.kueue.watch import Watch
@@ -123,15 +123,18 @@ class App:
         log.info("started", endpoints=config.etcd.endpoints, namespaces=config.namespaces or "all")
 
     async def _connect(self, etcd: EtcdClient) -> Mirror:
-        """The mirror of all records; waits a moment for etcd, and claims the fence."""
-        fenced = self._fence(etcd) if self._fence else None
-        mirror = Mirror(fenced or etcd, self._config.owner, self._etcd_changed, self._steps_made, self._job_refused)
+        """The mirror of all records; waits a moment for etcd."""
+        mirror = Mirror(
+            self._fence(etcd) if self._fence else etcd,
+            self._config.owner,
+            self._etcd_changed,
+            self._steps_made,
+            self._job_refused,
+        )
         mirror.start()
         self._started.push_async_callback(mirror.close)
         if not await mirror.wait_listed(ETCD_SECONDS):
             log.warning("etcd does not answer yet", endpoints=self._config.etcd.endpoints)
-        elif fenced:
-            await _claim(fenced)
         return mirror
 
     def _traces(self) -> Traces | None:
@@ -243,11 +246,3 @@ def _relieve_collector() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(*GARBAGE)
-
-
-async def _claim(fenced: FencedEtcd) -> None:
-    """Fence an earlier leader off at once; if that fails, the first write retries it."""
-    try:
-        await asyncio.to_thread(fenced.claim)
-    except (ApiError, EtcdError) as error:
-        log.warning("fence not claimed yet", error=str(error))

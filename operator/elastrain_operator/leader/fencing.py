@@ -2,12 +2,17 @@
 
 An operator may be stopped between the check that it leads and the sending of a write (SIGSTOP, a frozen VM, a slow
 network), so its own clock cannot prevent a late write. The *fence* can: a key that each new leader writes before any
-other write, and whose ``mod_revision`` is a condition of every write.
+other write, and whose content, a text that is never used again, is a condition of every write. (Its revision would not
+do: after the restore of a snapshot etcd gives the same revisions once more.)
 
 To claim it, an operator reads the fence, *then* proves that it leads by renewing its Lease, *then* writes the fence if
 that is unchanged. Of two operators the later leader always wins: an older leader that reads the newer one's fence fails
 the proof, and one that has read the fence earlier fails to write it. (The Lease's own count of transitions is unsuited
 as a token: it restarts when the Lease is deleted.)
+
+A snapshot that is restored may hold an older leader's claim, and no condition on old data can tell then from now. So
+the leader claims the fence anew as soon as its watch shows that etcd has lost data; until then, a write that the older
+leader had sent before passes.
 """
 
 from __future__ import annotations
@@ -23,7 +28,7 @@ import structlog
 from elastrain.api.keys import ROOT
 from elastrain.etcd import Batch, EtcdClient, EtcdError, Range, Sift, Transaction, Watch, WatchState
 from elastrain_operator.config import LeaseName
-from elastrain_operator.kube.client import NotLeading, Tenure
+from elastrain_operator.kube.client import ApiError, NotLeading, Tenure
 
 log = structlog.get_logger(__name__)
 
@@ -46,7 +51,7 @@ class FencedEtcd:
         self._tenure = tenure
         self._prove = prove
         self._claiming = threading.Lock()
-        self._token: int | None = None
+        self._token: bytes | None = None
 
     def put_all(self, records: Mapping[str, bytes]) -> None:
         """Write as the leader, all records or none.
@@ -56,7 +61,7 @@ class FencedEtcd:
         what = f"write {', '.join(records)}"
         for _ in range(2):
             token = self.claim()
-            transaction = Transaction(unchanged=((self._key, token),), puts=tuple(records.items()))
+            transaction = Transaction(unchanged=(), holding=((self._key, token),), puts=tuple(records.items()))
             timeout = min(self._etcd.timeout, self._tenure.seconds_left(what))
             if self._etcd.commit(transaction, what, timeout=timeout):
                 return
@@ -74,8 +79,9 @@ class FencedEtcd:
             held = self._etcd.get(key)
             if held is None or held.value != value:
                 return False
-            unchanged = ((self._key, token), (key, held.mod_revision))
-            transaction = Transaction(unchanged, puts=(), deleted=Range.prefix(prefix))
+            transaction = Transaction(
+                unchanged=(), holding=((self._key, token), (key, value)), puts=(), deleted=Range.prefix(prefix)
+            )
             if self._etcd.commit(transaction, what, timeout=min(self._etcd.timeout, self._tenure.seconds_left(what))):
                 return True
             self._forget(token)
@@ -95,9 +101,27 @@ class FencedEtcd:
         on_state: Callable[[WatchState], None] | None = None,
         sift: Sift | None = None,
     ) -> Watch:
-        return self._etcd.watch_prefix(prefix, on_events, on_state, sift)
+        """As ``EtcdClient.watch_prefix``; the watch's thread also claims the fence again where etcd has lost data."""
+        newest = 0
 
-    def claim(self) -> int:
+        def take(batch: Batch) -> None:
+            nonlocal newest
+            lost, newest = batch.revision < newest, batch.revision
+            on_events(batch)
+            if batch.snapshot and (lost or self._token is None):
+                self._claim_anew()
+
+        return self._etcd.watch_prefix(prefix, take, on_state, sift)
+
+    def _claim_anew(self) -> None:
+        with self._claiming:
+            self._token = None
+        try:
+            self.claim()
+        except (ApiError, EtcdError) as error:
+            log.warning("fence not claimed yet", error=str(error))  # by the next write, or after the next list
+
+    def claim(self) -> bytes:
         """Have etcd refuse older leaders' writes from now on; returns the fence's token.
 
         Raises ``EtcdError``, :class:`NotLeading`, and ``ApiError`` if the API server does not answer.
@@ -107,10 +131,9 @@ class FencedEtcd:
                 self._token = self._claim()
             return self._token
 
-    def _claim(self) -> int:
+    def _claim(self) -> bytes:
         before = self._etcd.get(self._key)
         self._prove()
-        # A unique text, so that this claim is recognized if its response is lost.
         mine = json.dumps({"holder": self._identity, "claim": uuid.uuid4().hex}).encode()
         self._tenure.seconds_left("claim the fence")
         won, held = self._etcd.compare_and_swap(
@@ -119,9 +142,9 @@ class FencedEtcd:
         if not won or held is None:
             raise NotLeading("claim the fence")  # another replica has claimed it since
         log.info("fence claimed", key=self._key, revision=held.mod_revision)
-        return held.mod_revision
+        return mine
 
-    def _forget(self, token: int) -> None:
+    def _forget(self, token: bytes) -> None:
         with self._claiming:
             if self._token == token:
                 self._token = None

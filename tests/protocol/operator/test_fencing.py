@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from elastrain.api.keys import JobKeys
-from elastrain.etcd import EtcdClient
+from elastrain.etcd import Batch, EtcdClient
 from elastrain_operator.config import LeaseName
 from elastrain_operator.kube.client import ApiError, NotLeading
 from elastrain_operator.leader.fencing import FencedEtcd, fence_key
@@ -122,6 +122,58 @@ def test_leader_continues_if_etcd_has_lost_its_data(client, replica, fence, job_
     leader.etcd.put_all({job_keys.target: b"two"})
     assert value(client, job_keys.target) == b"two"
     assert value(client, fence)
+
+
+class Restored:
+    """A client whose watch says that etcd came back with a snapshot, the older leader's claim in it."""
+
+    def __init__(self, client: EtcdClient, fence: str) -> None:
+        self._client, self._fence = client, fence
+        self.reported: list[Batch] = []
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._client, name)
+
+    def watch_prefix(self, prefix: str, on_events: Callable[[Batch], None], *_: object) -> None:
+        self._on_events = on_events
+        self._on_events(Batch((), 100, snapshot=True))
+
+    def restore(self, claim: bytes) -> None:
+        self._client.put_all({self._fence: claim})
+        self._on_events(Batch((), 50, snapshot=True))
+
+
+def test_leader_claims_the_fence_anew_if_a_snapshot_brings_an_older_claim_back(client, fence, job_keys):
+    etcd = Restored(client, fence)
+    older, newer = Replica(client, fence, "a"), Replica(etcd, fence, "b")
+    older.etcd.put_all({job_keys.target: b"old"})
+    olders = value(client, fence)
+    older.leads = False
+    newer.etcd.watch_prefix("/", etcd.reported.append)
+    assert b'"holder": "b"' in value(client, fence)  # with its first list, before any write
+    etcd.restore(olders)
+    assert len(etcd.reported) == 2
+    with pytest.raises(NotLeading):
+        older.etcd.put_all({job_keys.target: b"stale"})
+    newer.etcd.put_all({job_keys.target: b"new"})
+
+
+def test_the_fence_is_claimed_with_the_next_list_if_a_claim_after_a_restore_fails(client, fence, job_keys):
+    etcd = Restored(client, fence)
+    older, newer = Replica(client, fence, "a"), Replica(etcd, fence, "b")
+    older.etcd.claim()
+    olders = value(client, fence)
+    newer.etcd.watch_prefix("/", etcd.reported.append)
+
+    def unreachable() -> None:
+        raise ApiError("prove", 0, "Unreachable", "connection refused")
+
+    newer.before_proof = unreachable
+    etcd.restore(olders)
+    assert value(client, fence) == olders
+    newer.before_proof = lambda: None
+    etcd.restore(olders)  # with the same revision as the list before
+    assert b'"holder": "b"' in value(client, fence)
 
 
 def test_a_write_fails_and_is_retried_later_if_leadership_cannot_be_proved(client, replica, fence, job_keys):

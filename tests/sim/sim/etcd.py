@@ -45,6 +45,8 @@ class Etcd:
         self.revision = 10**6
         self.lost = False
         """Whether it has lost its data, which happens once: clients know it by a revision that has gone back."""
+        self.restored: float | None = None
+        """When it came back with old data."""
         self.kvs: dict[str, KeyValue] = {}
         self.leases: dict[int, _Lease] = {}
         self.on_change: Callable[[tuple[Event, ...]], None] = lambda _: None
@@ -81,6 +83,8 @@ class Etcd:
             held = self.kvs.get(key)
             if (held.mod_revision if held else 0) != expected:
                 return False
+        if any(self.kvs.get(key) is None or self.kvs[key].value != value for key, value in transaction.holding):
+            return False
         gone = [key for key in sorted(self.kvs) if transaction.deleted and covers(transaction.deleted, key)]
         events: list[Event] = [self._deletion(key) for key in gone]
         for key, value in transaction.puts:
@@ -143,7 +147,7 @@ class Etcd:
             self.kvs, self.leases, self._history = {}, {}, []
             self.revision, self._compacted = 1, 0
         if restore is not None:
-            self.lost = True
+            self.lost, self.restored = True, self.clock.now
             self.kvs, self._history = dict(restore.kvs), []
             self.revision = self._compacted = restore.revision
             self.leases = {number: _Lease(ttl) for number, ttl in restore.ttls.items()}

@@ -33,6 +33,10 @@ PROMISES = {
 }
 
 
+RECLAIM = 5.0
+"""Seconds after which a leader that runs has claimed the fence of an etcd that came back with old data."""
+
+
 AFTERMATH = 10.0
 """Seconds after a fault in which it may still show."""
 
@@ -96,6 +100,7 @@ class Ledger:
     """Revisions at which generations were formed, by number."""
     _formed_at: float = 0.0
     _claimed_by: str = ""
+    _claimed_at: float = 0.0
     _names: set[str] = field(default_factory=set)
     _terminating: set[str] = field(default_factory=set)
     _taken_away: set[str] = field(default_factory=set)
@@ -184,10 +189,19 @@ class Ledger:
     def operator_wrote(self, operator: str, fence: bool) -> None:
         """An operator's transaction was accepted; ``fence``: it was the claim."""
         if fence:
-            self._claimed_by = operator
-        elif operator != self._claimed_by:
+            self._claimed_by, self._claimed_at = operator, self.world.clock.now
+        elif operator != self._claimed_by and not self._claim_was_undone(operator):
             self.stale_writes.append(operator)
             self.news += 1
+
+    def _claim_was_undone(self, writer: str) -> bool:
+        """Whether etcd has come back with an older leader's claim, and no other operator that leads has been able to
+        claim the fence anew for long enough."""
+        restored, now = self.world.etcd.restored, self.world.clock.now
+        if restored is None or self._claimed_at >= restored:
+            return False
+        leaders = [o.process for o in self.world.operators if o.leads and o.process.runs and o.process.name != writer]
+        return all(now < max(restored, process.resumed_at) + RECLAIM for process in leaders)
 
     def taken_away(self, pod: Body) -> None:
         """Not the operator, but a person or a controller deletes this pod."""

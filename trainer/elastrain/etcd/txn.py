@@ -54,7 +54,8 @@ def listed(answer: Any) -> tuple[list[KeyValue], int]:
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """Writes that take effect together if all keys of ``unchanged`` have the expected mod_revision, or not at all."""
+    """Writes that take effect together if all keys of ``unchanged`` have the expected mod_revision and all of
+    ``holding`` the expected content, or not at all."""
 
     unchanged: tuple[tuple[str, int], ...]
     """Keys and their expected mod_revisions; 0: the key does not exist."""
@@ -62,6 +63,8 @@ class Transaction:
     deleted: Range | None = None
     lease: int = 0
     """Lease of the written keys; 0: none."""
+    holding: tuple[tuple[str, bytes], ...] = ()
+    """Keys and what they are expected to hold."""
 
     def request(self) -> Any:
         compares = [
@@ -69,6 +72,12 @@ class Transaction:
                 key=key.encode(), target=messages.Compare.MOD, result=messages.Compare.EQUAL, mod_revision=revision
             )
             for key, revision in self.unchanged
+        ]
+        compares += [
+            messages.Compare(
+                key=key.encode(), target=messages.Compare.VALUE, result=messages.Compare.EQUAL, value=value
+            )
+            for key, value in self.holding
         ]
         writes = [
             messages.RequestOp(request_put=messages.PutRequest(key=key.encode(), value=value, lease=self.lease))
