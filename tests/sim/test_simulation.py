@@ -37,6 +37,10 @@ FAILED_ONCE = {
     11315: "a kubelet's late report showed an ended pod as running",
     13596: "the same",
     46323: "the same",
+    644: "a leader that had not seen a dead member's record gave its place twice, after a loss of etcd's data",
+    5323: "a member of a lost generation registered as one of no generation, and a new worker began at step 0",
+    6662: "an older leader's write was accepted after the restore of a snapshot, long after its successor knew of it",
+    8334: "the same",
     2528: "new workers began at step 0 beside a holder of the state whose phase they could not read",
 }
 """Seeds beyond those of a night whose schedules failed, and why."""

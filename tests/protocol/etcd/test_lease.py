@@ -76,6 +76,26 @@ def test_a_new_lease_takes_the_keys_if_the_old_one_expired(server, own_client, e
     lease.close()
 
 
+def test_a_change_for_later_comes_with_the_next_one_or_with_a_new_lease(client, job_keys):
+    lease = client.lease(60)
+    lease.set(job_keys.target, b"1", later=True)
+    assert lease.flush(5.0)
+    written = client.get(job_keys.target)
+    assert written.value == b"1", "it was not written before"
+    lease.set(job_keys.target, b"2", later=True)
+    assert lease.flush(5.0)
+    assert client.get(job_keys.target) == written
+    lease.set(job_keys.owner, b"another key")
+    assert lease.flush(5.0)
+    assert client.get(job_keys.target) == written
+    lease.set(job_keys.target, b"3", later=True)
+    client.lease_revoke(lease.id)
+    lease.set(job_keys.owner, b"the lease is found to be lost")
+    assert lease.flush(5.0)
+    assert client.get(job_keys.target).value == b"3"
+    lease.close()
+
+
 def test_a_key_is_rewritten_if_it_was_deleted(client, job_keys):
     lease = client.lease(60)
     lease.set(job_keys.target, b"1")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from elastrain.agent.core import endings
@@ -105,9 +106,10 @@ class Agent:
     def _new_id(self) -> str:
         return f"{self.worker}.{self.world.rng.getrandbits(32):08x}"
 
-    def _declare(self) -> None:
+    def _declare(self, *, later: bool = False) -> None:
         raw = self.own.encode()
-        self.lease.set(self.keys.member(self.own.id), raw[:-1] + self._extra + b"}" if self._extra else raw)
+        raw = raw[:-1] + self._extra + b"}" if self._extra else raw
+        self.lease.set(self.keys.member(self.own.id), raw, later=later)
 
     def _register(self) -> None:
         if self.core.bounds.drain is not None and not self.lease.id:
@@ -297,12 +299,7 @@ class Agent:
                 if rank is not None:
                     rank.process.after(0.0005, rank.told, message)
             case Publish():
-                self._update(
-                    phase=effect.phase, generation=effect.generation, step=effect.step, broken=effect.broken,
-                    fault=effect.fault, faults=effect.faults, unsent=effect.unsent,
-                    store_port=effect.store_port, health=effect.health, health_message=effect.health_message,
-                    health_rank=effect.health_rank,
-                )  # fmt: skip
+                self._update(**asdict(effect))
             case PublishProgress(progress=progress):
                 self._waiting = progress
                 self._wake()
@@ -320,9 +317,9 @@ class Agent:
             case End(termination=termination):
                 self._finish(termination)
 
-    def _update(self, **changes: object) -> None:
+    def _update(self, *, later: bool = False, **changes: object) -> None:
         self.own = self.own.model_copy(update=changes)
-        self._declare()
+        self._declare(later=later)
         self._wake()
 
     def _reincarnate(self) -> None:

@@ -70,7 +70,9 @@ class LeaseKeeper:
     def is_clean(self) -> bool:
         return self._written == self._wanted
 
-    def set(self, key: str, value: bytes) -> None:
+    def set(self, key: str, value: bytes, *, later: bool = False) -> None:
+        if later and key in self._wanted and self._written.get(key) == self._wanted[key]:
+            self._written[key] = value
         self._wanted[key] = value
         self.kick()
 

@@ -143,15 +143,25 @@ def test_broken_is_never_published_if_a_next_generation_replaces_the_large_one_i
     story.breaks(2)
     story.hears_the_end_of(2)
     story.sees(generation=make_generation(3, *"bcdefghija"))
-    none(story.adopts(3) + story.later(10.0), Publish)
+    assert only(story.adopts(3) + story.later(10.0), Publish).later
 
 
-def test_adoption_is_published_only_by_the_member_of_rank_0(story, make_generation):
+def test_adoption_is_written_only_by_the_member_of_rank_0(story, make_generation):
     story.ready()
     story.sees(generation=make_generation(1, "b", "a"))
-    none(story.adopts(1), Publish)
+    kept = only(story.adopts(1, step=3), Publish)
+    assert (kept.generation, kept.step, kept.later) == (1, 3, True), "for a record that etcd loses"
     story.sees(generation=make_generation(2, "a", "b"))
-    assert only(story.adopts(2), Publish).generation == 2
+    written = only(story.adopts(2), Publish)
+    assert (written.generation, written.later) == (2, False)
+
+
+def test_what_is_kept_for_a_lost_record_does_not_count_as_a_report_of_a_break(story, make_generation):
+    story.ready()
+    story.sees(generation=make_generation(1, "b", "a"))
+    assert only(story.adopts(1), Publish).later
+    broken = only(story.breaks(1), Publish)
+    assert (broken.broken, broken.later) == (1, False)
 
 
 def test_adoption_of_the_empty_generation_is_published(story, make_generation):

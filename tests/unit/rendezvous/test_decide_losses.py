@@ -40,6 +40,33 @@ def test_the_lost_holder_of_the_state_is_awaited_if_the_others_have_none(job):
     assert job.workers() == ["a", "b"]
 
 
+def test_none_is_formed_while_a_member_has_yet_to_write_its_generation_again_that_etcd_has_lost(job):
+    """Else the joiners would begin at step 0 beside it."""
+    job.train("a", "b")
+    lost, job.generations[:] = job.base, []
+    job.die("a")
+    job.join("c", "d")
+    job.set("b", generation=lost.number)
+    job.pass_time(job.timing.settle)
+    action = job.run()
+    assert isinstance(action, Wait)
+    assert action.what_for == "b to write the generation again that etcd has lost"
+    job.generations.append(lost)
+    job.run()
+    assert (job.workers(), job.base.number) == (["b", "c", "d"], lost.number + 1)
+
+
+def test_a_generation_that_nobody_writes_again_is_awaited_for_a_bounded_time(job):
+    job.join("a", "b")
+    job.set("b", generation=7)
+    job.decide()
+    job.pass_time(job.timing.reenter)
+    job.decide()
+    job.pass_time(job.timing.settle)
+    assert isinstance(job.run(), Propose)
+    assert job.base.number == 8
+
+
 def test_leavers_enter_no_further_generation_if_a_joiner_holds_the_state_already(job):
     job.train("a", "b")
     job.target = Target(min=1, max=2, desired=1, leaving=("b",))

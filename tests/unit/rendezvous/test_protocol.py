@@ -6,7 +6,7 @@ import pytest
 
 from elastrain.api import roster
 from elastrain.api.keys import JobKeys
-from elastrain.api.records import Generation, Leader, Member, Phase, Target
+from elastrain.api.records import Generation, GenerationMember, Leader, Member, Phase, Target
 from elastrain.etcd import Batch, Delete, KeyValue, Put, Range
 from elastrain.rendezvous.decide import Propose, Timing
 from elastrain.rendezvous.election import Candidate, Claim, elect
@@ -196,6 +196,19 @@ def test_a_member_that_was_lost_before_an_outage_stays_lost_in_it():
     job.die("w0002.x")
     job.seats[leader].bridge(outage=True)
     assert job.seats[leader].look(job.records[leader]).lost == ("w0002.x",)
+
+
+def test_a_leader_that_never_saw_the_record_of_a_lost_member_knows_its_part_of_the_state():
+    """Else it would give the place in a group twice: to that member, which may return, and to its replacement."""
+    job, part = Job(2), {"group": 3, "place": 1, "group_size": 2}
+    record = Member(id="w0001.x", worker="w0001", address="h", phase=Phase.READY, store_port=1, **part)
+    views = job.seats["w0000.x"].views
+    place = GenerationMember(id=record.id, worker="w0001", address="h", store_port=1, rank_offset=0, part=record.part)
+    views.expect(Generation.decode(Generation(number=1, members=(place,), reason="Start", leader="").encode()))
+    expected = views.missing["w0001.x"].record
+    assert {name: getattr(expected, name) for name in part} == part
+    assert expected.part == record.part
+    assert Member(id="w.x", worker="w", address="h").part is None
 
 
 def test_members_of_old_generations_are_forgotten():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 
 import structlog
 
@@ -112,24 +113,11 @@ class Presence:
     def publish(self, record: Publish) -> None:
         """Write the member's record."""
         member = self._registered
-        log.info("member", id=member.id, phase=record.phase, generation=record.generation, step=record.step)
+        if not record.later:
+            log.info("member", id=member.id, phase=record.phase, generation=record.generation, step=record.step)
         if record.health != member.record.health:
             log.warning("health", health=record.health or "ok", why=record.health_message)
-        member.update(
-            phase=record.phase,
-            generation=record.generation,
-            step=record.step,
-            broken=record.broken,
-            fault=record.fault,
-            faults=record.faults,
-            unsent=record.unsent,
-            learning=record.learning,
-            holds=record.holds,
-            store_port=record.store_port,
-            health=record.health,
-            health_message=record.health_message,
-            health_rank=record.health_rank,
-        )
+        member.update(**asdict(record))
 
     def publish_of_job(self, effect: PublishProgress | CloseJob) -> None:
         """Write a record of the whole job. As of the two methods."""

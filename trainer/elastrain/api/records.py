@@ -70,7 +70,20 @@ class Health(StrEnum):
     """The ranks could train, but fewer than ``target.min`` members are ready."""
 
 
-class Member(Record):
+class PartOfState(Record):
+    """Which part of the training state a member holds, for its whole life."""
+
+    group: int = 0
+    """Number of its group; only if a group has several workers."""
+    place: Annotated[int, Field(ge=0)] = 0
+    """Its place in the group: which shards of the model its ranks hold."""
+    group_size: Annotated[int, Field(ge=1)] = 1
+    """Workers of a group. A generation has whole groups only."""
+    one_copy: bool = False
+    """All members of a generation hold one copy of the state together: each has parts that no other one has."""
+
+
+class Member(PartOfState):
     """One incarnation of a worker's agent. Written by that agent under its lease; read by all agents and the operator.
 
     A dead rank ends its member: the agent deletes the key and, if it restarts the rank, registers under a new id. So a
@@ -92,14 +105,6 @@ class Member(Record):
     """TCP port of this member's store, for generations in which it comes first; 0 until ready."""
     slots: Annotated[int, Field(ge=1)] = 1
     """Ranks of this member."""
-    group: int = 0
-    """Number of its group; only if a group has several workers."""
-    place: Annotated[int, Field(ge=0)] = 0
-    """Its place in the group: which shards of the model its ranks hold."""
-    group_size: Annotated[int, Field(ge=1)] = 1
-    """Workers of a group. A generation has whole groups only."""
-    one_copy: bool = False
-    """All members of a generation hold one copy of the state together: each has parts that no other one has."""
     phase: Annotated[Phase | str, Field(union_mode="left_to_right")] = Phase.WARMING
     generation: int = 0
     """Number of the generation that all its ranks have adopted; 0: none yet. The member that holds the generation's
@@ -131,6 +136,12 @@ class Member(Record):
     health_rank: int | None = None
     """Local rank that is slow or stuck; None: no single rank."""
 
+    @property
+    def part(self) -> PartOfState | None:
+        """None: a whole copy."""
+        part = PartOfState(**self.model_dump(include=set(PartOfState.model_fields)))
+        return None if part == PartOfState() else part
+
     def unread(self) -> Self:
         """This member, after its record has become unreadable."""
         return self.model_copy(update={"phase": UNREADABLE})
@@ -153,6 +164,8 @@ class GenerationMember(Record):
     slots: Annotated[int, Field(ge=1)] = 1
     rank_offset: Annotated[int, Field(ge=0)]
     """Global rank of its local rank 0."""
+    part: PartOfState | None = None
+    """None: a whole copy. A leader that has not seen the member's own record knows by it who may replace it."""
 
 
 class Roster(Record):

@@ -105,9 +105,12 @@ class Lease:
         self._grant()
         self._thread.start()
 
-    def set(self, key: str, value: bytes) -> None:
-        """Declare that ``key`` holds ``value`` while the lease lives."""
+    def set(self, key: str, value: bytes, *, later: bool = False) -> None:
+        """Declare that ``key`` holds ``value`` while the lease lives. ``later``: with the next declaration of this key,
+        or when all keys are written again under a new lease."""
         with self._changed:
+            if later and key in self._wanted and self._written.get(key) == self._wanted[key]:
+                self._written[key] = value
             self._wanted[key] = value
             self._changed.notify_all()
 

@@ -70,6 +70,8 @@ class DecisionState:
     """Consecutive generations that ended before members without the newest state had received it."""
     admit_at: float = 0.0
     """Earliest time at which such members are admitted again, after a series of these; the others go on."""
+    ahead_since: float | None = None
+    """Since when a member is in a generation that etcd has lost."""
     unnotified_since: float | None = None
     """Since when a generation is over whose members have not been notified."""
 
@@ -118,13 +120,15 @@ def remember(memory: DecisionState, view: View, now: float, timing: Timing = Tim
     changed = bool(not view.intact or view.leavers or view.joiners or view.unready)
     enough = len(view.joiners) >= (1 if view.base_alive else _least(view))
     unnotified = bool(_unnotified(view))
-    times = (memory.change_since, memory.enough_since, memory.unnotified_since)
-    if (changed, enough, unnotified) != tuple(since is not None for since in times):
+    ahead = bool(view.ahead)
+    times = (memory.change_since, memory.enough_since, memory.unnotified_since, memory.ahead_since)
+    if (changed, enough, unnotified, ahead) != tuple(since is not None for since in times):
         memory = replace(
             memory,
             change_since=_since(memory.change_since, now) if changed else None,
             enough_since=_since(memory.enough_since, now) if enough else None,
             unnotified_since=_since(memory.unnotified_since, now) if unnotified else None,
+            ahead_since=_since(memory.ahead_since, now) if ahead else None,
         )
     return memory if view.intact else _count_break(memory, view, now, timing)
 
@@ -171,12 +175,16 @@ def _unnotified(view: View) -> dict[int, str]:
     return {number: why for number, why in view.condemned.items() if number not in view.notified}
 
 
-def _next(view: View, memory: DecisionState, now: float, timing: Timing) -> Action:
+def _next(  # noqa: PLR0911 - one return per rule
+    view: View, memory: DecisionState, now: float, timing: Timing
+) -> Action:
     """The next generation, or why none is formed now."""
     if view.target is None:
         return Nothing("there is no target yet")
     if view.ended:
         return Nothing("the job has ended")
+    if view.ahead and now < (bound := _since(memory.ahead_since, now) + timing.reenter):
+        return Wait(bound, f"{_names(view.ahead)} to write the generation again that etcd has lost")
     behind = view.generation.number - view.in_force if view.generation and view.in_force is not None else 0
     if behind >= MAX_OUTSTANDING:
         return Nothing(f"generation {view.in_force} is in force, {behind} newer ones are not adopted yet")
@@ -323,7 +331,13 @@ def _propose(view: View, chosen: tuple[RegisteredMember, ...], reason: str) -> P
         r = m.record
         members.append(
             GenerationMember(
-                id=r.id, worker=r.worker, address=r.address, store_port=r.store_port, slots=r.slots, rank_offset=offset
+                id=r.id,
+                worker=r.worker,
+                address=r.address,
+                store_port=r.store_port,
+                slots=r.slots,
+                rank_offset=offset,
+                part=r.part,
             )
         )
         offset += r.slots

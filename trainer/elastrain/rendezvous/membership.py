@@ -134,8 +134,9 @@ class Membership:
             self._driver.close()
             raise
 
-    def update(self, **changes: Any) -> Member:
+    def update(self, *, later: bool = False, **changes: Any) -> Member:
         """Change fields of this member's record (``phase``, ``store_port``, ``generation``, ``step``, ``broken``, ...).
+        ``later``: etcd gets them with the next change, or if it has lost the record.
 
         Returns the record. Raises ``pydantic.ValidationError`` for an invalid value, and ``ValueError`` for ``id``: see
         :meth:`reincarnate`.
@@ -144,7 +145,7 @@ class Membership:
             raise ValueError("a member's id changes by reincarnate() only")
         with self._lock:
             self._record = Member.model_validate({**self._record.model_dump(), **changes})
-            self._write()
+            self._write(later=later)
             return self._record
 
     def reincarnate(self, **changes: Any) -> Member:
@@ -219,9 +220,9 @@ class Membership:
             self._lease.close(revoke=revoke)
         self._driver.close()
 
-    def _write(self) -> None:
+    def _write(self, *, later: bool = False) -> None:
         if self._lease is not None and not self._stopped:
-            self._lease.set(self.keys.member(self._record.id), self._record.encode())
+            self._lease.set(self.keys.member(self._record.id), self._record.encode(), later=later)
             self._driver.wake()
 
     def _on_regained(self) -> None:

@@ -312,6 +312,13 @@ class View:
             return self.in_force is None or self.in_force >= number
         return all(self.adopted_by(m) >= number for m in self.base_alive)
 
+    @cached_property
+    def ahead(self) -> tuple[RegisteredMember, ...]:
+        """Live members in a newer generation than the newest one: etcd has lost its data, and they have yet to notice
+        it, and to write that generation again."""
+        number = self.generation.number if self.generation else 0
+        return tuple(m for m in self.alive.values() if m.record.generation > number)
+
     @property
     def entered(self) -> bool:
         """Whether every member of the newest generation has reported its entry itself."""

@@ -114,10 +114,9 @@ class ViewBuilder:
         """After an outage: members of ``generation`` without a key first count as missing, not as lost."""
         for m in generation.members:
             if m.id not in self.state.members and m.id not in self._gone and m.id not in self.missing:
-                record = Member(
-                    id=m.id, worker=m.worker, address=m.address, store_port=m.store_port, slots=m.slots,
-                    phase=Phase.READY, generation=generation.number,
-                )  # fmt: skip
+                known = m.model_dump(include=set(Member.model_fields))
+                part = m.part.model_dump() if m.part else {}
+                record = Member(**known, **part, phase=Phase.READY, generation=generation.number)
                 self.missing[m.id], self._shown = RegisteredMember(record, 0), None
 
     # ---- generations -----------------------------------------------------------------------------------------------

@@ -139,6 +139,8 @@ class Publish:
     health: str = Health.OK
     health_message: str = ""
     health_rank: int | None = None
+    later: bool = field(default=False, compare=False)
+    """With the next change, or if etcd has lost the record."""
 
 
 @dataclass(frozen=True, slots=True)

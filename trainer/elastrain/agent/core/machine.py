@@ -374,9 +374,9 @@ class Core:
         kept = self.kept and self.places.mine(self.adopted) is None
         record = record_of(self.ranks, self.phase, self.checkup, self.settings.ranks.shards, kept=kept)
         self.published.note(record.broken, now)
-        if self.published.must_be_written(record, self.places.mine(record.generation), self._report_broken_at(), now):
-            self.published.record = record
-            yield record
+        place = self.places.mine(record.generation)
+        if (due := self.published.next(record, place, self._report_broken_at(), now)) is not None:
+            yield due
 
     def _report_broken_at(self) -> float | None:
         return self.published.report_broken_at(self.seen, self.places, self.adopted)

@@ -89,7 +89,20 @@ class PublishedRecord:
         place = place_in(places.generation(number), me)
         return self.broke_at if place is None or place < FIRST else self.broke_at + REPORT_LATER_SECONDS
 
-    def must_be_written(
+    def next(
+        self, record: Publish, place: GenerationMember | None, report_broken_at: float | None, now: float
+    ) -> Publish | None:
+        """What to write of ``record`` now, and what to keep ready: if etcd loses its data, the member registers again
+        as what it is then."""
+        if self._must_be_written(record, place, report_broken_at, now):
+            self.record = record
+            return record
+        if record.generation != self.record.generation:
+            self.record = replace(record, broken=self.record.broken)
+            return replace(record, later=True)
+        return None
+
+    def _must_be_written(
         self, record: Publish, place: GenerationMember | None, report_broken_at: float | None, now: float
     ) -> bool:
         """Whether to write ``record`` now.
