@@ -17,6 +17,7 @@ from elastrain.cli.shell.printing import print_data, print_error
 from elastrain_plan.choose import Plan, choose
 from elastrain_plan.model import GB, Cluster, Constants, unit
 from elastrain_plan.record import Measured, measured
+from elastrain_plan.sensitivity import effects
 
 MODEL = "A model, not a measurement."
 MTTF = 50_000.0
@@ -25,6 +26,8 @@ FOR_STATE = 0.6
 """Part of a card's memory that the state may take; activations and buffers take the rest. Assumed."""
 
 SPACE = " " * 12
+SHOWN = 4
+"""Numbers whose effect is shown."""
 
 Number = TypeVar("Number", int, float)
 
@@ -71,7 +74,8 @@ def plan(
 ) -> None:
     """Estimate by a model how much of the paid time a job trains, and which settings lose least.
 
-    It names group, spares, checkpoint interval and tier, each with its reason, then the part of the paid time by cause.
+    It names group, spares, checkpoint interval and tier, each with its reason, then the part of the paid time by cause,
+    and which of the numbers decide: measure these on your cluster before you believe the plan.
     -o json lists all constants, of which --set replaces any; docs/sizing.md names their sources.
 
     Examples:
@@ -166,6 +170,7 @@ def document(cluster: Cluster, made: Plan, price: float | None) -> dict[str, Any
         "cost": None if price is None else costs(cluster, made, price),
         "lossesPerDay": cluster.rate * 86_400,
         "constants": asdict(cluster.constants),
+        "effects": [asdict(effect) for effect in effects(cluster, made.settings)],
     }
 
 
@@ -187,4 +192,7 @@ def text(cluster: Cluster, made: Plan, price: float | None) -> str:
             f"cost        {cost['day']:,.0f} a day, of which {cost['lostDay']:,.0f} do not train; "
             f"{cost['trainedCardHour']:.4g} for an hour of a card that trains",
         ]
+    lines += ["", f"{'trains, in %, if the number is':<36}{'half':>10}{'twice':>10}"]
+    for effect in effects(cluster, made.settings)[:SHOWN]:
+        lines.append(f"  {f'{effect.name}={effect.value:g}':<34}{100 * effect.half:10.3f}{100 * effect.twice:10.3f}")
     return "\n".join(lines)

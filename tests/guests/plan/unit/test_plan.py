@@ -19,6 +19,7 @@ from elastrain_plan.app import constants, text
 from elastrain_plan.choose import choose, interval, smallest_group, spares
 from elastrain_plan.model import GB, Cluster, Constants, Settings, shortage, split, writing
 from elastrain_plan.record import measured
+from elastrain_plan.sensitivity import effects
 
 CARD = 48 * GB
 LLAMA = Cluster(cards=16_384, per_node=8, state=6_480 * GB, step=8.0, mttf=50_000.0)
@@ -223,3 +224,36 @@ def test_a_planned_rescale_and_few_losses_replace_nothing() -> None:
     found = measured(job(STATUS | {"lastRescale": rescale, "restarts": {"infrastructure": 4}}))
     assert constants([], found) == Constants()
     assert found.mttf is None
+
+
+# ---- what the plan hangs on ------------------------------------------------------------------------------------------
+@given(CLUSTERS, GROUPS)
+def test_rarer_losses_and_shorter_pauses_train_more(cluster, group):
+    settings = Settings(group or 1, 0, 10, 20)
+    by_name = {effect.name: effect for effect in effects(cluster, settings)}
+    assert by_name["mttf"].twice >= by_name["mttf"].half
+    for name in ("detect", "connect", "first_step", "per_member"):
+        assert by_name[name].half >= by_name[name].twice
+    assert list(by_name.values()) == sorted(by_name.values(), key=lambda effect: (-effect.span, effect.name))
+
+
+def test_an_effect_is_the_models_own_answer_for_the_other_number():
+    settings = choose(LLAMA, CARD).settings
+    by_name = {effect.name: effect for effect in effects(LLAMA, settings)}
+    assert by_name.keys() == {"mttf", *(field.name for field in fields(Constants))}
+    slower = replace(LLAMA, constants=replace(LLAMA.constants, connect=2 * LLAMA.constants.connect))
+    assert by_name["connect"].twice == split(slower, settings).training
+    assert by_name["mttf"].half == split(replace(LLAMA, mttf=25_000.0), settings).training
+
+
+def test_a_part_of_the_losses_is_at_most_all_of_them():
+    certain = replace(LLAMA, constants=replace(LLAMA.constants, all_lost=0.8))
+    (effect,) = (e for e in effects(certain, choose(certain, CARD).settings) if e.name == "all_lost")
+    assert effect.twice < effect.half
+
+
+def test_the_numbers_that_decide_are_shown_and_a_number_of_zero_is_not():
+    shown = text(LLAMA, choose(LLAMA, CARD), None)
+    assert re.search(r"connect=0\.0135 +9\d\.\d+ +9\d\.\d+$", shown, re.MULTILINE)
+    sure = replace(LLAMA, constants=replace(LLAMA.constants, all_lost=0.0))
+    assert "all_lost" not in {effect.name for effect in effects(sure, choose(sure, CARD).settings)}
