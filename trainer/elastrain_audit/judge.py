@@ -60,8 +60,10 @@ def verify(directory: Path) -> Verdict:
                 orders.setdefault((order, raw["sampled"]), set()).add(file.name.split(".")[0])
             else:
                 batch = None if raw["batch"] is None else tuple(raw["batch"])
+                rank, tensor = raw["rank"], raw.pop("tensor", 1)  # before 0.2 neighbours computed the same part
+                earlier = range(rank - rank % tensor, rank - rank % tensor + tensor) if tensor > 1 else ()
                 values = {"indices": tuple(raw["indices"]), "share": _share(*raw["share"]), "batch": batch}
-                lines.append(Line(**{**raw, **values}))
+                lines.append(Line(**{**raw, **values, "mates": tuple(raw.get("mates", earlier))}))
     if not lines:
         raise ValueError(f"{directory}: no audit lines in {len(files)} *.jsonl files; is $ELASTRAIN_AUDIT_DIR set?")
     if len(orders) != 1:
@@ -194,7 +196,7 @@ def _step_samples(step: int, lines: list[Line], order: Order) -> tuple[list[int]
                 f"not on {expected}"
             )
         owner = line if line.share.learner else owners.setdefault(line.share.part, line)
-        if owner.rank // owner.tensor != line.rank // line.tensor:
+        if owner.rank not in (line.rank, *line.mates):
             problems.append(f"step {step}: part {line.share.part} was computed by two ranks")
     samples: list[int] = []
     span = lines[0].span

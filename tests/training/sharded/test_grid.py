@@ -13,6 +13,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Shard, _collective_utils
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
+from elastrain.api.shape import Shape
 from elastrain.elastic.checkpoint import Grid
 from elastrain.elastic.state import parts
 from elastrain.elastic.strategies.sharded import Sharded
@@ -51,8 +52,8 @@ def test_a_part_is_what_torch_leaves_a_rank(shard, style, name, dims) -> None:
         parallelize_module(model, mesh["tp"], style, src_data_rank=None)
     fully_shard(model, mesh=mesh["dp_shard"])
     part = parts.taken(getattr(model, name).data)
-    assert part.dims == dims
-    for dim, (start, size) in enumerate(zip(*Grid(shard, 6, 2).chunk(part.shape, part.dims), strict=True)):
+    assert tuple(dim for _, dim in part.dims) == dims
+    for dim, (start, size) in enumerate(zip(*Grid(shard, Shape.of(6, 2)).chunk(part.shape, part.dims), strict=True)):
         whole = whole.narrow(dim, start, size)
     assert torch.equal(part.local, whole)
     again = parts.put({"model": part}, model, [model])["model"]

@@ -218,7 +218,7 @@ def main() -> None:
     torch.save(
         {
             "place": 0 if whole else job.mesh.get_coordinate()[0],
-            "dims": {} if whole else {name: dims(p) for name, p in model.module.state_dict().items()},
+            "dims": {n: tuple(dim for _, dim in dims(p)) for n, p in model.module.state_dict().items() if not whole},
             "pid": os.getpid(),
             "state": local_state,
             "commits": commits,

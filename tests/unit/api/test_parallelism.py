@@ -8,7 +8,8 @@ import pytest
 from pydantic import ValidationError
 
 from elastrain.api.job import JobSpec
-from elastrain.api.settings import RankSettings
+from elastrain.api.settings import RankSettings, shape_fields
+from elastrain.api.shape import ONE_RANK, Shape
 
 TEMPLATE = {"spec": {"containers": [{"name": "trainer", "image": "i", "command": ["python"]}]}}
 
@@ -63,7 +64,59 @@ def test_ranks_copy_their_shards_so_that_at_most_20_steps_are_repeated_if_nothin
 
 @pytest.mark.parametrize("tensor", [1, 2, 4])
 def test_a_part_of_a_group_or_all_of_it_may_compute_layers_together(tensor: int) -> None:
-    assert spec(nprocPerNode=4, parallelism={"shards": 4, "tensor": tensor}).tensor == tensor
+    assert spec(nprocPerNode=4, parallelism={"shards": 4, "tensor": tensor}).shape == Shape.of(4, tensor)
+
+
+def mesh(*sizes: Any, nproc: Any = 8, **fields: Any) -> JobSpec:
+    """``sizes``: by name, or whole dimensions."""
+    dimensions = [s if isinstance(s, dict) else {"name": s[0], "size": s[1]} for s in sizes]
+    return spec(nprocPerNode=nproc, parallelism={"mesh": dimensions, **fields})
+
+
+@pytest.mark.parametrize("tensor", [1, 2])
+def test_a_mesh_and_its_short_form_mean_the_same(tensor: int) -> None:
+    long = mesh(("dp_shard", 4), ("tp", tensor)) if tensor > 1 else mesh(("dp_shard", 4))
+    short = spec(nprocPerNode=8, parallelism={"shards": 4 * tensor, "tensor": tensor})
+    assert (long.shape, long.shards, long.group_size) == (short.shape, short.shards, short.group_size)
+    assert shape_fields(long.shape) == shape_fields(short.shape)
+
+
+@pytest.mark.parametrize(("nproc", "workers"), [(8, 1), (16, 1), (4, 2), (1, 8)])
+def test_the_workers_of_a_group_follow_from_the_product_of_its_sizes(nproc: int, workers: int) -> None:
+    found = mesh(("pp", 2), ("dp_shard", 2), ("cp", 1), ("tp", 2), nproc=nproc)
+    assert (found.group_size, found.shards, found.replica) == (workers, 8, "worker" if workers == 1 else "group")
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ([("pp", 2)], "must have a dimension dp_shard"),
+        ([("dp_shard", 2), ("dp_shard", 2)], "dimensions of different names"),
+        ([("dp_shard", 2), ("ring", 2)], "needs divides"),
+        ([{"name": "dp_shard", "size": 2, "divides": "Sequence"}], "must be Batch for dp_shard"),
+        ([("dp_shard", 1025)], "less than or equal to 1024"),
+        ([("dp_shard", 1024), ("tp", 1024)], "at most 65536 ranks"),
+        ([("dp_shard", 1), *((f"d{n}", 1) for n in range(6))], "at most 6 items"),
+        ([("dp_shard", 3)], r"divide nprocPerNode \(8\)"),
+        ([("DP", 2)], "should match pattern"),
+        ([("d" * 17, 2)], "at most 16 characters"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_mesh_is_refused_with_the_rule_that_it_breaks(fields: Any, words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        mesh(*fields)
+
+
+@pytest.mark.parametrize("beside", [{"shards": 2}, {"shards": "all"}, {"tensor": 2}])
+def test_a_mesh_is_refused_beside_its_short_forms(beside: Any) -> None:
+    with pytest.raises(ValidationError, match="short forms of it"):
+        mesh(("dp_shard", 2), **beside)
+
+
+def test_a_mesh_of_one_rank_is_a_sharded_model_so_that_the_script_has_its_mesh() -> None:
+    assert spec().shape == ONE_RANK
+    assert mesh(("dp_shard", 1), ("tp", 1)).shape != ONE_RANK
 
 
 def test_ranks_get_the_shape_of_their_group() -> None:

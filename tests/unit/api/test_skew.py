@@ -78,6 +78,8 @@ def document(kind: type[BaseModel]) -> dict[str, Any]:
     found = {f.alias or name: sample(f.annotation, tuple(f.metadata)) for name, f in kind.model_fields.items()}
     if kind.__name__ in {"ArchiveSpec", "CheckpointSpec", "RankSettings"}:
         found |= {name: "/x" for name in ("path", "auditDir") if name in found}
+    if kind.__name__ == "MeshDimension":
+        found["name"] = "tp"
     return found
 
 

@@ -141,8 +141,63 @@ NPROC_IS_FIXED = _fixed_unless_suspended("nprocPerNode", _same("self.nprocPerNod
 """Otherwise old and new workers would share a generation until the last old one is lost, at an unintended world
 size."""
 
+KNOWN_DIMENSIONS = {"dp_shard": "Batch", "ep": "Batch", "cp": "Sequence", "tp": "Tensors", "pp": "Layers"}
+"""What dimensions of these names divide, if the mesh does not say it: torchtitan's names."""
+DIMENSION, LONGEST_DIMENSION = "^[a-z][a-z0-9_]*$", 16
+WIDEST_DIMENSION, MOST_DIMENSIONS, MOST_RANKS = 1024, 6, 65536
+"""Of a mesh; the product of the widest fits the API server's integers."""
+
+DIVIDES_IS_KNOWN = Rule(
+    field="divides",
+    words=f"needs divides: what its ranks divide is known of {', '.join(KNOWN_DIMENSIONS)} only",
+    cel=f"has(self.divides) || self.name in {list(KNOWN_DIMENSIONS)}",
+)
+SHARDS_DIVIDE_THE_BATCH = Rule(
+    field="divides",
+    words="must be Batch for dp_shard: fully_shard adds the gradients of its ranks, which must be of different samples",
+    cel="self.name != 'dp_shard' || !has(self.divides) || self.divides == 'Batch'",
+)
+DIMENSIONS_ARE_UNIQUE = Rule(
+    field="mesh",
+    words="must have dimensions of different names",
+    cel="!has(self.mesh) || self.mesh.all(d, self.mesh.exists_one(e, e.name == d.name))",
+)
+MESH_HAS_SHARDS = Rule(
+    field="mesh",
+    words="must have a dimension dp_shard, over which fully_shard spreads the parameters (its size may be 1)",
+    cel="!has(self.mesh) || self.mesh.exists(d, d.name == 'dp_shard')",
+)
+
+
+def _product(of: str) -> str:
+    """In CEL, which has no fold: the product of the sizes of the dimensions in ``of``."""
+    return "*".join(f"(size({of}) > {i} ? {of}[{i}].size : 1)" for i in range(MOST_DIMENSIONS))
+
+
+MESH_IS_BOUNDED = Rule(
+    field="mesh",
+    words=f"must have at most {MOST_RANKS} ranks, the product of the sizes",
+    cel=f"!has(self.mesh) || {_product('self.mesh')} <= {MOST_RANKS}",
+)
+MESH_IS_ALONE = Rule(
+    field="mesh",
+    words="must be absent beside parallelism.shards and parallelism.tensor, which are short forms of it",
+    cel="!has(self.mesh) || (string(self.shards) == '1' && self.tensor == 1)",
+)
+
+HAS_MESH = "(has(self.parallelism) && has(self.parallelism.mesh))"
+_WHOLE_MODELS = "(!has(self.parallelism) || (string(self.parallelism.shards) == '1' && !has(self.parallelism.mesh)))"
 _IN_GROUPS = (
     "has(self.parallelism) && string(self.parallelism.shards) != '1' && string(self.parallelism.shards) != 'all'"
+)
+
+MESH_FITS = Rule(
+    field="parallelism.mesh",
+    words="must have as many ranks as divide nprocPerNode ({nprocPerNode}), which must be a number, or a multiple of "
+    "it: a worker is one group or several, or a group is several workers",
+    cel=f"!{HAS_MESH} || (type(self.nprocPerNode) == int"
+    f" && (int(self.nprocPerNode) % ({_product('self.parallelism.mesh')}) == 0"
+    f" || ({_product('self.parallelism.mesh')}) % int(self.nprocPerNode) == 0))",
 )
 
 SHARDS_FIT = Rule(
@@ -167,6 +222,11 @@ TENSOR_FITS = Rule(
 
 TENSOR_IS_FIXED = _fixed_unless_suspended(
     "parallelism.tensor", _same("(has(self.parallelism) ? self.parallelism.tensor : 1)")
+)
+
+MESH_IS_FIXED = _fixed_unless_suspended(
+    "parallelism.mesh",
+    f"({_same(HAS_MESH)} && (!{HAS_MESH} || {_same('self.parallelism.mesh')}))",
 )
 
 MAX_REDONE_STEPS_IS_FIXED = _fixed_unless_suspended(
@@ -202,8 +262,9 @@ BATCH_BOUNDS = Rule(
 )
 BATCH_IS_OF_WHOLE_MODELS = Rule(
     field="batch",
-    words="must be absent if parallelism.shards is not 1: the noise of sharded gradients is not measured",
-    cel="!has(self.batch) || !has(self.parallelism) || string(self.parallelism.shards) == '1'",
+    words="must be absent if parallelism.shards is not 1, or with a mesh: the noise of sharded gradients is not "
+    "measured",
+    cel=f"!has(self.batch) || {_WHOLE_MODELS}",
 )
 BATCH_IS_FIXED = _fixed_unless_suspended(
     "batch", "(has(self.batch) == has(oldSelf.batch) && (!has(self.batch) || self.batch == oldSelf.batch))"
@@ -212,9 +273,9 @@ BATCH_IS_FIXED = _fixed_unless_suspended(
 
 SHARES_ARE_OF_WHOLE_MODELS = Rule(
     field="shares",
-    words="must be Equal with batch, or if parallelism.shards is not 1: ranks of one model compute in step",
-    cel="!has(self.shares) || self.shares == 'Equal' || "
-    "(!has(self.batch) && (!has(self.parallelism) || string(self.parallelism.shards) == '1'))",
+    words="must be Equal with batch, or if parallelism.shards is not 1, or with a mesh: ranks of one model compute in "
+    "step",
+    cel=f"!has(self.shares) || self.shares == 'Equal' || (!has(self.batch) && {_WHOLE_MODELS})",
 )
 SHARES_ARE_FIXED = _fixed_unless_suspended("shares", _same("(has(self.shares) ? self.shares : 'Equal')"))
 """Ranks with different rules would not compute the same division of a batch."""

@@ -3,16 +3,33 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypedDict
 
-from pydantic import ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from elastrain.api import names, rules
 from elastrain.api.base import ApiModel, NonNegativeInt, PositiveInt, rule_broken
+from elastrain.api.shape import MeshDimension, Shape
 
 Transport = Literal["auto", "nccl", "tcp"]
 ALL: Literal["all"] = "all"
 Shards = PositiveInt | Literal["all"]
+
+
+class ShapeFields(TypedDict):
+    """The fields of :class:`RankSettings` that tell ranks the shape of a replica."""
+
+    shards: Shards
+    tensor: int
+    mesh: tuple[MeshDimension, ...]
+
+
+def shape_fields(shape: Shape | None) -> ShapeFields:
+    """``shape``: as of :attr:`RankSettings.shape`."""
+    if shape is None:
+        return ShapeFields(shards=ALL, tensor=1, mesh=())
+    shards, tensor = shape.short or (shape.size, 1)
+    return ShapeFields(shards=shards, tensor=tensor, mesh=() if shape.short else shape.mesh)
 
 
 def workers_of_a_group(shards: Shards, nproc: int) -> int:
@@ -170,9 +187,11 @@ class RankSettings(ApiModel):
     backend: Transport = "auto"
     """The transport of gradients that lie on devices."""
     shards: Shards = 1
-    """``spec.parallelism.shards``: ranks that hold one copy of the model together."""
+    """Ranks that hold one copy of the model together."""
     tensor: PositiveInt = 1
-    """``spec.parallelism.tensor``: those of them that compute each layer together."""
+    """Those of them that compute each layer together, in a mesh that ``spec.parallelism.tensor`` can spell."""
+    mesh: tuple[MeshDimension, ...] = ()
+    """``spec.parallelism.mesh``, unless ``shards`` and ``tensor`` say it: then earlier images can read it."""
     max_redone_steps: NonNegativeInt = 20
     """``spec.parallelism.maxRedoneSteps``."""
     batch: BatchSettings | None = None
@@ -181,6 +200,19 @@ class RankSettings(ApiModel):
     """``spec.shares``."""
     divergence: DivergenceSpec = DivergenceSpec()
     """``spec.divergence``."""
+
+    @model_validator(mode="after")
+    def _ranks_are_those_of_the_mesh(self) -> RankSettings:
+        if self.mesh and (self.tensor != 1 or Shape.from_mesh(self.mesh).size != self.shards):
+            raise ValueError(f"mesh has {Shape.from_mesh(self.mesh).size} ranks, and shards is {self.shards}")
+        return self
+
+    @property
+    def shape(self) -> Shape | None:
+        """Of a replica; None: one copy of the model over all ranks."""
+        if self.mesh:
+            return Shape.from_mesh(self.mesh)
+        return None if self.shards == ALL else Shape.of(self.shards, self.tensor)
 
     def to_environment(self) -> dict[str, str]:
         """The variables for a worker's agent."""

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Self, TextIO
 
 from elastrain.api import names
+from elastrain.api.shape import Divides
 from elastrain.data.order import Order
 from elastrain.data.share import Place, Share
 
@@ -45,8 +46,8 @@ class Line:
     """The global batch, if a sampler made it."""
     span: int = 1
     """Batches of the script that the step has taken."""
-    tensor: int = 1
-    """Neighbouring ranks that compute each layer together, and so the same part of the batch."""
+    mates: tuple[int, ...] = ()
+    """The ranks of its replica that compute the same part of the batch; empty: this one alone does."""
 
 
 class AuditLog:
@@ -84,9 +85,11 @@ class AuditLog:
             self._order = order
             described = {f.name: getattr(order, f.name) for f in fields(order) if f.compare}
             self._file.write(json.dumps({"kind": "order", **described, "sampled": sampled}) + "\n")
-        generation, rank, world, tensor = place
+        generation, rank, world, shape = place
+        together = [d.name for d in shape.dimensions if d.divides is not Divides.BATCH]
+        mates = tuple(shape.along(rank, *together)) if together else ()
         batch = None if sampled is None else tuple(order.batch(step, span))
-        line = Line(kind, step, generation, rank, world, self._worker, self._pid, indices, share, batch, span, tensor)
+        line = Line(kind, step, generation, rank, world, self._worker, self._pid, indices, share, batch, span, mates)
         self._file.write(json.dumps(asdict(line)) + "\n")
 
     def close(self) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from elastrain.api.shape import ONE_RANK, Shape
+
 
 class Share(NamedTuple):
     """The part of a global batch that one rank computes."""
@@ -27,10 +29,10 @@ class Place(NamedTuple):
     generation: int
     rank: int
     world_size: int
-    tensor: int = 1
-    """Neighbouring ranks that compute each layer together, on the same samples."""
+    shape: Shape = ONE_RANK
+    """Of a replica: which ranks compute the same samples."""
 
     @property
     def share(self) -> Share:
         """The share of this rank in a step without learners."""
-        return Share(self.rank // self.tensor, max(self.world_size // self.tensor, 1))
+        return Share(*self.shape.part(self.rank, self.world_size))

@@ -10,6 +10,7 @@ import structlog
 import torch
 
 from elastrain.api.settings import ShareRule
+from elastrain.api.shape import ONE_RANK
 from elastrain.elastic.batching import ScriptsBatch
 from elastrain.elastic.checkpoint import CheckpointKeeper
 from elastrain.elastic.group.copies import WholeCopies
@@ -38,22 +39,25 @@ def strategy_for(numerics: Literal["exact", "bitwise"], session: Session, small:
 
     Raises ``ValueError`` for what does not fit.
     """
-    shards = session.welcome.settings.shards
-    if shards != 1 and numerics == "bitwise":
+    settings = session.welcome.settings
+    shape, shards = settings.shape, settings.shards
+    if shape != ONE_RANK and numerics == "bitwise":
         raise ValueError(
             f"elastrain.join(numerics='bitwise'): for replicated models only, and spec.parallelism.shards is {shards}: "
             "the bits of a sum over shards depend on the number of ranks (docs/numerics.md). Use numerics='exact': "
             "equal to a fixed run up to the order of additions"
         )
-    if small is not None and (shards != 1 or numerics == "bitwise"):
+    if small is not None and (shape != ONE_RANK or numerics == "bitwise"):
         raise ValueError(
             f"spec.batch: not with elastrain.join(numerics={numerics!r}) and shards {shards}: use numerics='exact' and "
             "whole models, or remove it"
         )
-    if shards == "all":
+    if shape is None:
         return FullySharded(partial(first_placement, session))
-    if shards > 1:
-        return Sharded(shards, session.shard, session.welcome.settings.tensor)
+    if settings.mesh:
+        raise ValueError(f"spec.parallelism.mesh: {shape.names} cannot be trained yet, only dp_shard and tp")
+    if shape.dimensions:
+        return Sharded(shape.size, session.shard, settings.tensor)
     if numerics == "bitwise":
         make_deterministic()
         return Bitwise()

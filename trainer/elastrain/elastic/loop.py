@@ -297,7 +297,7 @@ class Loop:
         buffers = Buffers(self._world.model.module)
         self._undo = undo = Undo(self._world, self.several, buffers, Touched(self._tracked, []))
         self.bodies.restore = undo.restore
-        mine = self._learning.warm_share = Place(0, 0, self._session.expected_world_size(), self._strategy.tensor).share
+        mine = self._learning.warm_share = Place(0, 0, self._session.expected_world_size(), self._strategy.shape).share
         if (learner := self._world.model.learner) is not None:
             learner.outputs.forget()
         self._world.state.kept.begin_step()

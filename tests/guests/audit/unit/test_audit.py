@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elastrain.api.shape import Shape
 from elastrain.data import Drawn, LengthBuckets
 from elastrain.data.audit import AuditLog, Line
 from elastrain.data.order import Order
@@ -64,9 +65,10 @@ def test_verdict_is_good_if_a_job_of_sharded_models_went_on_with_whole_ones(tmp_
 
 
 def test_verdict_is_good_if_neighbours_compute_each_part_together(lines) -> None:
-    together = [line(4, r, 4, share=Place(1, r, 4, tensor=2).share) for r in range(4)]
+    shape = Shape.of(4, tensor=2)
+    together = [line(4, r, 4, share=Place(1, r, 4, shape).share) for r in range(4)]
     others = [x for x in lines if x.step != 4]
-    assert judge([*others, *(replace(x, tensor=2) for x in together)], ORDER).ok
+    assert judge([*others, *(replace(x, mates=tuple(shape.along(x.rank, "tp"))) for x in together)], ORDER).ok
     assert not judge([*others, *together], ORDER).ok
 
 

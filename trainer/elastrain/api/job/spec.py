@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic.alias_generators import to_camel
 
 from elastrain.api import accelerators, names, rules
@@ -21,6 +21,7 @@ from elastrain.api.settings import (
     ShareRule,
     workers_of_a_group,
 )
+from elastrain.api.shape import ONE_RANK, MeshDimension, Shape, check_mesh
 
 
 class CleanPodPolicy(StrEnum):
@@ -65,8 +66,14 @@ class PreflightSpec(ApiModel):
 
 
 class ParallelismSpec(ApiModel):
-    """How a model that does not fit one accelerator is spread over ranks."""
+    """How a model that does not fit one accelerator is spread over ranks: by `mesh`, or its short forms `shards` and
+    `tensor`."""
 
+    mesh: Annotated[list[MeshDimension], Field(min_length=1, max_length=rules.MOST_DIMENSIONS)] | None = None
+    """The ranks that hold one copy of the model together, a *group*, as a mesh: its dimensions, outermost first, as
+    `job.mesh` has them; neighbours in a worker differ in the last one. The product of the sizes is the number of ranks,
+    to which the rules of `shards` apply. Not with `shards` and `tensor`. Absent: they say it. May only change while
+    ``suspend`` is true."""
     shards: Shards = 1
     """Ranks that hold one copy of the model together, a *group*; the script shards it by
     `fully_shard(…, mesh=job.mesh)`. 1: each rank holds a whole copy. A number must divide `nprocPerNode`, so that a
@@ -85,6 +92,26 @@ class ParallelismSpec(ApiModel):
     """With `shards: all`: most committed steps that are repeated after ranks are lost. Each rank copies its shard to
     the memory of a rank on another node, in the background and at least twice within so many steps. Less repeats less
     and copies more. 0: no copies; a lost rank then loses the state. May only change while ``suspend`` is true."""
+
+    @field_validator("mesh")
+    @classmethod
+    def _is_a_shape(cls, mesh: list[MeshDimension] | None) -> list[MeshDimension] | None:
+        if mesh is not None:
+            check_mesh(mesh)
+        return mesh
+
+    @model_validator(mode="after")
+    def _has_one_spelling(self) -> ParallelismSpec:
+        if self.mesh is not None and (self.shards != 1 or self.tensor != 1):
+            raise rule_broken(rules.MESH_IS_ALONE.words, {"shards": self.shards, "tensor": self.tensor})
+        return self
+
+    @property
+    def shape(self) -> Shape | None:
+        """Of a group; None: `shards: all`, one group of all ranks."""
+        if self.mesh is not None:
+            return Shape.from_mesh(self.mesh)
+        return None if self.shards == ALL else Shape.of(self.shards, self.tensor)
 
 
 class JobSpec(ApiModel):
@@ -187,19 +214,29 @@ class JobSpec(ApiModel):
 
     @field_validator("parallelism")
     @classmethod
+    def _tensor_divides_shards(cls, value: ParallelismSpec | None) -> ParallelismSpec | None:
+        if value is not None and value.tensor > 1 and (value.shards == ALL or value.shards % value.tensor):
+            raise rule_broken(f"{rules.TENSOR_FITS.words}; it is {value.shards}", value.tensor)
+        return value
+
+    @field_validator("parallelism")
+    @classmethod
     def _groups_are_whole(cls, value: ParallelismSpec | None, info: ValidationInfo) -> ParallelismSpec | None:
-        if value is None or value.shards in (1, ALL):
+        shape = value.shape if value is not None else None
+        if value is None or shape is None or not shape.dimensions:
             return value
-        nproc = info.data.get("nproc_per_node", value.shards)  # absent: invalid, which has an error of its own
-        if not isinstance(nproc, int) or (nproc % value.shards and value.shards % nproc):
-            raise rule_broken(rules.SHARDS_FIT.in_words({"nprocPerNode": nproc}), value.shards)
+        ranks = shape.size
+        nproc = info.data.get("nproc_per_node", ranks)  # absent: invalid, which has an error of its own
+        if not isinstance(nproc, int) or (nproc % ranks and ranks % nproc):
+            rule = rules.SHARDS_FIT if value.mesh is None else rules.MESH_FITS
+            raise rule_broken(rule.in_words({"nprocPerNode": nproc}), ranks)
         return value
 
     @field_validator("batch")
     @classmethod
     def _batch_is_of_whole_models(cls, value: BatchSpec | None, info: ValidationInfo) -> BatchSpec | None:
         parallelism = info.data.get("parallelism")
-        if value is not None and parallelism is not None and parallelism.shards != 1:
+        if value is not None and parallelism is not None and parallelism.shape != ONE_RANK:
             raise rule_broken(rules.BATCH_IS_OF_WHOLE_MODELS.words, value.model_dump(by_alias=True))
         return value
 
@@ -207,7 +244,7 @@ class JobSpec(ApiModel):
     @classmethod
     def _shares_are_of_whole_models(cls, value: ShareRule, info: ValidationInfo) -> ShareRule:
         parallelism = info.data.get("parallelism")
-        sharded = parallelism is not None and parallelism.shards != 1
+        sharded = parallelism is not None and parallelism.shape != ONE_RANK
         if value is ShareRule.MEASURED and (sharded or info.data.get("batch") is not None):
             raise rule_broken(rules.SHARES_ARE_OF_WHOLE_MODELS.words, value.value)
         return value
@@ -218,22 +255,15 @@ class JobSpec(ApiModel):
             return None
         return BatchSettings(**dict(self.batch), least_ranks=self.min_replicas * nproc)
 
-    @field_validator("parallelism")
-    @classmethod
-    def _tensor_divides_shards(cls, value: ParallelismSpec | None) -> ParallelismSpec | None:
-        if value is not None and value.tensor > 1 and (value.shards == ALL or value.shards % value.tensor):
-            raise rule_broken(f"{rules.TENSOR_FITS.words}; it is {value.shards}", value.tensor)
-        return value
-
     @property
-    def tensor(self) -> int:
-        """``parallelism.tensor``."""
-        return 1 if self.parallelism is None else self.parallelism.tensor
+    def shape(self) -> Shape | None:
+        """Of a replica; None: one copy of the model over all ranks."""
+        return Shape() if self.parallelism is None else self.parallelism.shape
 
     @property
     def shards(self) -> int | Literal["all"]:
-        """``parallelism.shards``."""
-        return 1 if self.parallelism is None else self.parallelism.shards
+        """Ranks of a replica; ``all`` ranks hold one copy together."""
+        return ALL if self.shape is None else self.shape.size
 
     @property
     def max_redone_steps(self) -> int:

@@ -183,6 +183,10 @@ def _add_spec_rules(spec: Schema) -> None:
             rule.as_validation(".parallelism", "has(self.parallelism) ? self.parallelism.tensor : 1")
             for rule in (rules.TENSOR_FITS, rules.TENSOR_IS_FIXED)
         ),
+        *(
+            rule.as_validation(".parallelism", f"{rules.HAS_MESH} ? 'present' : 'absent'")
+            for rule in (rules.MESH_FITS, rules.MESH_IS_FIXED)
+        ),
         rules.MAX_REDONE_STEPS_IS_FIXED.as_validation(
             ".parallelism", "has(self.parallelism) ? self.parallelism.maxRedoneSteps : 20"
         ),
@@ -214,11 +218,23 @@ def _add_spec_rules(spec: Schema) -> None:
     fields["checkpoint"]["x-kubernetes-validations"].append(
         rules.MEMORY_HAS_INTERVAL.as_validation(".memory", "has(self.memory) ? '{}' : 'absent'")
     )
+    _add_mesh_rules(fields["parallelism"])
     containers = fields["template"]["properties"]["spec"]["properties"]["containers"]
     # As in Kubernetes' own pod spec: names are unique, and server-side apply merges by name.
     containers |= {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
     containers["x-kubernetes-validations"] = [
         rules.TRAINER_HAS_COMMAND.as_validation("", "self.exists(c, c.name == 'trainer') ? 'trainer' : self[0].name")
+    ]
+
+
+def _add_mesh_rules(parallelism: Schema) -> None:
+    parallelism["x-kubernetes-validations"] = [
+        rule.as_validation(".mesh", "has(self.mesh) ? 'present' : 'absent'")
+        for rule in (rules.DIMENSIONS_ARE_UNIQUE, rules.MESH_HAS_SHARDS, rules.MESH_IS_BOUNDED, rules.MESH_IS_ALONE)
+    ]
+    parallelism["properties"]["mesh"]["items"]["x-kubernetes-validations"] = [
+        rules.DIVIDES_IS_KNOWN.as_validation("", "self.name"),
+        rules.SHARDS_DIVIDE_THE_BATCH.as_validation("", "has(self.divides) ? self.divides : 'absent'"),
     ]
 
 

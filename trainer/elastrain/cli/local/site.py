@@ -13,7 +13,7 @@ import structlog
 from elastrain.agent.logs import ENV_AGENT_LOG
 from elastrain.api import names
 from elastrain.api.keys import JobKeys
-from elastrain.api.settings import RankSettings
+from elastrain.api.settings import RankSettings, shape_fields
 from elastrain.cli.local.spec import LocalSpec, worker_environment
 from elastrain.cli.local.worker import LocalWorker
 from elastrain.etcd import EtcdConfig
@@ -101,8 +101,7 @@ class Site:
             **RankSettings(
                 checkpoint=self._spec.checkpoint,
                 audit_dir=str(self.audit_dir),
-                shards=self._spec.shards,
-                tensor=self._spec.tensor,
+                **shape_fields(self._spec.shape),
                 max_redone_steps=self._spec.max_redone_steps,
                 batch=self._spec.batch,
                 shares=self._spec.shares,

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from elastrain.api.job import CheckpointSpec, ElasticTrainingJob, trainer_container
-from elastrain.api.settings import BatchSettings, DivergenceSpec, Shards, ShareRule
+from elastrain.api.settings import BatchSettings, DivergenceSpec, ShareRule
+from elastrain.api.shape import Shape
 from elastrain.cli.local.devices import cuda_devices
 
 _REFERENCE = re.compile(r"\$\$|\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
@@ -30,10 +31,8 @@ class LocalSpec:
     spares: int
     """Number of warm spares."""
     nproc: int
-    shards: Shards
-    """Ranks that hold one copy of the model together."""
-    tensor: int
-    """Those of them that compute each layer together."""
+    shape: Shape | None
+    """Of a replica; None: one copy of the model over all ranks."""
     max_redone_steps: int
     batch: BatchSettings | None
     shares: ShareRule
@@ -79,8 +78,7 @@ def local_spec(
         desired=job.spec.desired_replicas,
         spares=job.spec.warm_spares,
         nproc=nproc,
-        shards=job.spec.shards,
-        tensor=job.spec.tensor,
+        shape=job.spec.shape,
         max_redone_steps=job.spec.max_redone_steps,
         batch=job.spec.batch_settings(nproc),
         shares=job.spec.shares,

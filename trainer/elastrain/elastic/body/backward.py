@@ -153,18 +153,19 @@ class Backward:
                 of_shares=of_shares,
                 replica=replica,
             )
-        first = world.place.rank % self._strategy.tensor == 0  # of the ranks that compute the same samples
+        shape, rank = step.place.shape, step.place.rank
+        first, has_loss = shape.counts(rank), shape.has_loss(rank)
         return Vote(
             connected,
-            loss=self._loss(step) if first else 0.0,
+            loss=self._loss(step) if has_loss else 0.0,
             compute=self._heartbeat.share(),
             stop=self.stop_asked,
             counted=step.counts_given if first else 0.0,
-            count=step.count if first else 0,
+            count=step.count if has_loss else 0,
             save=world.saving.vote(world.step + 1),
             kept=step.keeps and first,
             of_model=of_model,
-            of_script=of_script if first else [0.0] * len(of_script),
+            of_script=of_script if has_loss else [0.0] * len(of_script),
             of_batch=of_batch,
             of_shares=of_shares,
             replica=replica,

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, SequentialSampler, default_collate
 
+from elastrain.api.shape import Divides, Shape
 from elastrain.data.fetch import Fetcher, Task, WorkerStart, as_it_is
 from elastrain.data.loader import ElasticLoader
 from elastrain.data.order import Order, Slice
@@ -181,7 +182,7 @@ class Evaluation:
                         "evaluate the same data".format(*rows[0][0], rank, *other)
                     )
             ranks.under_way = True
-            self._sums.take({number: terms for _, row in rows for number, terms in row.items()})
+            self._sums.take(merged([row for _, row in rows], ranks.place.shape))
         ranks.under_way = False
         return self._sums.result() if self._sums.next else self.first()
 
@@ -224,6 +225,25 @@ class Evaluation:
                     module.training = training
 
 
+def merged(rows: Sequence[Mapping[int, Terms]], shape: Shape) -> dict[int, Terms]:
+    """The terms of each batch, by its number. Pure.
+
+    ``rows``: by rank. Of the ranks that have computed a batch together, those count that have its loss; along a
+    sequence each has a part of it.
+    """
+    found: dict[int, Terms] = {}
+    for rank, row in enumerate(rows):
+        for number, terms in row.items() if shape.has_loss(rank) else ():
+            if number not in found or not shape.dividing(Divides.SEQUENCE):
+                found[number] = terms
+                continue
+            sums = Sums()
+            sums.take({0: found[number]})
+            sums.take({1: terms})
+            found[number] = sums.terms
+    return found
+
+
 def terms_of(returned: Any) -> Terms:
     """What a batch adds. Raises ``TypeError`` if ``fn`` returned something else."""
     if not isinstance(returned, Mapping):
@@ -251,27 +271,27 @@ class Sums:
         self.next = 0
         """The first batch that has not been added."""
         self._waiting: dict[int, Terms] = {}
-        self._sums: Terms = {}
+        self.terms: Terms = {}
 
     def take(self, terms: Mapping[int, Terms]) -> None:
         """Add the terms of batches, by number, as soon as all before them were added. Raises ``ValueError``."""
         self._waiting.update({number: t for number, t in terms.items() if number >= self.next})
         while self.next in self._waiting:
             for name, (value, weight) in self._waiting.pop(self.next).items():
-                self._sums[name] = self._added(name, value, weight)
+                self.terms[name] = self._added(name, value, weight)
             self.next += 1
 
     def result(self) -> dict[str, Any]:
         """By name: the sum, or the mean of values with weights; numbers for scalars, else CPU tensors."""
-        values = {name: value if weight is None else value / weight for name, (value, weight) in self._sums.items()}
+        values = {name: value if weight is None else value / weight for name, (value, weight) in self.terms.items()}
         return {name: value.item() if value.dim() == 0 else value for name, value in values.items()}
 
     def _added(
         self, name: str, value: torch.Tensor, weight: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        if name not in self._sums:
+        if name not in self.terms:
             return value, weight
-        total, weights = self._sums[name]
+        total, weights = self.terms[name]
         if total.shape != value.shape or (weight is None) != (weights is None):
             raise ValueError(
                 f"job.evaluate(fn): {name!r}: shape {tuple(value.shape)}{_weighted(weight)} of batch {self.next}, "

@@ -38,6 +38,7 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from torch.distributed.checkpoint.storage import WriteResult
 
+from elastrain.api.shape import SHARDS
 from elastrain.elastic import torch_private
 from elastrain.elastic.checkpoint.digests import DigestingWriter
 from elastrain.elastic.checkpoint.division import ALONE, WHOLE, Cut, Entry, Path, Sharded, Writers, is_part, placeholder
@@ -93,7 +94,7 @@ def load(opened: Callable[[str], BinaryIO], where: str = "", cut: Cut = WHOLE) -
     reader.fs = _Files(opened=opened)
     with _os_errors(where):
         reading = _Reading(reader)
-        tree = _Structure(BytesIO(reading.bytes_of(_STRUCTURE))).load()
+        tree = _Structure(BytesIO(reading.structure(cut.grid.prefix))).load()
         placed = pytree.tree_map_with_path(lambda path, leaf: _placed(path, leaf, reading, cut), tree)
         reading.read()
     return placed
@@ -184,13 +185,14 @@ class _Source(DefaultSavePlanner):
         self._pace, self._data = pace, dict[str, Any]()
         self.items: list[WriteItem] = []
         structure = pytree.tree_map_with_path(lambda p, x: self._add(p, x, writers), state, is_leaf=is_part)
-        if writers.commits:
-            self._data[_STRUCTURE] = pickle.dumps(structure)  # bytes: its integer keys would become strings
-            self.items.append(WriteItem(MetadataIndex(_STRUCTURE), WriteItemType.BYTE_IO))
+        if writers.describes:
+            name = writers.grid.prefix + _STRUCTURE
+            self._data[name] = pickle.dumps(structure)  # bytes: its integer keys would become strings
+            self.items.append(WriteItem(MetadataIndex(name), WriteItemType.BYTE_IO))
         pace.begin()
 
     def _add(self, path: Path, leaf: Any, writers: Writers) -> Any:
-        stands_for = placeholder(path, leaf)
+        stands_for = placeholder(path, leaf, writers.grid.prefix)
         if stands_for is leaf:
             return leaf
         if isinstance(stands_for, Entry) and stands_for.dtype is not None and isinstance(leaf, torch.Tensor):
@@ -201,7 +203,7 @@ class _Source(DefaultSavePlanner):
             tensor = leaf.local
             offsets, sizes = writers.grid.chunk(shape, leaf.dims)
         of_its_own = not writers.attempt  # no other rank's part has the name of an empty one
-        if 0 not in sizes or tensor is leaf or writers.shard == 0 or of_its_own:
+        if 0 not in sizes or tensor is leaf or writers.grid.own(()) or of_its_own:
             self._data[name] = tensor
             part = TensorWriteData(
                 ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)),
@@ -250,6 +252,16 @@ class _Reading(DefaultLoadPlanner):
             wanted = ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes))
             self._items += create_read_items_for_chunk_list(name, saved, [wanted])
         return home
+
+    def structure(self, prefix: str) -> bytes:
+        """Raises ``ValueError`` for a checkpoint of other layers in a rank."""
+        if (name := prefix + _STRUCTURE) not in self.saved.state_dict_metadata:
+            saved = sorted(n.removesuffix(_STRUCTURE) for n in self.saved.state_dict_metadata if n.endswith(_STRUCTURE))
+            raise ValueError(
+                f"it has the layers of {', '.join(filter(None, saved)) or 'whole models'}, and this rank needs those "
+                f"of {prefix or 'whole models'}: dimensions that divide layers must stay as they were (docs/sharded.md)"
+            )
+        return self.bytes_of(name)
 
     def bytes_of(self, name: str) -> bytes:
         index = MetadataIndex(name)
@@ -309,8 +321,8 @@ def _placed(path: Path, leaf: Any, reading: _Reading, cut: Cut) -> Any:
         return leaf
     shape = reading.shape_of(leaf.name)
     dims = cut.dims_of(path, shape)
-    if dims is None and isinstance(leaf, Sharded) and cut.grid.shards > 1:
-        dims = (leaf.dim,)
+    if dims is None and isinstance(leaf, Sharded) and cut.grid.shape.size > 1:
+        dims = ((SHARDS, leaf.dim),)
     if dims is None:
         stride, dtype = getattr(leaf, "stride", None), getattr(leaf, "dtype", None)
         if dtype is not None:

@@ -15,8 +15,9 @@ from typing import Any
 import torch
 import xxhash
 
+from elastrain.api.shape import ONE_RANK, SHARDS, Divides, Shape
 from elastrain.elastic.encoding.leaves import is_dense
-from elastrain.elastic.state.parts import Part, bounds
+from elastrain.elastic.state.parts import Dims, Part, bounds
 from elastrain.elastic.torch_private import pytree
 
 
@@ -25,23 +26,33 @@ class Grid:
     """The place of a shard among those of a group."""
 
     shard: int = 0
-    shards: int = 1
-    tensor: int = 1
-    """Neighbours that have cut the tensors of their layers among themselves, before ``fully_shard`` did."""
+    shape: Shape = ONE_RANK
+    """Of a group."""
 
-    def chunk(self, shape: Sequence[int], dims: Sequence[int | None]) -> tuple[list[int], list[int]]:
+    def chunk(self, shape: Sequence[int], dims: Dims) -> tuple[list[int], list[int]]:
         """Offsets and sizes of the shard's part of a tensor; ``dims``: as of
         :attr:`~elastrain.elastic.state.parts.Part.dims`.
 
         Each cut is that of ``torch.chunk``, as ``fully_shard`` and ``parallelize_module`` make it.
         """
-        offsets, sizes = [0] * len(shape), list(shape)
-        cuts = [(self.shard // self.tensor, self.shards // self.tensor), (self.shard % self.tensor, self.tensor)]
-        for (number, count), dim in reversed([*zip(cuts, dims, strict=False)]):
+        offsets, sizes, own = [0] * len(shape), list(shape), self.shape.coordinates(self.shard)
+        for name, dim in reversed(dims):
             if dim is not None:
-                start, stop = bounds(sizes[dim], count, number)
+                start, stop = bounds(sizes[dim], self.shape.named(name).size, own[name])
                 offsets[dim], sizes[dim] = offsets[dim] + start, stop - start
         return offsets, sizes
+
+    @property
+    def prefix(self) -> str:
+        """What the names of all that this shard saves begin with: ranks with other layers may use the same names."""
+        stages = self.shape.dividing(Divides.LAYERS)
+        return "".join(f"{name}{self.shape.coordinates(self.shard)[name]}/" for name in stages)
+
+    def own(self, dims: Dims) -> bool:
+        """Whether this shard's part of a tensor is the first of those that are equal: of the ranks along a dimension
+        that has not cut it. Other layers are other tensors."""
+        cut, layers = {name for name, dim in dims if dim is not None}, self.shape.dividing(Divides.LAYERS)
+        return not any(at for name, at in self.shape.coordinates(self.shard).items() if name not in cut | {*layers})
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +69,11 @@ class Writers:
     """Whether this rank completes the checkpoint. One rank does."""
     attempt: str = ""
     """Equal for all writers of one attempt, and for no other: 8 hexadecimal digits. Empty: this rank writes alone."""
-    tensor: int = 1
+    shape: Shape = ONE_RANK
     """As of :class:`Grid`."""
 
     @classmethod
-    def of(cls, shards: Sequence[int], rank: int, attempt: str, tensor: int = 1) -> Writers:
+    def of(cls, shards: Sequence[int], rank: int, attempt: str, shape: Shape) -> Writers:
         """All ranks of a generation write. ``shards``: by rank, the shard that it holds. ``attempt``: any text."""
         mine = shards[rank]
         return cls(
@@ -71,7 +82,7 @@ class Writers:
             shards[:rank].count(mine),
             commits=rank == 0,
             attempt=xxhash.xxh32_hexdigest(attempt.encode()),
-            tensor=tensor,
+            shape=shape,
         )
 
     def of_one_group(self, attempt: str) -> Writers:
@@ -82,7 +93,7 @@ class Writers:
 
     def for_itself(self) -> Writers:
         """This rank writes a checkpoint of its shard alone."""
-        return Writers((1,) * self.shards, self.shard, tensor=self.tensor)
+        return Writers((1,) * self.shards, self.shard, shape=self.shape)
 
     @property
     def shards(self) -> int:
@@ -92,11 +103,12 @@ class Writers:
     @property
     def grid(self) -> Grid:
         """The place of this rank's shard."""
-        return Grid(self.shard, self.shards, self.tensor)
+        return Grid(self.shard, self.shape)
 
-    def own(self, dims: Sequence[int | None]) -> bool:
-        """Whether no rank with another shard writes this rank's part of a tensor, which is sharded along ``dims``."""
-        return self.shard % self.tensor == 0 or any(dim is not None for dim in dims[1:])
+    @property
+    def describes(self) -> bool:
+        """Whether this rank writes the structure of its tree, which is that of all ranks with the same layers."""
+        return self.commits or (self.holder == 0 and self.grid.own(()))
 
     @property
     def number(self) -> int:
@@ -116,7 +128,7 @@ class Writers:
 ALONE = Writers()
 
 
-def _stays_whole(path: tuple[Any, ...], shape: Sequence[int]) -> tuple[int | None, ...] | None:
+def _stays_whole(path: tuple[Any, ...], shape: Sequence[int]) -> Dims | None:
     return None
 
 
@@ -125,7 +137,7 @@ class Cut:
     """Which part of a state a rank loads. Default: all of it, of tensors that were sharded too."""
 
     grid: Grid = Grid()
-    dims_of: Callable[[tuple[Any, ...], Sequence[int]], tuple[int | None, ...] | None] = _stays_whole
+    dims_of: Callable[[tuple[Any, ...], Sequence[int]], Dims | None] = _stays_whole
     """The dimensions along which a tensor is cut, by its path in the tree and its shape; None: not known, so that it
     stays as it was saved."""
 
@@ -180,19 +192,19 @@ def name_of(path: Path) -> str:
     return "/".join(str(getattr(k, "key", getattr(k, "idx", k))) for k in path)
 
 
-def placeholder(path: Path, leaf: Any) -> Any:
-    """Of a tensor or a part; anything else as it is.
+def placeholder(path: Path, leaf: Any, prefix: str = "") -> Any:
+    """Of a tensor or a part; anything else as it is. ``prefix``: of its name.
 
     DCP itself would turn the integer keys of optimizer states into strings, which the optimizer ignores.
     """
     if isinstance(leaf, Part):
-        dim = leaf.dims[0]
+        dim = dict(leaf.dims)[SHARDS]
         assert dim is not None
-        return Sharded(name_of(path), dim, leaf.stride)
+        return Sharded(prefix + name_of(path), dim, leaf.stride)
     if not isinstance(leaf, torch.Tensor):
         return leaf
     dense = leaf.stride() if is_dense(leaf) else None
-    return Entry(name_of(path), dense, None if _is_written(leaf.dtype) else leaf.dtype)
+    return Entry(prefix + name_of(path), dense, None if _is_written(leaf.dtype) else leaf.dtype)
 
 
 def _is_written(dtype: torch.dtype) -> bool:
@@ -207,12 +219,12 @@ def _is_written(dtype: torch.dtype) -> bool:
 
 
 def divided(tree: Any, writers: Writers) -> Any:
-    """``tree`` with placeholders for the tensors that other ``writers`` write. Ranks of the first shard write those
-    that are not sharded."""
-    sizes: dict[str, int] = {}
+    """``tree`` with placeholders for the tensors that other ``writers`` write. Ranks of the first shard of their layers
+    write those that are not sharded."""
+    sizes, grid = dict[str, int](), writers.grid
 
     def measure(path: Path, leaf: Any) -> Any:
-        if writers.own(leaf.dims) if isinstance(leaf, Part) else isinstance(leaf, torch.Tensor) and writers.shard == 0:
+        if isinstance(leaf, Part | torch.Tensor) and grid.own(leaf.dims if isinstance(leaf, Part) else ()):
             sizes[name_of(path)] = (leaf.local if isinstance(leaf, Part) else leaf).nbytes
         return leaf
 
@@ -220,6 +232,6 @@ def divided(tree: Any, writers: Writers) -> Any:
     mine = writers.takes(sizes)
 
     def keep(path: Path, leaf: Any) -> Any:
-        return leaf if name_of(path) in mine else placeholder(path, leaf)
+        return leaf if name_of(path) in mine else placeholder(path, leaf, grid.prefix)
 
     return pytree.tree_map_with_path(keep, tree, is_leaf=is_part)

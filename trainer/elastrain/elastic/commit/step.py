@@ -96,7 +96,8 @@ class Step:
     def take(self, count: int | None) -> Slice:
         """The next micro-batch, or the last one again, runs backward, with this count or a mean.
 
-        Returns it with the weight of its loss.
+        Returns it with the weight of its loss: with a mean, that of its samples, of which each rank along a sequence
+        has an equal part of the tokens.
         """
         if self.complete:
             self.counted, self.count, self.losses = 0, 0, None
@@ -105,7 +106,7 @@ class Step:
         self.backwards += self.complete
         part = self.parts[self.done - 1]
         if count is None:
-            return part
+            return replace(part, weight=part.weight / self.place.shape.sequence_parts)
         self.counted += 1
         if not part.indices:
             return replace(part, weight=0.0)

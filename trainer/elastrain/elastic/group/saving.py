@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from elastrain.api.shape import Shape
 from elastrain.data.share import Place
 from elastrain.elastic.checkpoint import ALONE, CheckpointKeeper, Cut, Grid, Ranks, Writers
 from elastrain.elastic.comm.communicator import Communicator
@@ -26,12 +27,12 @@ class Saving:
         tree: Callable[[], Any],
         *,
         together: bool,
-        tensor: int,
+        shape: Shape,
     ) -> None:
-        """``tree()``: this rank's state. ``together``: all ranks write each checkpoint. ``tensor``: as of
-        :attr:`Strategy.tensor`."""
+        """``tree()``: this rank's state. ``together``: all ranks write each checkpoint. ``shape``: of a group; empty:
+        all ranks are one, or each is."""
         self._keeper, self._tracked, self._tree, self._together = keeper, tracked, tree, together
-        self._tensor = tensor
+        self._shape = shape
         self._shards: Sequence[int] = [0]
         self._place = Place(0, 0, 1)
 
@@ -87,13 +88,17 @@ class Saving:
             partial_state=partial_state,
             newest=entry.back if entry.back >= 0 else None,
             ranks=Ranks(rank, shards, partial(communicator.all_gather_bytes, kind=Kind.ENTRY)),
-            cut=Cut(Grid(shards[rank], max(shards) + 1, self._tensor), partial(parts.dims_of, self._tracked)),
+            cut=Cut(Grid(shards[rank], self._shape_of(shards)), partial(parts.dims_of, self._tracked)),
         )
         return replace(entry, sources=sources, receivers=[r for r in range(len(shards)) if r not in sources])
 
     def _writers(self, step: int) -> Writers:
         rank, attempt = self._place.rank, self._attempt(step)
-        return Writers.of(self._shards, rank, attempt, self._tensor) if self._together else ALONE
+        return Writers.of(self._shards, rank, attempt, self._shape_of(self._shards)) if self._together else ALONE
+
+    def _shape_of(self, shards: Sequence[int]) -> Shape:
+        """Of a group, as of which ``shards`` are, by rank."""
+        return self._shape if self._shape.dimensions else Shape.flat(max(shards) + 1)
 
     def _attempt(self, step: int) -> str:
         return f"{self._place.generation}/{step}"

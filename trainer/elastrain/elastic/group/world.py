@@ -71,7 +71,7 @@ class World:
         self._reporter.on_rescale = self._traces
         self._tree = partial(state.tree, emptied=copies.apart)
         self._handover = Handover(state.tracked, self._tree, state.load)
-        self.saving = Saving(keeper, state.tracked, state.tree, together=strategy.votes, tensor=strategy.tensor)
+        self.saving = Saving(keeper, state.tracked, state.tree, together=strategy.votes, shape=strategy.shape)
 
     @property
     def communicator(self) -> Communicator | None:
@@ -326,7 +326,7 @@ class World:
         self.model.detach()
         self.model.attach(communicator, keep=entry.same_layout)
         self.once.enters(generation, agreed=agreed, calls=self.state.calls.count)
-        self.place = Place(generation.number, communicator.rank, communicator.world_size, self._strategy.tensor)
+        self.place = Place(generation.number, communicator.rank, communicator.world_size, self._strategy.shape)
         self.share = entry.shares.get(communicator.rank, self.place.share)
         self.state.trained.enter(agreed=bool(entry.shares))  # without learners, the first step compares the sets
         self.saving.enter(entry.shards, self.place)

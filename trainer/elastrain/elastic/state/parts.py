@@ -4,8 +4,8 @@ The state moves between ranks that hold the same part of a sharded tensor, so on
 is needed to make a ``DTensor`` of it again: parameters and their optimizer state arrive as the optimizer of the
 receiver expects them.
 
-The mesh of a group has one dimension, over which ``fully_shard`` spreads tensors, or a second one, over which
-``parallelize_module`` has cut some of them before.
+A tensor lies on the dimension of ``job.mesh`` over which ``fully_shard`` spreads it, and on those over which
+``parallelize_module`` or the script has cut it before.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from torch import nn
 
 from elastrain.elastic.torch_private import pytree, strided_shard
 
-Dims = tuple[int | None, ...]
+Dims = tuple[tuple[str, int | None], ...]
+"""By dimension of the mesh on which a tensor lies: its name, and the dimension of the tensor that is sharded over it;
+None: none is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,6 @@ class Part:
     local: Any
     """The local tensor, or what stands for it."""
     dims: Dims
-    """By dimension of the mesh: the dimension of the tensor that is sharded over it; None: none is."""
     shape: tuple[int, ...]
     """Of the whole tensor."""
     stride: tuple[int, ...]
@@ -74,7 +75,7 @@ def put(tree: Any, home: Any, objects: Iterable[object]) -> Any:
     from torch.distributed.tensor import DTensor
 
     meshes = {
-        p.device_mesh.ndim: p.device_mesh
+        p.device_mesh.mesh_dim_names: p.device_mesh
         for obj in objects
         if isinstance(obj, nn.Module)
         for p in obj.parameters()
@@ -85,12 +86,12 @@ def put(tree: Any, home: Any, objects: Iterable[object]) -> Any:
     def assemble(path: tuple[Any, ...], leaf: Any) -> Any:
         if not isinstance(leaf, Part):
             return leaf
-        mesh = meshes[len(leaf.dims)]
+        mesh = meshes[tuple(name for name, _ in leaf.dims)]
         if not isinstance(local := leaf.local, torch.Tensor):
             mine = own.get(path)
             if isinstance(mine, DTensor) and tuple(mine.shape) == leaf.shape and mine.dtype == local:
                 return mine
-            (dim,) = leaf.dims
+            ((_, dim),) = leaf.dims
             assert dim is not None
             start, stop = bounds(leaf.shape[dim], mesh.size(), mesh.get_coordinate()[0])
             shape = [*leaf.shape[:dim], stop - start, *leaf.shape[dim + 1 :]]
@@ -139,7 +140,8 @@ def bounds(rows: int, shards: int, shard: int) -> tuple[int, int]:
 
 def dims(tensor: Any) -> Dims:
     """Of a ``DTensor``: as of :attr:`Part.dims`."""
-    return tuple(getattr(placement, "dim", None) for placement in tensor.placements)
+    over = [getattr(placement, "dim", None) for placement in tensor.placements]
+    return tuple(zip(tensor.device_mesh.mesh_dim_names, over, strict=True))
 
 
 def is_sharded(tensor: torch.Tensor) -> bool:
@@ -162,8 +164,9 @@ def _placements(dims: Dims, sizes: Sequence[int]) -> list[Any]:
     from torch.distributed.tensor import Replicate, Shard
 
     placements: list[Any] = []
-    for number, dim in enumerate(dims):
-        cut = prod(size for size, other in zip(sizes[number + 1 :], dims[number + 1 :], strict=True) if other == dim)
+    for number, (_, dim) in enumerate(dims):
+        later = zip(sizes[number + 1 :], dims[number + 1 :], strict=True)
+        cut = prod(size for size, (_, other) in later if other == dim)
         whole = dim is None
         placements.append(Replicate() if whole else Shard(dim) if cut == 1 else strided_shard(dim, split_factor=cut))
     return placements

@@ -23,6 +23,7 @@ import torch
 from torch import nn
 
 from elastrain.api.settings import Transport
+from elastrain.api.shape import Shape
 from elastrain.data.order import Order, Slice
 from elastrain.elastic import torch_private, torch_probes
 from elastrain.elastic.comm.backend import Offer
@@ -52,6 +53,7 @@ class Sharded(Strategy):
     def __init__(self, shards: int, shard: int, tensor: int = 1) -> None:
         """``shard``: the part of the model that this rank holds, of ``shards``."""
         self._shards, self._shard, self.tensor = shards, shard, tensor
+        self.shape = Shape.of(shards, tensor)
         self._mesh: DeviceMesh | None = None
         self._group: TensorGroup | None = None
         self._model: ShardedModule | None = None
@@ -155,7 +157,7 @@ class ShardedModule(ElasticModule):
         self._tensor = 1
         if group is not None:
             group.serves, self._tensor = self._comm, group.size()
-        self._alike = {p for p in module.parameters() if all(dim is None for dim in dims(p.data)[1:])}
+        self._alike = {p for p in module.parameters() if all(dim is None for _, dim in dims(p.data)[1:])}
         """Parameters of which the ranks that compute a layer together hold the same part."""
         self._partial: dict[nn.Parameter, torch.Tensor] = {}
         """Sums of the gradients of the step's micro-batches so far."""

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from elastrain.api.settings import Transport
+from elastrain.api.shape import ONE_RANK
 from elastrain.data.order import Order, Slice
 from elastrain.elastic.comm.backend import Offer, look, propose
 from elastrain.elastic.comm.communicator import Communicator
@@ -163,8 +164,8 @@ class Strategy(ABC):
 
     needs: tuple[Need, ...] = EVERY_JOB
     """Private names of torch that the strategy uses."""
-    tensor = 1
-    """Neighbouring ranks that compute each layer together, on the same samples (tensor parallelism); 1: none do."""
+    shape = ONE_RANK
+    """Of a replica; empty: each rank is one, or all ranks are one."""
     loss: float | None = None
     """The mean loss over the global batch, if the strategy has summed it itself, in an order of its own; None: the vote
     sums it."""
