@@ -14,6 +14,7 @@ import typer
 
 from bench_harness import program
 from bench_harness.machine import machine
+from bench_harness.network import LINKS
 from bench_harness.processes import Load
 from bench_rescale.events import DEFAULT, EVENTS, SCENARIOS, Event, Scenario, sizes
 from bench_rescale.growth import FEWEST, leaks
@@ -35,6 +36,7 @@ Examples:
   bench/rescale.py --systems elastrain --scenarios all --busy      every scenario, and again beside a load
   bench/rescale.py --systems elastrain --runs 1 --events grow,term a quick look
   bench/rescale.py --systems elastrain --scenarios spare --state-mib 1024    a joiner with a gigabyte of state
+  bench/rescale.py --systems elastrain --network 100mbit --state-mib 1024    the same on a slow network (root)
   bench/rescale.py --systems elastrain --scenarios etcd --etcd-away 600      ten minutes without etcd
   bench/rescale.py --systems elastrain --scenarios cycles --cycles 200       what rescales leave behind
   bench/rescale.py --systems elastrain --scenarios all --device cuda         on GPUs; nodes share them in turn
@@ -113,6 +115,9 @@ def main(
     checkpoint_every: Annotated[int, typer.Option(min=1, help="Steps between durable checkpoints.")] = 20,
     lease_ttl: Annotated[int, typer.Option(min=2, help="Seconds; elastrain's, where a node falls silent.")] = 2,
     etcd_away: Annotated[float, typer.Option(min=0, help="Seconds that etcd is away.")] = 2,
+    network: Annotated[
+        str | None, typer.Option(help=f"Between elastrain's nodes: {', '.join(LINKS)}. Default: loopback. Needs root.")
+    ] = None,
     torchft_python: Annotated[
         Path | None, typer.Option(help="Python of a virtual environment with torchft, for torchft-tuned.")
     ] = None,
@@ -124,7 +129,10 @@ def main(
     names = program.choose("--systems", systems, list(SYSTEMS))
     chosen = choose_scenarios(scenarios, events)
     cards = program.cards(device)
-    settings = Settings(checkpoint_every, lease_ttl, etcd_away, state_mib, device, cards, torchft_python)
+    [link] = program.choose("--network", network, list(LINKS)) if network else [None]
+    settings = Settings(
+        checkpoint_every, lease_ttl, etcd_away, state_mib, device, cards, torchft_python, LINKS[link] if link else None
+    )
     for name in names:
         if (lacks := SYSTEMS[name].missing(settings)) is not None:
             program.refuse(lacks)

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Self
 
+from bench_harness.network import Network
 from bench_harness.processes import HOST
 from elastrain.agent.logs import ENV_AGENT_LOG
 from elastrain.api import names
@@ -18,6 +19,14 @@ from elastrain.etcd import EtcdClient, EtcdConfig
 from elastrain.etcd.server import EtcdServer
 
 MAX_NODES = 8
+
+
+class _ReachedEtcd(EtcdServer):
+    """One that the nodes of a slow network reach."""
+
+    @property
+    def endpoint(self) -> str:
+        return f"{Network.address(0)}:{self.client_port}"
 
 
 class Agents:
@@ -32,10 +41,11 @@ class Agents:
         lease_ttl: int | None = None,
         nproc: int = 1,
         settings: RankSettings | None = None,
+        network: Network | None = None,
     ) -> None:
         """``program``: the module that each of an agent's ``nproc`` ranks runs. Without ``checkpoint_every`` (steps)
         there are neither checkpoints nor an audit log. ``lease_ttl``: seconds; None: the default. ``settings``: others
-        of the ranks."""
+        of the ranks. ``network``: between the agents; None: loopback."""
         self.audit = directory / "audit"
         self._directory = directory
         self._program = program
@@ -43,11 +53,14 @@ class Agents:
         self._lease_ttl = lease_ttl
         self._nproc = nproc
         self._settings = settings or RankSettings()
+        self._network = network
         self._keys = JobKeys("bench", "job", directory.name)
         self.uid = self._keys.uid
 
     def __enter__(self) -> Self:
-        self._etcd = EtcdServer()
+        if self._network is not None:
+            self._network.__enter__()
+        self._etcd = EtcdServer() if self._network is None else _ReachedEtcd()
         self._etcd.start()
         self._config = EtcdConfig.of(self._etcd.endpoint)
         self._client = EtcdClient(self._config)
@@ -57,11 +70,14 @@ class Agents:
     def __exit__(self, *_: object) -> None:
         self._client.close()
         self._etcd.close()
+        if self._network is not None:
+            self._network.__exit__()
 
     @property
     def service_pids(self) -> tuple[int, ...]:
-        """etcd, which this object ends itself."""
-        return (self._etcd.pid,) if self._etcd.pid is not None else ()
+        """etcd and the network, which this object ends itself."""
+        etcd = (self._etcd.pid,) if self._etcd.pid is not None else ()
+        return etcd if self._network is None else (*etcd, *self._network.pids)
 
     def node(self, number: int) -> tuple[list[str], dict[str, str]]:
         """Command and environment of the agent that is node ``number``."""
@@ -73,7 +89,7 @@ class Agents:
             names.ENV_JOB_UID: self._keys.uid,
             names.ENV_WORKER: name,
             names.ENV_NODE: name,
-            names.ENV_ADDRESS: HOST,
+            names.ENV_ADDRESS: HOST if self._network is None else self._network.address(number + 1),
             names.ENV_TERMINATION_LOG: str(self._directory / f"{name}.termination.json"),
             ENV_AGENT_LOG: str(self._directory / f"{name}.agent.log"),
         }
@@ -85,7 +101,8 @@ class Agents:
         if self._lease_ttl is not None:
             environment[names.ENV_LEASE_TTL] = str(self._lease_ttl)
         rank = [sys.executable, "-m", self._program]
-        return [sys.executable, "-m", "elastrain", "agent", "--", *rank], environment
+        command = [sys.executable, "-m", "elastrain", "agent", "--", *rank]
+        return command if self._network is None else self._network.inside(number + 1, command), environment
 
     def want(self, nodes: int, least: int = 1) -> None:
         """Ask for ``nodes`` nodes that train; further ones stand by. Fewer than ``least`` do not train."""

@@ -112,8 +112,12 @@ class Load:
             process.wait()
 
 
-def popen(command: Sequence[str], output: BinaryIO | int, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """A process that dies with the calling thread, and that Ctrl-C does not reach: the benchmark ends it in order."""
+def popen(
+    command: Sequence[str], output: BinaryIO | int, environment: Mapping[str, str], *, keep: Collection[int] = ()
+) -> subprocess.Popen[bytes]:
+    """A process that dies with the calling thread, and that Ctrl-C does not reach: the benchmark ends it in order.
+
+    ``keep``: descriptors that it gets."""
     return subprocess.Popen(
         tethered(command, signal.SIGKILL),
         stdout=output,
@@ -121,6 +125,7 @@ def popen(command: Sequence[str], output: BinaryIO | int, environment: Mapping[s
         stdin=subprocess.DEVNULL,
         env=dict(environment),
         start_new_session=True,
+        pass_fds=tuple(keep),
     )
 
 

@@ -11,9 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from bench_harness import network
 from bench_harness.agents import MAX_NODES, Agents
 from bench_harness.names import ENV_DEVICE, ENV_STATE_MIB
+from bench_harness.network import Network
 from bench_harness.processes import HOST, free_ports, listens, popen
+from bench_harness.relay import Link
 from bench_rescale import history
 from bench_rescale.events import NEED_AGENTS, Event
 from bench_rescale.results import Samples
@@ -26,6 +29,9 @@ from bench_rescale.steplog import (
 )
 from elastrain.api.settings import RankSettings
 from elastrain_audit import judge
+
+MOST_STARTED = 2 * MAX_NODES
+"""Nodes of a run, with those that have ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +51,8 @@ class Settings:
     """CUDA devices that the nodes share."""
     torchft_python: Path | None = None
     """Python of a virtual environment with torch and torchft."""
+    link: Link | None = None
+    """Of the network between the nodes; None: loopback."""
 
 
 class System(ABC):
@@ -61,6 +69,8 @@ class System(ABC):
     @classmethod
     def missing(cls, settings: Settings) -> str | None:
         """What it lacks to be run here, and the way out; None: nothing."""
+        if settings.link is not None:
+            return "--network: only elastrain is measured on a slow network"
         return None if settings.device == "cpu" else "--device: only elastrain is measured on a GPU"
 
     @classmethod
@@ -186,11 +196,12 @@ class Elastrain(System):
             lease_ttl=settings.lease_ttl,
             nproc=self.nproc,
             settings=self.ranks.model_copy(update={"audit_dir": str(directory / "audit")}),
+            network=Network(settings.link, MOST_STARTED, directory / "relay.log") if settings.link else None,
         )
 
     @classmethod
-    def missing(cls, _settings: Settings) -> str | None:
-        return None
+    def missing(cls, settings: Settings) -> str | None:
+        return network.missing() if settings.link is not None else None
 
     @classmethod
     def has(cls, _event: Event) -> bool:
