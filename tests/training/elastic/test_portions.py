@@ -92,6 +92,18 @@ def receives(c: Communicator, t: Trainee, sources: list[int], receivers: list[in
     return complete
 
 
+@pytest.mark.parametrize("given", ["an optimizer", "none"])
+def test_a_frozen_parameter_is_one_that_no_optimizer_updates_whoever_holds_it(given, small_pieces):
+    t = Trainee(seed=0)
+    if given == "an optimizer":
+        t.optimizer.add_param_group({"params": [t.model[0].weight]})
+    frozen = [part for part in portions.cut(t.tracked) if part.parameter is None]
+    assert sum(part.nbytes for part in frozen) == t.model[0].weight.nbytes
+    t.model[0].weight.requires_grad_()
+    if given == "an optimizer":
+        assert not any(part.parameter is None for part in portions.cut(t.tracked))
+
+
 @pytest.mark.parametrize(("sources", "receivers"), [([0], [1]), ([0, 1], [2]), ([0, 2], [1, 3])])
 @pytest.mark.parametrize("steps", [0, 1, 3, 40])
 def test_joiners_end_with_the_state_of_the_others_for_any_end_of_training(
@@ -225,7 +237,10 @@ def test_a_state_is_cut_by_parameters_if_torchs_optimizers_step_them(small_piece
     t.step(0)
     parts = portions.cut(t.tracked)
     assert parts is not None
-    assert [len(p.tensors) for p in parts] == [1, 4, 4, 4], "the frozen weight alone, others with what AdamW keeps"
+    frozen = [part for part in parts if part.parameter is None]
+    assert [len(p.tensors) for p in parts if p.parameter is not None] == [4, 4, 4], "with what AdamW keeps"
+    assert len(frozen) > 1 and all(part.nbytes <= transfer.PIECE_BYTES for part in frozen), "the frozen weight"
+    assert sum(part.nbytes for part in frozen) == t.model[0].weight.nbytes
     assert portions.may_take_several_rounds(t.tracked)
 
 

@@ -10,10 +10,11 @@ In one round
 In several rounds
     the portions of a large state travel over several steps while all ranks train. That works since torch's optimizers
     treat every parameter independently. A portion is a parameter with its optimizer state, as it is between two
-    updates. A joiner keeps the parameters that it has received up to date, by the same update from the same gradients
-    as all other ranks; it is a learner meanwhile (:mod:`elastrain.elastic.strategies.learner`). When it has all of
-    them, it asks for the *closing*: the opening again, for the values that it could not keep up to date, and samples of
-    the large tensors, which show that it kept those up to date.
+    updates, or a piece of a tensor that none of them updates. A joiner keeps the parameters that it has received up to
+    date, by the same update from the same gradients as all other ranks; it is a learner meanwhile
+    (:mod:`elastrain.elastic.strategies.learner`). When it has all of them, it asks for the *closing*: the opening
+    again, for the values that it could not keep up to date, and samples of the large tensors, which show that it kept
+    those up to date.
 """
 
 from __future__ import annotations
@@ -99,7 +100,15 @@ def cut(tracked: Mapping[str, Stateful]) -> list[Portion] | None:
     if not all(is_dense(t) for t in parts):
         return None  # they could not arrive in their place
     covered = {t.data_ptr() for t in parts}
-    return list(portions.values()) if all(t.data_ptr() in covered for t in tensors_of(states) if is_large(t)) else None
+    if not all(t.data_ptr() in covered for t in tensors_of(states) if is_large(t)):
+        return None
+    return [part for portion in portions.values() for part in _divided(portion)]
+
+
+def _divided(portion: Portion) -> list[Portion]:
+    """In pieces, if no optimizer updates it: a step waits for at least one portion, so for less."""
+    trains = portion.parameter is not None and (portion.parameter.requires_grad or len(portion.tensors) > 1)
+    return [portion] if trains else pieces(portion.tensors)
 
 
 def may_take_several_rounds(tracked: Mapping[str, Stateful]) -> bool:
