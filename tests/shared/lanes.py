@@ -46,6 +46,8 @@ LANES: dict[str, tuple[str, ...]] = {
         "tests/protocol/operator/test_at_rest_on_apiserver.py",
         "tests/protocol/operator/test_capacity_on_apiserver.py",
         "tests/protocol/operator/test_disruption_on_apiserver.py",
+        "tests/protocol/operator/test_drain_command.py",
+        "tests/protocol/operator/test_two_operators_on_apiserver.py",
         "tests/protocol/operator/test_failover_on_apiserver.py",
         "tests/protocol/operator/test_gangs_on_apiserver.py",
         "tests/protocol/operator/test_groups_on_apiserver.py",

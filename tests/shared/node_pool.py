@@ -33,18 +33,22 @@ class Pool:
         self.free[full] = gpus
 
     def bound(self, name: str, pod: dict[str, Any]) -> bool:
-        """Whether the pod has a node; binds it if there is room."""
+        """Whether the pod has a node; binds it if there is room on one that is not cordoned."""
         if pod["spec"].get("nodeName"):
             return True
         with self._lock:
             taken = [p["spec"].get("nodeName") for p in self.cluster.pods().values()]
-            node = next((n for n, gpus in sorted(self.free.items()) if taken.count(n) < gpus), None)
+            room = (n for n, gpus in sorted(self.free.items()) if taken.count(n) < gpus)
+            node = next((n for n in room if not self._is_cordoned(n)), None)
             if node is None:
                 return False
             target = {"apiVersion": "v1", "kind": "Node", "name": node}
             binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name}, "target": target}
             self.cluster.call("POST", f"{self.cluster.pods_path}/{name}/binding", binding)
             return True
+
+    def _is_cordoned(self, node: str) -> bool:
+        return bool(self.cluster.call("GET", f"/api/v1/nodes/{node}")["spec"].get("unschedulable"))
 
     def template(self, **spec: Any) -> dict[str, Any]:
         container = {"name": "trainer", "image": "trainer:1", "command": ["train"], "resources": {"limits": {GPU: "1"}}}

@@ -19,7 +19,7 @@ from raw_cluster import Cluster, wire_time
 
 class Played:
     """Simulates kubelet and agents of one job: pods run at once, members form generations by the target; members beyond
-    its desired size stand by.
+    its desired size stand by. A worker that is evicted leaves, and its kubelet removes the pod.
 
     ``held``: pods that do not start. ``crash`` and ``finish`` end pods as an agent would.
     """
@@ -32,6 +32,8 @@ class Played:
         self.group_size = 1
         """Workers of a group; a generation has whole groups."""
         self.number, self.in_generation = 0, ()
+        self.formed: list[frozenset[str]] = []
+        """The workers of each generation."""
         self.step = 0
         """Committed steps."""
         self._rescales: tuple[Rescale, ...] = ()
@@ -117,7 +119,8 @@ class Played:
                 started = wire_time(datetime.now(UTC).replace(microsecond=0))
                 self.cluster.set_trainer(name, "Running", {"running": {"startedAt": started}}, ready=True)
                 self._running.add(name)
-        leaving = set(target.leaving) if target.desired else set(self._running)
+        evicted = {name for name, pod in pods.items() if "deletionTimestamp" in pod["metadata"]}
+        leaving = (set(target.leaving) | evicted) if target.desired else set(self._running)
         able = self._whole(sorted(self._running - leaving), pods)
         stayers = [name for name in able if name in self.in_generation]
         joiners = [name for name in able if name not in stayers]
@@ -133,6 +136,8 @@ class Played:
             self.client.delete(self.keys.member(name))
             self.cluster.end_trainer(name, Termination(outcome=Outcome.DRAINED))
             self._running.discard(name)
+        for name in evicted:
+            self.cluster.call("DELETE", f"{self.cluster.pods_path}/{name}", {"gracePeriodSeconds": 0})
 
     def _whole(self, able: list[str], pods: dict[str, Any]) -> list[str]:
         """Workers whose groups are whole, group by group, in each by place."""
@@ -146,6 +151,7 @@ class Played:
 
     def _form(self, wanted: tuple[str, ...]) -> None:
         before, self.number, self.in_generation = len(self.in_generation), self.number + 1, wanted
+        self.formed.append(frozenset(wanted))
         rescale = Rescale(
             generation=self.number,
             from_size=before,
