@@ -359,6 +359,8 @@ class Observed:
     """The LocalQueue that the job names although this operator runs without Kueue; empty: none."""
     unissued: tuple[Pod, ...] = ()
     """Pods that the job controls and whose ordinals it has never given out: they count as holders of resources only."""
+    etcd: str = ""
+    """Endpoints of this operator's etcd, as workers get them."""
 
 
 class Still(Enum):

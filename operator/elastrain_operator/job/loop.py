@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
@@ -18,7 +18,7 @@ from elastrain_operator import clock
 from elastrain_operator.cluster.capacity import Capacity
 from elastrain_operator.config import OperatorConfig
 from elastrain_operator.facts import JobRef, Observed, Pod
-from elastrain_operator.job import plan
+from elastrain_operator.job import other_operator, plan
 from elastrain_operator.job.executor import Executor
 from elastrain_operator.job.meter import JobMeter
 from elastrain_operator.job.plan import STATUS_INTERVAL
@@ -27,7 +27,6 @@ from elastrain_operator.kube.client import ApiError, Kube
 from elastrain_operator.kueue.jobs import KueueJobs, KueuePass
 from elastrain_operator.kueue.parse import is_sent, queue_name
 from elastrain_operator.metrics import process as metrics
-from elastrain_operator.policy import elsewhere
 from elastrain_operator.policy.losses import data_loss
 from elastrain_operator.policy.report.routine import is_routine
 from elastrain_operator.policy.size import sizes
@@ -271,9 +270,8 @@ class JobLoop:
             spec = self._spec(body.get("spec", {}))
         except parse.SpecInvalid as error:
             return PassResult(plan.refuse(status, observed, str(error), now, state), status, observed)
-        if others := elsewhere.foreign_workers(observed, self._config.worker_etcd.endpoints):
-            return PassResult(self._leave_alone(others), status, observed)
-        state.elsewhere = ""
+        if (apart := other_operator.plan(body, status, observed, state, now)) is not None:
+            return PassResult(apart, status, observed)
         share = observed.share.in_replicas(spec.group_size) if observed.share else None
         observed = replace(observed, share=share, ignored_queue="" if self._kueue else queue_name(body))
         queued = self._kueue.decide(body, self.job, spec, status, observed) if self._kueue else None
@@ -283,15 +281,6 @@ class JobLoop:
         with metrics.PLAN_SECONDS.time():
             made = plan.plan(spec, status, observed, clock.now(), state, drain_extra=self._config.drain_extra)
         return PassResult(made, status, observed, spec, queued)
-
-    def _leave_alone(self, others: Sequence[Pod]) -> Plan:
-        """The plan for a job of another operator, which writes its status: an event, and nothing else."""
-        event = elsewhere.report(others, self._config.worker_etcd.endpoints)
-        if event.message == self._state.elsewhere:
-            return Plan()
-        self._state.elsewhere = event.message
-        log.warning("job left alone", job=self.job.name, namespace=self.job.namespace, why=event.message)
-        return Plan(events=(event,))
 
     def _show(self, decided: PassResult) -> None:
         """Feed every view of the job, and keep what the next pass needs."""
@@ -353,6 +342,7 @@ class JobLoop:
             outage=self._mirror.outage_of(self.keys),
             share=self._capacity.share_of(self.job.uid) if self._capacity else None,
             created=parse.timestamp(self._body["metadata"]["creationTimestamp"]) if self._capacity else None,
+            etcd=self._config.worker_etcd.endpoints,
         )
 
     async def _pods(self) -> tuple[Pod, ...]:

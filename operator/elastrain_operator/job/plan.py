@@ -225,6 +225,7 @@ def _end(taken: Steps, verdict: Verdict) -> Plan:
             "accelerator_seconds": accelerator_seconds.dissolved(status.accelerator_seconds),
             "unhealthy_workers": [],
             "spares": None,
+            "etcd": "",
         }
     )
     return _settle(taken, status, verdict.condition, taken.lost.count.fresh)

@@ -26,6 +26,7 @@ from elastrain_operator.facts import (
     WorkerSet,
 )
 from elastrain_operator.pod.admitted import Admitted
+from elastrain_operator.policy.elsewhere import Claim
 
 BUDGET, MARKS, GANG, SET = "disruption budget", "annotations of workers", "gang", "set of workers"
 """What stands beside a job's pods."""
@@ -46,6 +47,8 @@ class LoopState:
     """What was written in the place of a status that the API server refuses; empty: it refuses none."""
     elsewhere: str = ""
     """Why the job is left to another operator, as last reported; empty: it is not."""
+    claim: Claim | None = None
+    """Another operator's claim to the job; None: there is none."""
     unwritten: dict[str, str] = field(default_factory=dict)
     """Why objects beside the pods could not be written, by :data:`BUDGET`, :data:`MARKS`, :data:`GANG`
     or :data:`SET`."""

@@ -10,6 +10,7 @@ from elastrain.api.job import AcceleratorSeconds, Condition, ConditionType, Gene
 from elastrain_operator.facts import ConditionUpdate, Coordination, Outage, Slot
 from elastrain_operator.job.state import BUDGET, GANG, MARKS, SET
 from elastrain_operator.job.steps import Steps
+from elastrain_operator.policy import elsewhere
 from elastrain_operator.policy.losses import data_loss, exclusion, starting
 from elastrain_operator.policy.report import accelerator_seconds, conditions, durability, health, training
 from elastrain_operator.policy.size import leavers, minimum, replicas, rollout, sizes
@@ -58,6 +59,7 @@ def status_of(taken: Steps, create: tuple[int, ...], slots: tuple[Slot, ...], wa
         counted_failures=list(taken.lost.count.counted),
         leaving=leavers.leaving_record(taken.known.since, taken.leave.leaving & taken.known.draining, taken.facts.now),
         next_ordinal=following,
+        etcd=elsewhere.claim(spec.suspend, old.etcd, seen, creates=bool(create)),
         start_time=taken.known.start.isoformat() if taken.known.start else None,
         loss_streak=taken.lost.streak,
         withdrawal=taken.leave.withdrawal,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,7 @@ from elastrain_operator.records.sweep import Sweeper
 from elastrain_operator.watch.jobs import Jobs
 from elastrain_operator.watch.pods import WorkerPods
 from sim import apiserver, etcd
+from sim.etcd import Etcd
 from sim.etcd_client import Client, WatchKeeper
 from sim.kube import Kube
 from sim.loop import Loop
@@ -40,22 +42,40 @@ from sim.process import Process
 if TYPE_CHECKING:
     from sim.world import World
 
-LEASE = LeaseName(namespace="elastrain", name="operator")
-CONFIG = OperatorConfig(
-    etcd=EtcdConfig.of("etcd:2379"), worker_etcd=WorkerEtcd(endpoints="etcd:2379"), lease=LEASE, drain_extra=10.0,
-    resync=60.0,
-)  # fmt: skip
 TERMS = Terms()
 FOREVER = 1e6
 """Seconds."""
-FENCE = fence_key("sim", LEASE)
+
+
+@dataclass(frozen=True)
+class Installation:
+    """What the replicas of one release have in common."""
+
+    etcd: Etcd
+    name: str = "etcd"
+
+    @property
+    def lease(self) -> LeaseName:
+        return LeaseName(namespace=f"elastrain-{self.name}", name=f"operator-{self.name}")
+
+    @property
+    def fence(self) -> str:
+        return fence_key("sim", self.lease)
+
+    @property
+    def config(self) -> OperatorConfig:
+        endpoint = f"{self.name}:2379"
+        return OperatorConfig(
+            etcd=EtcdConfig.of(endpoint), worker_etcd=WorkerEtcd(endpoints=endpoint), lease=self.lease,
+            drain_extra=10.0, resync=60.0,
+        )  # fmt: skip
 
 
 class Operator:
     """One replica: it stands by, leads, and is started anew when it leads no more."""
 
-    def __init__(self, world: World, place: str) -> None:
-        self.world, self.place = world, place
+    def __init__(self, world: World, place: str, installation: Installation) -> None:
+        self.world, self.place, self.installation = world, place, installation
         self.starts = 0
         self.start()
 
@@ -85,7 +105,7 @@ class Operator:
         tenure = Tenure(seconds)
         identity = process.name
         lease_kube = Kube(world.api, world.network, process, self.loop, None)
-        elector = Elector(lease_kube, LEASE, identity, tenure, TERMS, clock=seconds)
+        elector = Elector(lease_kube, self.installation.lease, identity, tenure, TERMS, clock=seconds)
         await elector.acquire()
         self.leads = True
         self._serve(tenure, identity)
@@ -95,25 +115,26 @@ class Operator:
     def _serve(self, tenure: Tenure, identity: str) -> None:
         world, process, loop = self.world, self.process, self.loop
         kube = Kube(world.api, world.network, process, loop, tenure, world.watch_lag)
+        config, lease = self.installation.config, self.installation.lease
 
         def prove() -> None:
             if world.network.is_cut(self.place, apiserver.PLACE) or not world.api.up:
                 raise ApiError("prove", 0, "Unreachable", "no answer")
-            held = world.api.objects["leases"].get(LEASE.name)
+            held = world.api.objects["leases"].get(lease.name)
             if held is None or held["spec"]["holderIdentity"] != identity:
                 raise NotLeading("prove that this operator leads")
 
-        fenced = FencedEtcd(EtcdCalls(self), FENCE, identity, tenure, prove)  # type: ignore[arg-type]
+        fenced = FencedEtcd(EtcdCalls(self), self.installation.fence, identity, tenure, prove)  # type: ignore[arg-type]
         pods = WorkerPods(
             kube,  # type: ignore[arg-type]
-            CONFIG.namespaces,
+            config.namespaces,
             self._pod_event,
             lambda uid, held: self._capacity and self._capacity.other_pod_seen(uid, held),
         )
         jobs = Jobs(
             kube,  # type: ignore[arg-type]
-            CONFIG.namespaces,
-            CONFIG.resync,
+            config.namespaces,
+            config.resync,
             known=lambda: self._loops.jobs(),
             has_pods_of=pods.has,
             on_job=lambda body: self._loops.see(body, pods.of),
@@ -126,10 +147,10 @@ class Operator:
             loop.create_task(self._capacity.run(Inventory(world)))
         recorder = Recorder(kube)
         loop.create_task(recorder.run())
-        executor = Executor(kube, mirror, CONFIG, recorder)  # type: ignore[arg-type]
+        executor = Executor(kube, mirror, config, recorder)  # type: ignore[arg-type]
 
         def make(job: JobRef) -> JobLoop:
-            return JobLoop(job, executor, kube, mirror, CONFIG, self._capacity)  # type: ignore[arg-type]
+            return JobLoop(job, executor, kube, mirror, config, self._capacity)  # type: ignore[arg-type]
 
         self._loops = Loops(make)
         self._sweeper = Sweeper(
@@ -212,14 +233,15 @@ class EtcdCalls:
 
     def __init__(self, operator: Operator) -> None:
         self._operator, self._world = operator, operator.world
+        self._etcd, self._fence = operator.installation.etcd, operator.installation.fence
 
     def get(self, key: str) -> KeyValue | None:
-        return self._call("read", lambda: self._world.etcd.get(key))
+        return self._call("read", lambda: self._etcd.get(key))
 
     def commit(self, transaction: Transaction, what: str, *, timeout: float | None = None) -> bool:
-        done = bool(self._call(what, lambda: self._world.etcd.commit(transaction)))
+        done = bool(self._call(what, lambda: self._etcd.commit(transaction)))
         if done:
-            fence = any(key == FENCE for key, _ in transaction.puts)
+            fence = any(key == self._fence for key, _ in transaction.puts)
             self._world.ledger.operator_wrote(self._operator.process.name, fence)
         return done
 
@@ -229,7 +251,7 @@ class EtcdCalls:
 
     def end_lease(self, lease: int) -> None:
         with suppress(LeaseLost):
-            self._call("end a lease", lambda: self._world.etcd.revoke(lease))
+            self._call("end a lease", lambda: self._etcd.revoke(lease))
 
     def watch_prefix(
         self,
@@ -238,7 +260,7 @@ class EtcdCalls:
         on_state: Callable[[WatchState], None] | None = None,
         sift: object = None,
     ) -> WatchKeeper:
-        client = Client(self._operator.process, self._world.network, self._world.etcd)
+        client = Client(self._operator.process, self._world.network, self._etcd)
 
         def state(connected: bool, error: Exception | None) -> None:
             if on_state is not None:

@@ -22,7 +22,7 @@ from sim.etcd import Etcd
 from sim.invariants import Ledger
 from sim.kubelet import Node, unready
 from sim.network import Network
-from sim.operator import Operator
+from sim.operator import Installation, Operator
 from sim.process import Process
 from sim.ranks import Rank
 
@@ -74,9 +74,9 @@ class World:
         self.group_size = 2 if seed % 10 == 4 else 1
         """Workers of a replica: in every tenth schedule a group has two."""
         self.nodes = {f"node-{n}": Node(self, f"node-{n}") for n in range(rng.choice((3, 4)))}
-        self.operators = [Operator(self, "operator-a")]
+        self.operators = [Operator(self, "operator-a", ours := Installation(self.etcd))]
         if rng.random() < 0.5:
-            self.clock.after(1.0, lambda: self.operators.append(Operator(self, "operator-b")))
+            self.clock.after(1.0, lambda: self.operators.append(Operator(self, "operator-b", ours)))
         self.job = self._submit()
 
     def wire_time(self, place: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 
 import builders
@@ -96,8 +98,8 @@ def test_second_operator_says_so_and_changes_nothing_if_the_workers_heed_another
     ],
 )
 def test_etcd_is_another_only_if_no_endpoint_is_the_same(given, heeds_another):
-    seen = Observed(JobRef("ns", "job", "uid", 1), (pod(0, etcd=given),), Coordination())
-    assert bool(elsewhere.foreign_workers(seen, OWN)) is heeds_another
+    seen = Observed(JobRef("ns", "job", "uid", 1), (pod(0, etcd=given),), Coordination(), etcd=OWN)
+    assert bool(elsewhere.foreign_workers(seen)) is heeds_another
 
 
 def test_a_record_of_the_worker_proves_its_etcd_whatever_its_name():
@@ -106,9 +108,58 @@ def test_a_record_of_the_worker_proves_its_etcd_whatever_its_name():
         members=(Member(id="job-0", worker="job-0", address="a"),), generation=builders.generation(1, "job-1")
     )
     for records, expected in ((None, 2), (Coordination(), 2), (heard, 0)):
-        assert len(elsewhere.foreign_workers(Observed(seen.job, seen.pods, records), OWN)) == expected
+        assert len(elsewhere.foreign_workers(Observed(seen.job, seen.pods, records, etcd=OWN))) == expected
 
 
 def test_worker_that_has_ended_keeps_no_operator_off():
-    seen = Observed(JobRef("ns", "job", "uid", 1), (pod(0, etcd="theirs:1", over=True),), Coordination())
-    assert elsewhere.foreign_workers(seen, OWN) == ()
+    seen = Observed(JobRef("ns", "job", "uid", 1), (pod(0, etcd="theirs:1", over=True),), Coordination(), etcd=OWN)
+    assert elsewhere.foreign_workers(seen) == ()
+
+
+# ---- claims to jobs without workers ----------------------------------------------------------------------------------
+THEIRS = "theirs.other.svc:2379"
+
+
+def follow(before, seen, version="1", claimed=THEIRS, after=0.0, *, ours=False):
+    return elsewhere.followed(before, seen, claimed, version, NOW + timedelta(seconds=after), ours=ours)
+
+
+EMPTY = Observed(JobRef("ns", "job", "uid", 1), (), Coordination(), etcd=OWN)
+
+
+def test_a_claim_is_another_s_only_without_a_common_endpoint_and_without_an_own_worker():
+    assert follow(None, EMPTY) is not None
+    assert follow(None, EMPTY, claimed="") is None
+    assert follow(None, EMPTY, claimed=f"new:2379,{OWN}") is None
+    assert follow(None, Observed(EMPTY.job, (pod(0, etcd=OWN),), Coordination(), etcd=OWN)) is None
+    assert follow(None, Observed(EMPTY.job, (pod(0, etcd=OWN, over=True),), Coordination(), etcd=OWN)) is not None
+
+
+def test_a_claim_is_due_once_the_job_has_not_changed_for_its_patience():
+    first = follow(None, EMPTY)
+    assert follow(first, EMPTY, after=30) == first
+    changed = follow(first, EMPTY, version="2", after=30)
+    assert changed.due == NOW + timedelta(seconds=30) + elsewhere.PATIENCE
+
+
+def test_a_job_that_another_operator_took_over_is_left_to_it_for_long():
+    lost = follow(None, EMPTY, ours=True)
+    assert lost.due == NOW + elsewhere.LONG_PATIENCE
+    assert follow(lost, EMPTY, version="2").patience == elsewhere.LONG_PATIENCE
+
+
+@pytest.mark.parametrize(
+    ("suspended", "before", "pods", "creates", "expected"),
+    [
+        (True, OWN, (), False, ""),
+        (False, "", (), False, OWN),
+        (False, "", (pod(0),), False, ""),
+        (False, "", (pod(0),), True, OWN),
+        (False, THEIRS, (), False, OWN),
+    ],
+)
+def test_a_job_is_claimed_before_its_first_worker_and_unclaimed_while_suspended(
+    suspended, before, pods, creates, expected
+):
+    seen = Observed(EMPTY.job, pods, Coordination(), etcd=OWN)
+    assert elsewhere.claim(suspended, before, seen, creates=creates) == expected

@@ -404,6 +404,9 @@ class JobStatus(StatusModel):
     """Existing workers that were asked to leave."""
     next_ordinal: int = 0
     """Ordinal of the next worker pod; ordinals are never reused."""
+    etcd: str = ""
+    """Endpoints of the etcd of the operator that creates the job's workers: another operator leaves the job alone.
+    Empty: suspended, ended, or the workers are those of an operator from before this field."""
     start_time: AwareTime | None = None
     """Time at which the job became active, for ``activeDeadlineSeconds``. Absent while suspended."""
     completion_time: AwareTime | None = None
