@@ -269,9 +269,7 @@ class RefusalKind(StrEnum):
         return self not in _PASSING
 
 
-_PASSING = frozenset(
-    {RefusalKind.NAME_TAKEN, RefusalKind.WEBHOOK_FAILED, RefusalKind.BUSY, RefusalKind.ETCD_DENIED}
-)  # fmt: skip
+_PASSING = {RefusalKind.NAME_TAKEN, RefusalKind.WEBHOOK_FAILED, RefusalKind.BUSY, RefusalKind.ETCD_DENIED}
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,6 @@ from elastrain_operator.policy.size import leavers, minimum, replicas, rollout, 
 
 def status_of(taken: Steps, create: tuple[int, ...], slots: tuple[Slot, ...], wait: datetime | None) -> JobStatus:
     """The status of a job that has not ended. Values from etcd stay unchanged while etcd is unknown.
-
     ``create``, ``slots``: ordinals of the pods that are created now, and their places in groups."""
     old, seen, spec = taken.facts.status, taken.facts.observed, taken.facts.spec
     etcd, known = taken.known.etcd, taken.known.members

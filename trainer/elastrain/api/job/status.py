@@ -359,8 +359,7 @@ class JobStatus(StatusModel):
             return cls.model_validate({name: value for name, value in raw.items() if name not in wrong})
 
     phase: str | None = None
-    """The state in one word, for people: Pending, Running, Rescaling, Suspended, Succeeded, Failed. Programs read
-    conditions."""
+    """The state in one word, for people: Pending, Running, Rescaling, Suspended, Succeeded or Failed."""
     conditions: list[Condition] = []
     """The state for programs: one entry per type."""
     replicas: int = 0
@@ -383,8 +382,7 @@ class JobStatus(StatusModel):
     last_rescale: LastRescale | None = None
     """The newest completed rescale."""
     measured_sizes: list[MeasuredSize] = []
-    """Times of a step at different sizes and placements, from which the operator that shares the cluster out predicts
-    other sizes: at most twelve, the newest last."""
+    """Times of a step by size and placement, from which other sizes are predicted: at most twelve, the newest last."""
     batch: BatchStatus | None = None
     """The batch of a step. Absent: the batch is the script's."""
     rank_shares: list[RankShareStatus] = []
@@ -405,8 +403,7 @@ class JobStatus(StatusModel):
     next_ordinal: int = 0
     """Ordinal of the next worker pod; ordinals are never reused."""
     etcd: str = ""
-    """Endpoints of the etcd of the operator that creates the job's workers: another operator leaves the job alone.
-    Empty: suspended, ended, or the workers are those of an operator from before this field."""
+    """Endpoints of the etcd of the operator that creates the job's workers: others leave it alone. Empty: unclaimed."""
     start_time: AwareTime | None = None
     """Time at which the job became active, for ``activeDeadlineSeconds``. Absent while suspended."""
     completion_time: AwareTime | None = None
