@@ -56,7 +56,8 @@ def test_none_is_formed_while_a_member_has_yet_to_write_its_generation_again_tha
     assert (job.workers(), job.base.number) == (["b", "c", "d"], lost.number + 1)
 
 
-def test_a_generation_that_nobody_writes_again_is_awaited_for_a_bounded_time(job):
+def test_a_generation_that_nobody_writes_again_is_awaited_for_a_bounded_time_and_then_ended(job):
+    """A rank of it may wait for a lost peer of which no leader knows."""
     job.join("a", "b")
     job.set("b", generation=7)
     job.decide()
@@ -64,7 +65,7 @@ def test_a_generation_that_nobody_writes_again_is_awaited_for_a_bounded_time(job
     job.decide()
     job.pass_time(job.timing.settle)
     assert isinstance(job.run(), Propose)
-    assert job.base.number == 8
+    assert (job.base.number, job.base.ended) == (8, (7,))
 
 
 def test_leavers_enter_no_further_generation_if_a_joiner_holds_the_state_already(job):

@@ -343,14 +343,15 @@ def _propose(view: View, chosen: tuple[RegisteredMember, ...], reason: str) -> P
         offset += r.slots
     known = [max(m.record.generation, m.record.broken) for m in view.members]
     number = 1 + max([view.generation.number if view.generation else 0, view.highest, *known])
+    over = view.condemned | dict.fromkeys((m.record.generation for m in view.ahead), "etcd has lost its generation")
     generation = Generation(
         number=number,
         members=tuple(members),
         reason=reason,
         leader=view.self_id,
         step=view.step,
-        ended=tuple(view.condemned),
-        why="; ".join(dict.fromkeys(view.condemned.values())),
+        ended=tuple(over),
+        why="; ".join(dict.fromkeys(over.values())),
     )
     return Propose(generation, view.generation_mod_revision)
 
