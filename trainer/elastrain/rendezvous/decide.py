@@ -341,9 +341,9 @@ def _propose(view: View, chosen: tuple[RegisteredMember, ...], reason: str) -> P
             )
         )
         offset += r.slots
+    over = view.condemned | dict.fromkeys((m.record.generation for m in view.ahead), "etcd has lost its generation")
     known = [max(m.record.generation, m.record.broken) for m in view.members]
     number = 1 + max([view.generation.number if view.generation else 0, view.highest, *known])
-    over = view.condemned | dict.fromkeys((m.record.generation for m in view.ahead), "etcd has lost its generation")
     generation = Generation(
         number=number,
         members=tuple(members),
