@@ -16,6 +16,21 @@ def on(address: str, port: int = 0, *, backlog: int = BACKLOG) -> socket.socket:
     return socket.create_server((address, port), family=family, backlog=backlog)
 
 
+def loopback() -> str:
+    """The address of this machine for itself: 127.0.0.1, or ::1 where it has no IPv4."""
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", 0))
+        except OSError:
+            return "::1"
+    return "127.0.0.1"
+
+
+def bracketed(address: str) -> str:
+    """An address as the host of a URL or of ``host:port``."""
+    return f"[{address}]" if ":" in address else address
+
+
 def everywhere(port: int = 0, *, backlog: int = BACKLOG) -> socket.socket:
     """On all addresses of this host: IPv6 and IPv4, if it has both. Raises ``OSError``, if the port is taken.
 

@@ -139,7 +139,7 @@ async def _until_stopped() -> None:
 
 def _where(address: str, port: int, key: str, namespaces: tuple[str, ...]) -> str:
     everywhere = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "[::1]"}  # noqa: S104
-    host = everywhere.get(address, f"[{address}]" if ":" in address else address)
+    host = everywhere.get(address, sockets.bracketed(address))
     shown = f"namespace {', '.join(namespaces)}" if namespaces else "all namespaces"
     return f"http://{host}:{port}/{f'?key={key}' if key else ''}  (jobs of {shown}; Ctrl-C stops)"
 

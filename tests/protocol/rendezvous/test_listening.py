@@ -66,8 +66,9 @@ def test_a_taken_port_is_an_error_on_all_addresses_too() -> None:
 @pytest.mark.parametrize("address", FAMILIES)
 def test_metrics_are_served_on_both_families(address: str) -> None:
     with closing(MetricsServer(lambda: b"things_total 3.0\n", 0)) as server:
-        host = f"[{address}]" if ":" in address else address
-        with urllib.request.urlopen(f"http://{host}:{server.port}/metrics", timeout=5) as answer:
+        with urllib.request.urlopen(
+            f"http://{listening.bracketed(address)}:{server.port}/metrics", timeout=5
+        ) as answer:
             assert b"things_total" in answer.read()
 
 
@@ -81,3 +82,14 @@ def test_health_is_served_on_both_families(address: str) -> None:
             return await asyncio.to_thread(answers, address, port)
 
     assert asyncio.run(serve())
+
+
+def test_the_machine_s_own_address_is_of_ipv6_only_without_ipv4(monkeypatch) -> None:
+    assert listening.loopback() == "127.0.0.1"
+
+    class Bare(socket.socket):
+        def bind(self, address) -> None:
+            raise OSError(errno.EADDRNOTAVAIL, "IPv4")
+
+    monkeypatch.setattr(socket, "socket", Bare)
+    assert listening.loopback() == "::1"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
+from elastrain import listening
 from elastrain.tether import tethered
 
 ENV_ETCD_BINARY = "ELASTRAIN_ETCD"
@@ -89,13 +90,14 @@ class EtcdServer:
         self.binary = find_etcd(binary)
         self._own_dir = data_dir is None
         self.data_dir = data_dir or Path(tempfile.mkdtemp(prefix="elastrain-etcd-"))
-        self.client_port, self._peer_port = _free_ports(2)
+        self.address = listening.loopback()
+        self.client_port, self._peer_port = _free_ports(self.address, 2)
         self._process: subprocess.Popen[bytes] | None = None
         self._served = False
 
     @property
     def endpoint(self) -> str:
-        return f"127.0.0.1:{self.client_port}"
+        return f"{listening.bracketed(self.address)}:{self.client_port}"
 
     @property
     def pid(self) -> int | None:
@@ -128,7 +130,7 @@ class EtcdServer:
                 if self._served or not left or "address already in use" not in str(error):
                     raise
                 self.log_path.unlink()
-                self.client_port, self._peer_port = _free_ports(2)
+                self.client_port, self._peer_port = _free_ports(self.address, 2)
             else:
                 self._served = True
                 return
@@ -150,7 +152,7 @@ class EtcdServer:
 
     def command(self) -> list[str]:
         """The command line."""
-        client, peer = f"http://{self.endpoint}", f"http://127.0.0.1:{self._peer_port}"
+        client, peer = f"http://{self.endpoint}", f"http://{listening.bracketed(self.address)}:{self._peer_port}"
         return [
             str(self.binary),
             *("--name", "local", "--data-dir", str(self.data_dir / "data")),
@@ -220,13 +222,6 @@ class EtcdServer:
         return self.log_path.read_text(errors="replace")[-2000:]
 
 
-def _free_ports(count: int) -> list[int]:
-    # Held open together, so that they differ.
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [int(one.getsockname()[1]) for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
+def _free_ports(address: str, count: int) -> list[int]:
+    with contextlib.ExitStack() as held:  # together, so that they differ
+        return [int(held.enter_context(listening.on(address)).getsockname()[1]) for _ in range(count)]

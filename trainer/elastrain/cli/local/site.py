@@ -95,7 +95,7 @@ class Site:
             names.ENV_JOB_UID: self._keys.uid,
             names.ENV_WORKER: name,
             names.ENV_NODE: socket.gethostname(),
-            names.ENV_ADDRESS: "127.0.0.1",
+            names.ENV_ADDRESS: self._etcd.address,
             names.ENV_NPROC: str(self._spec.nproc),
             names.ENV_LEASE_TTL: str(self._lease_ttl),
             **RankSettings(
