@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from control_plane import ApiServer, program, running
+from elastrain.api.keys import JobKeys
 from elastrain.api.records import Outcome, Termination
 from played import Played
 from raw_cluster import Cluster
@@ -110,3 +111,40 @@ def test_the_deletion_of_a_namespace_ends_with_jobs_in_every_state(cluster, play
     path = f"/api/v1/namespaces/{cluster.namespace}"
     cluster.call("DELETE", path)
     eventually(lambda: not exists(cluster, path), 60, "the namespace is deleted")
+
+
+def kubectl(apiserver: ApiServer, cluster: Cluster, *args: str) -> None:
+    done = apiserver.kubectl(f"--namespace={cluster.namespace}", *args)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_new_job_adopts_nothing_of_one_that_was_orphaned_and_its_orphans_go_by_one_command(
+    apiserver, cluster, play, client, operator_process, eventually
+):
+    elastic(cluster, play, eventually)
+    old = JobKeys(cluster.namespace, "elastic", cluster.job("elastic")["metadata"]["uid"])
+    before = {name: pod["metadata"]["uid"] for name, pod in cluster.pods().items()}
+    operator_process.stop()
+    kubectl(apiserver, cluster, "delete", "etj", "elastic", "--cascade=orphan")
+    assert not cluster.exists("elastic")
+    operator_process()
+    player = play(cluster.create_job("elastic", maxReplicas=2, protectState=False))
+    eventually(lambda: cluster.status("elastic").get("readyReplicas") == 2, 60, "the new job trains")
+
+    assert set(player.in_generation) == {"elastic-2", "elastic-3"}, "the orphans keep their names"
+    assert {n: cluster.pods()[n]["metadata"]["uid"] for n in before} == before, "no orphan was deleted"
+    assert cluster.status("elastic")["restarts"] == dict.fromkeys(("user", "infrastructure", "preemption"), 0)
+    ours = {p["metadata"]["name"] for p in cluster.pods().values() if controlled_by(p, player.keys.uid)}
+    assert ours == {"elastic-2", "elastic-3"}
+
+    # docs/lifecycle.md
+    kubectl(
+        apiserver, cluster, "delete", "pods,workersets,pdb,secrets", "-l", f"elastrain.dev/job-uid={old.uid}", "--now"
+    )
+    eventually(lambda: set(cluster.pods()) == {"elastic-2", "elastic-3"}, 30, "the orphans are gone")
+    eventually(lambda: not client.get_prefix(old.prefix)[0], 90, "so are the old job's records")
+    assert owned(cluster) == [2, 0]
+
+
+def controlled_by(pod: dict, uid: str) -> bool:
+    return any(o["uid"] == uid for o in pod["metadata"].get("ownerReferences", ()))
