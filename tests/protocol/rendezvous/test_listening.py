@@ -65,11 +65,11 @@ def test_a_taken_port_is_an_error_on_all_addresses_too() -> None:
 
 @pytest.mark.parametrize("address", FAMILIES)
 def test_metrics_are_served_on_both_families(address: str) -> None:
-    with closing(MetricsServer(lambda: b"things_total 3.0\n", 0)) as server:
-        with urllib.request.urlopen(
-            f"http://{listening.bracketed(address)}:{server.port}/metrics", timeout=5
-        ) as answer:
-            assert b"things_total" in answer.read()
+    with (
+        closing(MetricsServer(lambda: b"things_total 3.0\n", 0)) as server,
+        urllib.request.urlopen(f"http://{listening.bracketed(address)}:{server.port}/metrics", timeout=5) as answer,
+    ):
+        assert b"things_total" in answer.read()
 
 
 @pytest.mark.parametrize("address", FAMILIES)
