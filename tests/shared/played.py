@@ -34,6 +34,8 @@ class Played:
         self.number, self.in_generation = 0, ()
         self.formed: list[frozenset[str]] = []
         """The workers of each generation."""
+        self.evicted: list[str] = []
+        """Workers whose pods were deleted while they ran."""
         self.step = 0
         """Committed steps."""
         self._rescales: tuple[Rescale, ...] = ()
@@ -136,6 +138,8 @@ class Played:
             self.client.delete(self.keys.member(name))
             self.cluster.end_trainer(name, Termination(outcome=Outcome.DRAINED))
             self._running.discard(name)
+            if name in evicted:
+                self.evicted.append(name)
         for name in evicted:
             self.cluster.call("DELETE", f"{self.cluster.pods_path}/{name}", {"gracePeriodSeconds": 0})
 

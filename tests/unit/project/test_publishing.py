@@ -99,6 +99,8 @@ PROGRAMS, PYPROJECT = "e2e/cluster/programs/go.mod", "pyproject.toml"
                                 ("scripts/get-etcd", r"^NEEDED=(\S+)")]),
         ("etcd, local mode", [("scripts/get-etcd", r"--local \] \|\| NEEDED=(\S+)")]),
         ("Kueue", [("scripts/get-kueue", r"KUEUE_VERSION:-v([\d.]+)"), ("Makefile", r"^OLDEST_KUEUE \?= v(\S+)")]),
+        ("Karpenter, kwok", [("scripts/get-karpenter", r"KARPENTER_VERSION:-v([\d.]+)"),
+                             ("scripts/get-kwok", r"^VERSION=v(\S+)")]),
         ("cert-manager", [(PROGRAMS, r"cert-manager/cert-manager v(\S+)")]),
         ("Python", [("Dockerfile", r"^ARG BASE_IMAGE=python:([\d.]+)"),
                     (PYPROJECT, r'^requires-python = ">=([\d.]+)"')]),
