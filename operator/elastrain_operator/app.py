@@ -19,6 +19,7 @@ from elastrain_operator.cluster.capacity import Capacity
 from elastrain_operator.cluster.inventory import Inventory
 from elastrain_operator.cluster.permission import is_allowed
 from elastrain_operator.config import OperatorConfig
+from elastrain_operator.devices.watch import Devices
 from elastrain_operator.facts import JobRef, Outage, Pod
 from elastrain_operator.job.executor import Executor
 from elastrain_operator.job.loop import JobLoop
@@ -113,7 +114,9 @@ class App:
             allowed, shared = partial(is_allowed, self._kube), self._capacity
             inventory = Inventory(self._kube, shared.nudge, allowed, pods.see, shared.quota_seen)
             self._run("inventory", inventory.run)
-            self._run("capacity", partial(self._capacity.run, inventory))
+            devices = Devices(self._kube, shared.nudge)
+            self._run("claimed devices", devices.run)
+            self._run("capacity", partial(self._capacity.run, inventory, devices))
         await pods.listed(FIRST_LIST_SECONDS)  # no job is planned while its pods are unknown
         # kopf asks only once, at its start, whether the API server serves jobs.
         await answered(self._jobs.search, FIRST_LIST_SECONDS, "jobs are not listed yet")

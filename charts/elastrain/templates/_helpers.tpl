@@ -282,6 +282,9 @@ matchExpressions:
 - apiGroups: [scheduling.k8s.io]
   resources: [priorityclasses]
   verbs: [list, watch]
+- apiGroups: [resource.k8s.io]
+  resources: [resourceslices, deviceclasses, resourceclaimtemplates, resourceclaims]
+  verbs: [list, watch]
 {{- end }}
 
 {{- /* The dashboard's rights in each namespace that it shows (its PERMISSIONS). It has no write access. */}}

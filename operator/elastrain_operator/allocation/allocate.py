@@ -313,7 +313,7 @@ class _Allocator:
             awaiting=grant.awaits,
             obstacle=job.obstacle if reason is Stop.UNUSED else "",
             probe=not job.admitted and job.usable is None and size < job.cap,
-            shaky=frozenset(w.name for w in job.workers if w.node in troubled),
+            shaky=frozenset(w.name for w in job.workers if w.node in troubled or w.ends),
         )
 
     def _size(self, grant: Grant) -> int:
@@ -351,14 +351,15 @@ class _Allocator:
         return self._idle[kind]
 
     def _replaceable(self, grant: Grant, going: frozenset[str]) -> frozenset[str]:
-        """Workers on departing nodes, as many as find room elsewhere, while at least the minimum continues to train."""
-        if not going or not grant.let_in:
+        """Workers on departing nodes and devices, as many as find room elsewhere, while at least the minimum
+        continues to train."""
+        if not (going or any(w.ends for w in grant.job.workers)) or not grant.let_in:
             return frozenset()
         replicas = grant.kept_replicas()
         least = grant.job.min // grant.job.group_size
         spare = max(sum(all(w.trains for w in r) for r in replicas) - least, 0)
         left, chosen = len(replicas) - least, set[str]()
-        for replica in [r for r in replicas if any(w.node in going for w in r)]:
+        for replica in [r for r in replicas if any(w.node in going or w.ends for w in r)]:
             trains = all(w.trains for w in replica)
             if trains and not spare:
                 continue
@@ -372,8 +373,9 @@ class _Allocator:
     def _leaving(self, job: Job, going: frozenset[str]) -> str:
         """The nodes that the job's workers should leave, in its message."""
         left = {w.node for w in job.workers if w.node in going}
-        nodes = (n for n in self._snapshot.nodes if n.name in left)
-        return explanations.leaves([(n.name, why_left(n, job.kind.place)) for n in nodes]) if left else ""
+        nodes = [(n.name, why_left(n, job.kind.place)) for n in self._snapshot.nodes if n.name in left]
+        nodes += dict.fromkeys((w.node, w.ends) for w in job.workers if w.ends and w.node not in left)
+        return explanations.leaves(nodes) if nodes else ""
 
     def _faulty_nodes(self, place: NodeRules) -> str:
         """The nodes that would take such workers, were they not sick, in the message of a job that needs room."""

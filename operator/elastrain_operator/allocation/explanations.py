@@ -66,7 +66,7 @@ def nodes(grant: Grant) -> str:
 
 def unused(job: Job, size: int) -> str:
     """A job whose granted workers were not bound, or whose pods the API server refuses."""
-    return f"{'not grown' if size else 'waits'}: {job.unused}"
+    return f"{'not grown' if size else 'waits'}: {job.unused}{f'; {blind(job)}' if job.unknown else ''}"
 
 
 def recent(seconds: float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from decimal import ROUND_CEILING, Decimal
 from functools import lru_cache
@@ -64,6 +65,18 @@ def demand(pod_spec: Mapping[str, Any]) -> Amounts:
     requests = {**_as_a_whole(pod_spec, "limits"), **_total(pod_spec, _requests), **_as_a_whole(pod_spec, "requests")}
     total = _sum([requests, amounts(mapping(pod_spec.get("overhead")))])
     return frozen({**total, PODS: 1})
+
+
+CLAIM = "resourceclaimtemplate/"
+"""Begins the name under which a demand has claims of a template (``namespace/name``), until the allocator's books say
+which devices those are (:mod:`elastrain_operator.devices.books`)."""
+
+
+def with_claims(amount: Amounts, pod_spec: Mapping[str, Any], namespace: str) -> Amounts:
+    """A pod's demand with one claim for each of its ``resourceClaims`` that has a template."""
+    found = [c.get("resourceClaimTemplateName") for c in objects(pod_spec.get("resourceClaims"))]
+    names = [f"{CLAIM}{namespace}/{name}" for name in found if isinstance(name, str)]
+    return frozen({**dict(amount), **Counter(names)}) if names else amount
 
 
 def _total(pod_spec: Mapping[str, Any], of: Callable[[Mapping[str, Any]], dict[str, int]]) -> dict[str, int]:

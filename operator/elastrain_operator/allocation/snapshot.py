@@ -115,6 +115,10 @@ class Worker:
     """A warm spare: any other worker may take its room."""
     group: str = ""
     """Its group, if the job's replicas have several workers."""
+    uid: str = ""
+    """Of its pod."""
+    ends: str = ""
+    """Why it should leave although its node stays, for people: a device that it holds fails. Empty: it should not."""
 
 
 @dataclass(frozen=True, slots=True)

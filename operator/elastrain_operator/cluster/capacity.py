@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import ParamSpec, Protocol, TypeVar
@@ -65,6 +65,16 @@ class ClusterView(Protocol):
     def quotas(self, namespace: str) -> Iterable[Quota]: ...
 
 
+class ClaimedDevices(Protocol):
+    """The part of :class:`elastrain_operator.devices.watch.Devices` that is used."""
+
+    def problem(self, snapshot: Snapshot) -> str | None: ...
+
+    def resolve(self, snapshot: Snapshot, workers: Collection[str], now: datetime) -> Snapshot: ...
+
+    def next_change(self, now: datetime) -> float | None: ...
+
+
 class Capacity:
     """Claims in, shares out. Losing its state is safe: jobs keep the size in their status."""
 
@@ -78,6 +88,8 @@ class Capacity:
         self._promises = promises.Promises()
         self._pods: dict[str, tuple[str, Held]] = {}
         """Bound worker pods by UID, each with the UID of its job: they hold room even if no job claims them."""
+        self._alive: set[str] = set()
+        """UIDs of worker pods that have not ended, bound or not: the devices of their claims are theirs."""
         self._reserved: dict[str, Mapping[WorkerShape, int]] = {}
         """By UID of a job: its pods that Kueue has admitted and that are not bound yet."""
         self._faulty: dict[str, tuple[str, Job, datetime]] = {}
@@ -144,6 +156,7 @@ class Capacity:
     def pod_seen(self, job_uid: str, pod: Pod | None, pod_uid: str) -> None:
         """The current version of a worker pod; ``pod`` None: it is gone."""
         before = self._pods.pop(pod_uid, None)
+        (self._alive.add if pod and not pod.over else self._alive.discard)(pod_uid)
         if pod and pod.node and not pod.over:
             self._pods[pod_uid] = (job_uid, Held(pod.node, pod.demand))
         if self._pods.get(pod_uid) != before and job_uid not in self._claims:
@@ -167,8 +180,8 @@ class Capacity:
         self._changed.set()
 
     # ---- the one task ------------------------------------------------------------------------------------------------
-    async def run(self, cluster: ClusterView) -> None:
-        """Until cancelled."""
+    async def run(self, cluster: ClusterView, devices: ClaimedDevices | None = None) -> None:
+        """Until cancelled. ``devices``: those that workers claim; None: claims are not counted."""
         again: float | None = None
         while True:
             await until(self._changed, again)
@@ -176,7 +189,7 @@ class Capacity:
             self._changed.clear()
             spent = 0.0
             try:
-                again, spent = await self._share_out(cluster)
+                again, spent = await self._share_out(cluster, devices)
                 self._failing = None
             except Exception as error:
                 # A bug must neither end the allocations nor stay hidden: jobs keep their shares.
@@ -186,7 +199,7 @@ class Capacity:
                 again, self._failing = AGAIN, (since, f"{type(error).__name__}: {error}")
             await asyncio.sleep(rest(spent))
 
-    async def _share_out(self, cluster: ClusterView) -> tuple[float | None, float]:
+    async def _share_out(self, cluster: ClusterView, devices: ClaimedDevices | None) -> tuple[float | None, float]:
         """One allocation; returns the seconds after which time alone requires another, and its seconds of processor
         time."""
         if cluster.problem:
@@ -194,6 +207,12 @@ class Capacity:
             return None, 0.0
         self._unknown, now = NOT_YET, clock.now()
         snapshot, before = timed(self._snapshot, cluster, now)
+        if devices is not None:
+            if problem := devices.problem(snapshot):
+                self._not_known(problem, denied=False, looks=True)
+                return None, before
+            snapshot, spent = timed(devices.resolve, snapshot, self._alive, now)
+            before += spent
         # In a thread, so that the jobs' loops continue; all its arguments are immutable.
         known = self._known_faults(snapshot.jobs, now)
         shared, during = await asyncio.to_thread(timed, faults.share_out, allocate, snapshot, self._policy, now, known)
@@ -204,6 +223,7 @@ class Capacity:
             made.again,
             AGAIN if shared.faults else None,
             cluster.next_change(now),
+            devices.next_change(now) if devices else None,
             self._promises.next_change(now),
         )
         return min((s for s in times if s is not None), default=None), before + during + after

@@ -40,6 +40,10 @@ CAPACITY_PERMISSIONS: Mapping[tuple[str, str], frozenset[str]] = {
     ("", "nodes"): frozenset({"list", "watch"}),
     ("scheduling.k8s.io", "priorityclasses"): frozenset({"list", "watch"}),
     ("", "resourcequotas"): frozenset({"list", "watch"}),
+    ("resource.k8s.io", "resourceslices"): frozenset({"list", "watch"}),
+    ("resource.k8s.io", "deviceclasses"): frozenset({"list", "watch"}),
+    ("resource.k8s.io", "resourceclaimtemplates"): frozenset({"list", "watch"}),
+    ("resource.k8s.io", "resourceclaims"): frozenset({"list", "watch"}),
 }
 """Additional verbs for sharing the cluster out; they are cluster-scoped and include the pods of all namespaces."""
 CLUSTER_PERMISSIONS: Mapping[tuple[str, str], frozenset[str]] = {("", "namespaces"): frozenset({"get"})}

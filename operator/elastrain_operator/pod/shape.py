@@ -46,7 +46,9 @@ def unknown(template: Raw) -> tuple[str, ...]:
     volumes, containers = spec.get("volumes") or [], spec.get("containers") or []
     spreads = spec.get("topologySpreadConstraints") or []
     found = {
-        "resource claims": bool(spec.get("resourceClaims")),
+        "resource claims that all workers share": any(
+            c.get("resourceClaimName") for c in spec.get("resourceClaims") or []
+        ),
         "volumes' nodes": any("persistentVolumeClaim" in v or "ephemeral" in v for v in volumes),
         "pod affinity": any((affinity.get(k) or {}).get(required) for k in ("podAffinity", "podAntiAffinity")),
         "topology spread": any(s.get("whenUnsatisfiable", "DoNotSchedule") == "DoNotSchedule" for s in spreads),

@@ -52,6 +52,14 @@ CAPACITY = {
     ("scheduling.k8s.io", "priorityclasses", "watch"): "the same, when it changes",
     ("", "resourcequotas", "list"): "how many pods of a minimum the API server will admit",
     ("", "resourcequotas", "watch"): "the same, when it changes",
+    ("resource.k8s.io", "resourceslices", "list"): "the devices that pods may claim",
+    ("resource.k8s.io", "resourceslices", "watch"): "the same, when it changes",
+    ("resource.k8s.io", "deviceclasses", "list"): "which of them a claim may get",
+    ("resource.k8s.io", "deviceclasses", "watch"): "the same, when it changes",
+    ("resource.k8s.io", "resourceclaims", "list"): "which of them are held",
+    ("resource.k8s.io", "resourceclaims", "watch"): "the same, when it changes",
+    ("resource.k8s.io", "resourceclaimtemplates", "list"): "how many a job's worker asks for",
+    ("resource.k8s.io", "resourceclaimtemplates", "watch"): "the same, when it changes",
 }
 """In the whole cluster, where the operator shares it out."""
 LEASE = {

@@ -150,7 +150,7 @@ PREFERRED = {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1}]}
         ({}, ""),
         ({"schedulerName": "default-scheduler", "affinity": {"podAntiAffinity": PREFERRED}}, ""),
         ({"topologySpreadConstraints": [{"whenUnsatisfiable": "ScheduleAnyway"}]}, ""),
-        ({"resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "one"}]}, "resource claims"),
+        ({"resourceClaims": [{"name": "gpu", "resourceClaimName": "one"}]}, "resource claims that all workers share"),
         ({"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "d"}}]}, "volumes' nodes"),
         ({"volumes": [{"name": "scratch", "ephemeral": {}}, {"name": "x", "emptyDir": {}}]}, "volumes' nodes"),
         ({"affinity": {"podAffinity": REQUIRED}}, "pod affinity"),

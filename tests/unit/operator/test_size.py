@@ -131,7 +131,7 @@ def test_a_worker_on_a_departing_node_leaves_and_another_is_created(make_spec):
     etcd = Coordination(first.target, etcd.members, etcd.generation)
     second = plan(make_spec(), first.status, Observed(JOB, (pod(0), pod(1)), etcd, share=given), NOW)
     assert second.create == (2,)
-    assert second.claims.job.workers == (Worker("job-1", "n1", ONE, trains=True),)
+    assert second.claims.job.workers == (Worker("job-1", "n1", ONE, trains=True, uid="uid-1"),)
     assert second.claims.leaving == (Held("n0", ONE),)
 
 

@@ -10,12 +10,14 @@ from datetime import datetime
 from elastrain.api.accelerators import AcceleratorUnclear
 from elastrain.api.job import JobSpec, JobStatus, reported
 from elastrain.sizing.speedup import Batches, Measured
+from elastrain_operator.allocation.resources import with_claims
 from elastrain_operator.allocation.snapshot import PODS, Claims, Held, Job, Obstacle, PodCharge, Worker, WorkerShape
 from elastrain_operator.facts import UNSCHEDULABLE, Coordination, Observed, Pod, Refusal
 from elastrain_operator.pod.admitted import Admitted
 from elastrain_operator.pod.shape import charge, shape, unknown
 from elastrain_operator.policy.losses import starting
 from elastrain_operator.policy.size import leavers, protection, replicas
+from elastrain_operator.raw import mapping
 
 _BARE = WorkerShape(((PODS, 1),))
 HINDERED = frozenset({UNSCHEDULABLE, starting.QUEUED, "VolumeFailed"})
@@ -61,7 +63,7 @@ def claims(
         min=spec.min_replicas * spec.group_size,
         cap=spec.desired_replicas * spec.group_size,
         group_size=spec.group_size,
-        kind=_kind(spec, status, active, creation),
+        kind=_kind(spec, status, active, creation, seen.job.namespace),
         elastic=spec.replicas is None,
         created=seen.created.timestamp() if seen.created else 0.0,
         workers=_workers(spec, seen, active, size),
@@ -105,7 +107,7 @@ def _workers(spec: JobSpec, seen: Observed, active: Sequence[Pod], size: int) ->
 
 def _worker(pod: Pod, trains: bool, spare: bool, group_size: int) -> Worker:
     group = "" if group_size == 1 else str(pod.slot.group) if pod.slot else pod.name
-    return Worker(pod.name, pod.node, pod.demand, trains, spare, group)
+    return Worker(pod.name, pod.node, pod.demand, trains, spare, group, pod.uid)
 
 
 def _is_admitted(active: Iterable[Pod], creation: Creation) -> bool:
@@ -155,7 +157,7 @@ def has_state(active: Iterable[Pod], status: JobStatus, etcd: Coordination | Non
     return bool(names & (trained | placed))
 
 
-def _kind(spec: JobSpec, status: JobStatus, active: Iterable[Pod], creation: Creation) -> WorkerShape:
+def _kind(spec: JobSpec, status: JobStatus, active: Iterable[Pod], creation: Creation, namespace: str) -> WorkerShape:
     """What the next worker needs: as the API server has admitted one, else by the template. What pods of the present
     template that exist hold outweighs both."""
     avoid = tuple(sorted(e.node for e in status.excluded_nodes))
@@ -165,7 +167,9 @@ def _kind(spec: JobSpec, status: JobStatus, active: Iterable[Pod], creation: Cre
     except (AttributeError, KeyError, TypeError, ValueError):
         return _BARE  # no valid pod: the API server refuses it, and the job's conditions report it
     newest = max((p for p in active if p.template == creation.version and p.demand), key=_ordinal, default=None)
-    return made if newest is None else replace(made, demand=newest.demand)
+    if newest is not None:
+        return replace(made, demand=newest.demand)
+    return replace(made, demand=with_claims(made.demand, mapping(spec.template.get("spec")), namespace))
 
 
 def _ordinal(pod: Pod) -> int:

@@ -1,0 +1,1 @@
+"""Devices that workers claim (dynamic resource allocation), in the allocator's books."""
