@@ -43,13 +43,19 @@ version_flags() {
     done
 }
 
-# another_kubernetes: a copy of the module that takes $KUBERNETES for the one that it pins. Sets FOLDER.
+# another_kubernetes: a copy of the module that takes $KUBERNETES for the one that it pins, with what is a module of its own
+# since. Sets FOLDER.
 another_kubernetes() {
+    local staged module
     FOLDER=$CACHE/programs-$KUBERNETES
     rm -rf "$FOLDER"
     cp -r "$PROGRAMS" "$FOLDER"
     sed -i -E "s#(k8s.io/\S+) v0\.${PINNED#v1.}\$#\1 v0.${KUBERNETES#v1.}#; s#(k8s.io/kubernetes) $PINNED#\1 $KUBERNETES#" \
         "$FOLDER/go.mod"
+    staged=$("$GO_TOOL" mod download -json "k8s.io/kubernetes@$KUBERNETES" | awk -F '"' '$2 == "GoMod" {print $4}')
+    for module in $(awk '$2 == "v0.0.0" {print $1}' "$staged"); do
+        env -C "$FOLDER" "$GO_TOOL" mod edit -replace="$module=$module@v0.${KUBERNETES#v1.}"
+    done
     export GOFLAGS="$GOFLAGS -mod=mod"
 }
 
