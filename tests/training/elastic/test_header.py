@@ -127,7 +127,7 @@ def test_a_rank_that_waits_outside_the_loop_is_seen_while_no_sum_of_the_host_is_
         assert (theirs.kind, theirs.step) == (Kind.BARRIER, 4)
         assert "rank 1 left its loop after step 4 while rank 0 computes step 5:" in left_early(0, 4, 1, theirs)
         assert left_early(0, 3, 1, theirs) is None, "it has taken part in the step that this rank waits for"
-        assert training._find_deserter() == training.diverged == left_early(0, 4, 1, theirs)
+        assert training.devices._find_deserter() == training.diverged == left_early(0, 4, 1, theirs)
     finally:
         training.abort("over")
         leaving.join()

@@ -12,7 +12,7 @@ import torch
 
 from conditions import eventually
 from elastrain.elastic.comm import communicator as communicator_module
-from elastrain.elastic.comm import mesh, nccl
+from elastrain.elastic.comm import devices, mesh, nccl
 from elastrain.elastic.comm.backend import Backend, Offer
 from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
 from elastrain.elastic.comm.exchange import Meeting
@@ -152,7 +152,7 @@ def machine(monkeypatch) -> Machine:
     monkeypatch.setattr(nccl, "open_backend", machine.open_device)
     monkeypatch.setattr(nccl.Nccl, "takes", lambda _self, _tensor: True)
     here = threading.get_ident
-    monkeypatch.setattr(communicator_module, "wait_for", lambda _device: machine.of_thread[here()].synchronize())
+    monkeypatch.setattr(devices, "wait_for", lambda _device: machine.of_thread[here()].synchronize())
     return machine
 
 
@@ -296,7 +296,7 @@ def test_a_step_does_not_count_if_the_kernel_of_an_aborted_peer_has_left_old_dat
     def train(c: Communicator) -> bool:
         if c is misled:
             return vote(c, 5.0, 6.0)
-        eventually(lambda: misled.mesh is None or not misled._devices, what="the other rank's sums have ended")
+        eventually(lambda: misled.mesh is None or not misled.devices._running, what="the other rank's sums have ended")
         seen = misled.broken
         aborted.abort("the connections end as well")
         return seen is None and vote(c, 5.0, 6.0)

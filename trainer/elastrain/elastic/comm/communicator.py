@@ -22,16 +22,17 @@ from typing import NoReturn
 import torch
 
 from elastrain.api.records import Generation
-from elastrain.elastic.comm import nccl, watchdog
+from elastrain.elastic.comm import nccl
 from elastrain.elastic.comm.backend import Backend, Offer, agree
 from elastrain.elastic.comm.channel import Channels, Purpose
+from elastrain.elastic.comm.devices import Devices
 from elastrain.elastic.comm.exchange import Meeting
 from elastrain.elastic.comm.handshake import Identity
-from elastrain.elastic.comm.header import Kind, Label, RanksDiverged, left_early
+from elastrain.elastic.comm.header import Kind, Label, RanksDiverged
 from elastrain.elastic.comm.mesh import Mesh
 from elastrain.elastic.comm.peer import PeerLost
 from elastrain.elastic.comm.tcp_allreduce import StagedAllreduce, TcpAllreduce
-from elastrain.elastic.comm.transport import CONNECT_SECONDS, Transport, completed, described, first_line, wait_for
+from elastrain.elastic.comm.transport import CONNECT_SECONDS, Transport, completed, described, first_line
 from elastrain.elastic.comm.watchdog import Mates, mates_of
 
 FAREWELL_SECONDS = 10.0
@@ -93,10 +94,11 @@ class Communicator:
         self._tcp: TcpAllreduce | None = None
         self._nccl: nccl.Nccl | None = None
         self._transports: list[Transport] = []
-        self._watchdog: watchdog.Watchdog | None = None
-        self._device_since: float | None = None
-        """Monotonic time since when NCCL may have sums under way, which only an abort ends."""
-        self._devices: set[torch.device] = set()  # whose sums the host has not waited for
+        self.devices = Devices(self)
+        """What is under way on devices, of NCCL and of sums that are staged."""
+        self._ends: list[Callable[[str], None]] = []
+        self.address = address
+        """This host's, on the network of the collectives."""
         self._channels = Channels(address, Identity.of(of, rank))
         try:
             mine = {f"channels/{rank}": self._channels.invitation, f"offer/{rank}": (offer or Offer()).encode()}
@@ -145,10 +147,11 @@ class Communicator:
             if self._broken is not None or self._called_off is not None:
                 return
             self._called_off, self.broken_at = cause, time.monotonic()
-        if (mesh := self.mesh) is None or self.of.size == 1 or self._device_since is not None:
+        if (mesh := self.mesh) is None or self.of.size == 1 or self.devices.since is not None:
             self.abort(cause)
         else:
             mesh.call_off()
+            self._end(cause)
 
     def abort(self, cause: str) -> None:
         """End every collective that is blocked, on this rank and, by the closed connections, on its peers.
@@ -163,6 +166,20 @@ class Communicator:
         if self._nccl is not None:
             self._nccl.abort(cause)
         self._channels.shut()
+        self._end(cause)
+
+    def ends_with(self, end: Callable[[str], None]) -> None:
+        """Call ``end(cause)`` when no further step can be computed in this generation; it may be called again.
+
+        Any thread calls it; it must not block.
+        """
+        self._ends.append(end)
+        if (cause := self.over) is not None:
+            end(cause)
+
+    def _end(self, cause: str) -> None:
+        for end in self._ends:
+            end(cause)
 
     def close(self, *, together: bool = False) -> None:
         """Release the connections, outside of the training thread.
@@ -170,8 +187,7 @@ class Communicator:
         ``together``: all ranks leave the generation, healthy, at the same step boundary. They then wait for each other,
         bounded, so that no NCCL communicator ends while another rank uses it.
         """
-        if self._watchdog is not None:
-            self._watchdog.stop()
+        self.devices.stop()
         if self._nccl is not None and together and self._farewell():
             self._nccl.finish()
         with self._lock:
@@ -331,9 +347,7 @@ class Communicator:
 
         For the thread whose current streams wait for the sums.
         """
-        while self._devices:
-            wait_for(self._devices.pop())
-        self._device_since = None
+        self.devices.wait()
 
     def _transport_of(self, buffer: torch.Tensor) -> Transport:
         """The same on all ranks. Raises ``TypeError`` if no transport sums tensors of this kind."""
@@ -344,19 +358,19 @@ class Communicator:
 
     def _sum(self, transport: Transport, buffer: torch.Tensor, label: Label) -> torch.futures.Future[torch.Tensor]:
         if transport is not self._tcp:
-            self._devices.add(buffer.device)
+            self.devices.uses(buffer.device)
         if transport is self._nccl:  # before the check: call_off() sets the cause first and reads this last
-            self._device_since = self._device_since or time.monotonic()
+            self.devices.spins()
             if self._called_off is not None:
                 raise PeerLost(self._called_off)
         return transport.sum(buffer, label)
 
     # -- forming -------------------------------------------------------------------------------------------------------
     def _form(self, device: torch.device | None, called_off: Callable[[], bool]) -> None:
-        connections = self._form_mesh(called_off)
+        self.devices = Devices(self, self._form_mesh(called_off))
         if self.choice.backend is Backend.NCCL:
             assert device is not None, "a rank that offers NCCL has a device"
-            self._form_nccl(device, connections, called_off)
+            self._form_nccl(device, called_off)
 
     def _form_mesh(self, called_off: Callable[[], bool]) -> list[socket.socket]:
         try:
@@ -370,10 +384,8 @@ class Communicator:
         self._transports = [self._tcp, StagedAllreduce(self._tcp, self._failed)]
         return list(connections.values())
 
-    def _form_nccl(
-        self, device: torch.device, connections: list[socket.socket], called_off: Callable[[], bool]
-    ) -> None:
-        mates = self._form_mates(called_off)
+    def _form_nccl(self, device: torch.device, called_off: Callable[[], bool]) -> None:
+        mates = self.form_mates(range(self.world_size), called_off)
         store = nccl.IdStore(self.generation, self.rank, self.all_gather_bytes)
         try:
             self._nccl = nccl.form(store, self.rank, self.world_size, device, mates=mates, called_off=called_off)
@@ -383,26 +395,12 @@ class Communicator:
         self._transports.insert(0, self._nccl)
         if self._broken is not None:  # an abort while NCCL formed has not reached it
             self._nccl.abort(self._broken)
-        near = list(mates.connections.values())
-        self._watchdog = watchdog.Watchdog(connections, near, self._observe, self.abort, watchdog.end_process)
+        self.devices.watch(self._nccl, mates, self.abort)
 
-    def _form_mates(self, called_off: Callable[[], bool]) -> Mates:
-        """Connections to the ranks whose device memory NCCL may map."""
-        ranks = mates_of(self.of, self.rank)
+    def form_mates(self, among: Collection[int], called_off: Callable[[], bool] = lambda: False) -> Mates:
+        """Connections to the ranks ``among`` which are those whose device memory NCCL may map."""
+        ranks = [r for r in mates_of(self.of, self.rank) if r in among]
         found = {r: self.connect(r, Purpose.MATES, called_off) for r in ranks if r < self.rank}
         later = [r for r in ranks if r > self.rank]
         found |= self._channels.accept(later, Purpose.MATES, CONNECT_SECONDS, called_off)
         return Mates({rank: self._channels.hand_over(connection) for rank, connection in found.items()})
-
-    def _observe(self, now: float, hung_up_at: float | None) -> watchdog.Observation:
-        since, error = self._device_since, None
-        if self._nccl is not None and since is not None and self._broken is None:
-            error = self._nccl.error() or self._find_deserter()
-        return watchdog.Observation(now, since, hung_up_at, error, self.broken_at)
-
-    def _find_deserter(self) -> str | None:
-        """A peer that waits outside of the loop for this rank, which waits for it on the device; and so for ever."""
-        mesh = self.mesh
-        for peer, header in (mesh.waiting() if mesh is not None else {}).items():
-            self.diverged = self.diverged or left_early(self.rank, self.step, peer, header)
-        return self.diverged

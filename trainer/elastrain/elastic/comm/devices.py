@@ -1,0 +1,71 @@
+"""What a generation has under way on devices: the host waits for it, and a thread watches NCCL for losses."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from elastrain.elastic.comm import nccl, watchdog
+from elastrain.elastic.comm.header import left_early
+from elastrain.elastic.comm.transport import wait_for
+from elastrain.elastic.comm.watchdog import Mates
+
+if TYPE_CHECKING:
+    import socket
+
+    from elastrain.elastic.comm.communicator import Communicator
+
+
+class Devices:
+    """Of one rank in one generation."""
+
+    def __init__(self, of: Communicator, connections: Sequence[socket.socket] = ()) -> None:
+        """``connections``: one to each peer, whose end shows that it is lost."""
+        self.since: float | None = None
+        """Monotonic time since when NCCL may have collectives under way, which only an abort ends."""
+        self._of, self._connections = of, connections
+        self._running: set[torch.device] = set()  # that the host has not waited for
+        self._watched: list[nccl.Nccl] = []
+        self._watchdogs: list[watchdog.Watchdog] = []
+
+    def uses(self, device: torch.device) -> None:
+        """Sums are under way on ``device``."""
+        self._running.add(device)
+
+    def spins(self) -> None:
+        """They are NCCL's, which wait for peers without end."""
+        self.since = self.since or time.monotonic()
+
+    def wait(self) -> None:
+        """Return when none is under way. For the thread whose current streams wait for them."""
+        while self._running:
+            wait_for(self._running.pop())
+        self.since = None
+
+    def watch(self, communicator: nccl.Nccl, mates: Mates, abort: Callable[[str], None]) -> None:
+        """Look after ``communicator``, of all ranks or of some; ``abort`` ends the generation."""
+        self._watched.append(communicator)
+        near = list(mates.connections.values())
+        dog = watchdog.Watchdog(self._connections, near, self._observe, abort, watchdog.end_process)
+        self._watchdogs.append(dog)
+
+    def stop(self) -> None:
+        """End the threads. Idempotent; not callable from one of them."""
+        for dog in self._watchdogs:
+            dog.stop()
+
+    def _observe(self, now: float, hung_up_at: float | None) -> watchdog.Observation:
+        since, error = self.since, None
+        if since is not None and self._of.broken is None:
+            error = next(filter(None, (each.error() for each in self._watched)), None) or self._find_deserter()
+        return watchdog.Observation(now, since, hung_up_at, error, self._of.broken_at)
+
+    def _find_deserter(self) -> str | None:
+        """A peer that waits outside of the loop for this rank, which waits for it on the device; and so for ever."""
+        of, mesh = self._of, self._of.mesh
+        for peer, header in (mesh.waiting() if mesh is not None else {}).items():
+            of.diverged = of.diverged or left_early(of.rank, of.step, peer, header)
+        return of.diverged
