@@ -7,7 +7,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastrain.elastic.comm.backend import Backend, Choice, Here, Offer, advice, agree, device_of_rank, look, propose
+from elastrain.elastic.comm.backend import (
+    Backend,
+    Choice,
+    Here,
+    Offer,
+    advice,
+    agree,
+    device_of_rank,
+    look,
+    propose,
+    propose_within,
+)
 
 FIT = Here("cuda", card="GPU-1", nccl=(2, 27, 3))
 TCP, NCCL = Backend.TCP, Backend.NCCL
@@ -96,3 +107,45 @@ def test_nccl_is_used_by_ranks_that_share_a_device_if_all_permit_it_and_nccl_can
     assert agree([offer((2, 30), shares=True), offer((2, 30), shares=False)]).backend is Backend.TCP
     assert agree([offer((2, 29), shares=True)] * 2).backend is Backend.TCP
     assert Offer.decode(offer((2, 30), shares=True).encode()).shares
+
+
+GLOO = Backend.GLOO
+
+
+def test_groups_are_connected_by_what_serves_them_and_sums_over_groups_by_tcp() -> None:
+    """On a CPU gloo only if it is demanded."""
+    assert propose_within(FIT, "auto") == Offer(
+        TCP, "GPU-1", "sums over groups go through the host's memory", inner=NCCL
+    )
+    assert propose_within(Here("cpu"), "auto") == Offer(TCP, why="the model is on the CPU")
+    assert propose_within(Here("cpu"), "gloo").inner is GLOO
+    assert propose_within(FIT, "tcp").inner is TCP
+
+
+@pytest.mark.parametrize(
+    ("propose", "here", "demanded", "why"),
+    [
+        (propose, Here("cpu"), "gloo", "connects the ranks of a group, and spec.parallelism.shards is 1"),
+        (propose_within, FIT, "gloo", "the model is on a device of type 'cuda'"),
+        (propose_within, Here("cpu"), "nccl", "the model is on the CPU"),
+    ],
+)
+def test_a_transport_that_cannot_connect_groups_is_refused_with_the_way_out(propose, here, demanded, why) -> None:
+    with pytest.raises(ValueError, match=rf"ELASTRAIN_BACKEND={demanded}.*{why}.*(leave it out|set ELASTRAIN_BACK)"):
+        propose(here, demanded)
+
+
+@given(
+    st.lists(
+        st.builds(Offer, st.just(TCP), st.sampled_from("abc"), st.text(), inner=st.sampled_from(Backend)),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_groups_are_connected_alike_by_what_all_their_ranks_can_use(offers) -> None:
+    choice = agree([Offer.decode(offer.encode()) for offer in offers])
+    own_cards = len({offer.card for offer in offers}) == len(offers)
+    alike = {offer.inner for offer in offers}
+    assert choice.backend is TCP
+    assert (choice.inner is GLOO) == (alike == {GLOO})
+    assert (choice.inner is NCCL) == (alike == {NCCL} and own_cards)

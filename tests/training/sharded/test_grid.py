@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import io
 from collections.abc import Iterator
 
 import pytest
@@ -82,6 +84,22 @@ def test_a_layer_is_refused_with_the_way_out_if_a_rank_would_have_to_give_the_ot
         parallelize_module(nn.Linear(4, 4), mesh["tp"], ColwiseParallel())
 
 
+@pytest.mark.parametrize("tensor", [1, 2])
+def test_a_shard_is_not_saved_for_the_whole_model_and_can_be_copied(tensor) -> None:
+    mesh = Sharded(2 * tensor, 0, tensor=tensor).mesh(CPU)
+    model = nn.Linear(8, 14)
+    if tensor > 1:
+        parallelize_module(model, mesh["tp"], ColwiseParallel(), src_data_rank=None)
+    fully_shard(model, mesh=mesh["dp_shard"])
+    with pytest.raises(
+        RuntimeError, match=r"torch\.save\(\) .*this rank's part alone.*full_state_dict=True.*spec\.checkpoint"
+    ):
+        torch.save(model.state_dict(), io.BytesIO())
+    again = copy.deepcopy(model.state_dict())["weight"]
+    assert again.device_mesh == model.weight.device_mesh
+    assert torch.equal(again.to_local(), model.weight.to_local())
+
+
 def test_a_model_is_refused_if_no_layer_is_cut_or_fully_shard_has_left_one_out() -> None:
     strategy = Sharded(4, 0, tensor=2)
     model = layer()
@@ -112,7 +130,7 @@ def test_a_collective_is_refused_before_the_model_is_wrapped_and_outside_of_loop
         summed[1].full_tensor()
 
 
-def test_a_collective_gives_stand_ins_without_a_generation_and_is_refused_after_the_vote(summed) -> None:
+def test_a_collective_gives_stand_ins_without_a_generation_and_after_the_vote_they_void_the_update(summed) -> None:
     """For parts of other ranks, this rank's own; for their sums, zeros."""
     strategy, tensor = summed
     strategy.whole().in_body = lambda: True
@@ -120,8 +138,9 @@ def test_a_collective_gives_stand_ins_without_a_generation_and_is_refused_after_
     assert DTensor.from_local(torch.ones(4), tensor.device_mesh, [Partial()]).full_tensor().tolist() == [0.0] * 4
     scattered = DTensor.from_local(torch.ones(4), tensor.device_mesh, [Partial()]).redistribute(placements=[Shard(0)])
     assert scattered.to_local().tolist() == [0.0] * 2
-    strategy.whole()._comm.voted = True
-    with pytest.raises(RuntimeError, match=r"after the last job\.backward\(\).*job\.clip_grad_norm_\(\)"):
-        tensor.full_tensor()
-    strategy.begin_step()
+    assert not strategy.whole().void
+    strategy.whole()._comm.vote()
     tensor.full_tensor()
+    assert "lost in the update of the step" in strategy.whole().void
+    strategy.begin_step()
+    assert not strategy.whole().void

@@ -9,7 +9,8 @@ It stays for ever in a move of shards of which a part is done (``hold-in-move``)
 
 ``EVALUATE=n``: it evaluates after each n-th step. ``MICRO``: samples of a micro-batch. ``TENSOR=n``: n ranks compute
 the inner layer together. ``OWN_MODEL``: each rank builds other parameters. ``EXPERTS``: the inner layer routes samples
-to experts, and is computed again in the backward.
+to experts, and is computed again in the backward. ``OWN_CALLS``: gradients are clipped, and the whole model is
+gathered at the end, by torch's own calls.
 """
 
 import errno
@@ -25,6 +26,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -187,6 +189,7 @@ def main() -> None:
         commits: list[int] = []
         norms: list[float] = []
         job.on_commit(lambda: commits.append(job.step))
+        own_calls = "OWN_CALLS" in os.environ
         micro, every = os.environ.get("MICRO"), int(os.environ.get("EVALUATE", "0"))
         loader = job.dataloader(data(), global_batch_size=11, seed=3, micro_batch_size=int(micro) if micro else None)
         evaluations: dict[int, dict] = {}
@@ -210,10 +213,14 @@ def main() -> None:
             loss = nn.functional.cross_entropy(model(x), y)
             loss.register_hook(lambda _: die("die-before-backward"))  # before it gathers parameters again
             job.backward(loss)
-            norm = job.clip_grad_norm_(0.3)
+            if own_calls:
+                norm = nn.utils.clip_grad_norm_(model.parameters(), 0.3).full_tensor()
+            else:
+                norm = job.clip_grad_norm_(0.3)
             optimizer.step()
             if job.committed and norm is not None:
                 norms.append(norm.item())
+    full = get_model_state_dict(model.module, options=StateDictOptions(full_state_dict=True)) if own_calls else {}
     local_state = {name: p if whole else p.to_local() for name, p in model.module.state_dict().items()}
     torch.save(
         {
@@ -223,6 +230,7 @@ def main() -> None:
             "state": local_state,
             "commits": commits,
             "norms": norms,
+            "full": full,
             "evaluations": evaluations,
             "step": job.step,
         },

@@ -11,7 +11,7 @@ from elastrain.api import names, rules
 from elastrain.api.base import ApiModel, NonNegativeInt, PositiveInt, rule_broken
 from elastrain.api.shape import MeshDimension, Shape
 
-Transport = Literal["auto", "nccl", "tcp"]
+Transport = Literal["auto", "nccl", "gloo", "tcp"]
 ALL: Literal["all"] = "all"
 Shards = PositiveInt | Literal["all"]
 

@@ -13,6 +13,7 @@ from elastrain.api.settings import ShareRule
 from elastrain.api.shape import ONE_RANK
 from elastrain.elastic.batching import ScriptsBatch
 from elastrain.elastic.checkpoint import CheckpointKeeper
+from elastrain.elastic.comm.backend import look, propose_within
 from elastrain.elastic.group.copies import WholeCopies
 from elastrain.elastic.group.position import Position
 from elastrain.elastic.group.rank_state import RankState
@@ -24,7 +25,7 @@ from elastrain.elastic.state.capture import Stateful
 from elastrain.elastic.strategies.bitwise import Bitwise, make_deterministic
 from elastrain.elastic.strategies.fully_sharded import FullySharded
 from elastrain.elastic.strategies.replicated import Replicated
-from elastrain.elastic.strategies.sharded import OFFER, Sharded
+from elastrain.elastic.strategies.sharded import Sharded
 from elastrain.elastic.strategies.strategy import Measure, Strategy
 
 log = structlog.get_logger(__name__)
@@ -95,7 +96,7 @@ def first_placement(session: Session, device: torch.device) -> tuple[int, int]:
     began = reminded = time.monotonic()
     joins = session.locate().training
     if not joins:
-        session.use(OFFER, device)
+        session.use(propose_within(look(device), session.welcome.settings.backend), device)
         session.ready(step=0)
     while True:
         if joins and (size := session.expected_world_size()):

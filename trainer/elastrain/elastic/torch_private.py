@@ -75,12 +75,51 @@ def make_mesh(
     from torch.distributed.device_mesh import DeviceMesh
 
     mesh = DeviceMesh(device_type, ranks, mesh_dim_names=tuple(groups), _init_backend=False, _rank=rank)
+    mesh.__class__ = _unpicklable(DeviceMesh)
     mesh._dim_group_names = [f"elastrain:group:{number}:{dimension}" for dimension in groups]
     for name, group in zip(mesh._dim_group_names, groups.values(), strict=True):
         group._set_group_name(name)
         torch._C._distributed_c10d._register_process_group(name, group)
         mesh._pg_registry[name] = group
     return mesh
+
+
+@functools.cache
+def _unpicklable(kind: type[DeviceMesh]) -> type[DeviceMesh]:
+    """A mesh that lives as long as its process: of what lies on it each rank would write its own part."""
+
+    class JobMesh(kind):
+        def __reduce_ex__(self, protocol: Any) -> Any:
+            raise RuntimeError(
+                "torch.save() of a sharded tensor would write this rank's part alone: gather the whole model by "
+                "get_model_state_dict(net, options=StateDictOptions(full_state_dict=True)) on all ranks of the group, "
+                "or use spec.checkpoint (docs/sharded.md)"
+            )
+
+        def __deepcopy__(self, memo: Any) -> Any:
+            return self
+
+    JobMesh.__name__ = JobMesh.__qualname__ = kind.__name__
+    return JobMesh
+
+
+def process_group(
+    store: dist.Store, rank: int, size: int, device: torch.device, backend: Callable[[int, int], Any]
+) -> dist.ProcessGroup:
+    """A process group of one ``backend(rank, size)``, for tensors on ``device``. Needs no default process group."""
+    kind = dist.ProcessGroup.BackendType.NCCL if device.type == "cuda" else dist.ProcessGroup.BackendType.GLOO
+    connected, group = backend(rank, size), dist.ProcessGroup(store, rank, size)
+    group._set_default_backend(kind)
+    group._register_backend(device, kind, connected)
+    return group
+
+
+def gloo_backend(address: str, bound: timedelta) -> Callable[[dist.Store, int, int], Any]:
+    """What connects ranks by gloo, each within ``bound``: ``connect(store, rank, size)``. ``address``: this host's."""
+    kind = dist.distributed_c10d.ProcessGroupGloo
+    options = kind._Options()
+    options._timeout, options._devices = bound, [kind.create_device(hostname=address)]
+    return lambda store, rank, size: kind(store, rank, size, options)
 
 
 def forget_mesh(mesh: DeviceMesh) -> None:
@@ -119,14 +158,6 @@ def strided_shard(dim: int | None, split_factor: int) -> Any:
 
 
 # -- FSDP2 -------------------------------------------------------------------------------------------------------------
-@functools.cache
-def communication() -> Any:
-    """FSDP's base classes of a custom all-gather and reduce-scatter."""
-    from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
-
-    return AllGather, ReduceScatter
-
-
 def end_backward(model: nn.Module) -> None:
     """An exception has ended a backward of ``model``: make FSDP ready for the next forward, by the callback that it
     queues for the end of each backward."""

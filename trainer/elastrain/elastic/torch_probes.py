@@ -11,6 +11,7 @@ import contextlib
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import torch
@@ -140,7 +141,7 @@ def _probe_fsdp() -> None:
     model, mesh = nn.Linear(2, 2, bias=False), _tiny_mesh(1)
     try:
         fully_shard(model, mesh=mesh)
-        _expect(private.root_of(model.weight.device_mesh) is mesh and len(private.communication()) == 2)
+        _expect(private.root_of(model.weight.device_mesh) is mesh)
         for fails in (True, False):
             value = torch.ones(1, 2, requires_grad=True)
             output = model(value)
@@ -152,6 +153,16 @@ def _probe_fsdp() -> None:
         _expect(bool((private.local_of(model.weight.grad) == 2).all()))
     finally:
         private.forget_mesh(mesh)
+
+
+def _probe_stock() -> None:
+    """A group of one rank by gloo, whose listening socket closes with it."""
+    store, value = dist.HashStore(), torch.ones(2)
+    connect = private.gloo_backend("localhost", timedelta(seconds=10))
+    group = private.process_group(store, 0, 1, value.device, lambda rank, size: connect(store, rank, size))
+    group.set_timeout(timedelta(seconds=20))
+    group.allreduce([value]).wait()
+    _expect(value.tolist() == [1.0, 1.0])
 
 
 def _probe_moves() -> None:
@@ -177,9 +188,15 @@ def _probe_moves() -> None:
 
 SHARDED = (
     Need(
-        "DeviceMesh._dim_group_names, FSDPModule._get_fsdp_state, AllGather and ReduceScatter of FSDP2",
+        "DeviceMesh._dim_group_names, FSDPModule._get_fsdp_state",
         "spec.parallelism.shards",
         _probe_fsdp,
+        "leave spec.parallelism out",
+    ),
+    Need(
+        "ProcessGroup._register_backend, ProcessGroup._set_default_backend, ProcessGroupGloo._Options",
+        "spec.parallelism.shards",
+        _probe_stock,
         "leave spec.parallelism out",
     ),
 )

@@ -11,6 +11,7 @@ import structlog
 from elastrain.data.audit import AuditLog
 from elastrain.data.order import Order
 from elastrain.elastic.batching import ScriptsBatch
+from elastrain.elastic.comm.peer import GroupLost
 from elastrain.elastic.comm.transport import described
 from elastrain.elastic.commit.decide import End, left
 from elastrain.elastic.commit.step import Step
@@ -94,7 +95,15 @@ class Bodies:
             self.running, self._batch.span = False, 1
 
     def commit(self, step: Step) -> None:
-        """The step is over, with the script's callbacks: only then is the state that of a committed step."""
+        """The step is over, with the script's callbacks: only then is the state that of a committed step.
+
+        A rank whose update is void takes its peers' state in the next generation.
+        """
+        assert self._world.model is not None
+        if void := self._world.model.void:
+            step.leave()
+            self._world.leave(void, void=not self._discard(step))
+            return
         self.before_commit(step.number)
         self._heartbeat.committed()
         self._log(step, "commit")
@@ -154,6 +163,8 @@ class Bodies:
         """
         if self.running and self.step is not None:  # a variable of the script holds the iterator
             self.leave(self.step, finished=False)
+        if isinstance(error, GroupLost):
+            start_anew(session, str(error))
         if self.lost and isinstance(error, Exception):
             log.warning("an error has left a discarded loop body; this worker's ranks start anew", exc_info=error)
             start_anew(session, f"{described(error)} in a discarded loop body: {self.lost}")

@@ -11,7 +11,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
@@ -32,6 +32,7 @@ class Backend(StrEnum):
 
     TCP = "tcp"
     NCCL = "nccl"
+    GLOO = "gloo"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,8 @@ class Offer:
     """Why NCCL did not connect this rank, which may use another transport instead; empty: it has not failed."""
     proven: bool = False
     """Whether this rank has trained with NCCL."""
+    inner: Backend = Backend.TCP
+    """The best transport inside a group of ranks that hold one model together (``spec.parallelism.shards``)."""
 
     def encode(self) -> str:
         return json.dumps(asdict(self))
@@ -69,7 +72,7 @@ class Offer:
     @classmethod
     def decode(cls, text: str) -> Offer:
         fields = json.loads(text)
-        return cls(**{**fields, "backend": Backend(fields["backend"])})
+        return cls(**{**fields, "backend": Backend(fields["backend"]), "inner": Backend(fields["inner"])})
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,7 @@ class Choice:
 
     backend: Backend
     why: str
+    inner: Backend = Backend.TCP
 
 
 def propose(here: Here, demanded: Transport) -> Offer:
@@ -85,6 +89,10 @@ def propose(here: Here, demanded: Transport) -> Offer:
 
     ``demanded``: of the settings. Raises ``ValueError``, naming the variable and the way out, if it cannot be had.
     """
+    if demanded == "gloo":
+        raise ValueError(
+            f"{names.ENV_BACKEND}=gloo connects the ranks of a group, and spec.parallelism.shards is 1: leave it out"
+        )
     if demanded == "tcp":
         return Offer(Backend.TCP, here.card, f"{names.ENV_BACKEND}=tcp")
     obstacle = _obstacle(here)
@@ -96,6 +104,23 @@ def propose(here: Here, demanded: Transport) -> Offer:
             "env"
         )
     return Offer(Backend.TCP, here.card, obstacle)
+
+
+def propose_within(here: Here, demanded: Transport) -> Offer:
+    """The transport that this rank could use inside its group; sums over groups go over TCP. Pure.
+
+    On CPUs elastrain's own connections are the default: they are authenticated, find ranks that exchange different
+    sizes, and are as fast. Raises as of :func:`propose`.
+    """
+    if demanded == "gloo":
+        if here.model != "cpu":
+            raise ValueError(
+                f"{names.ENV_BACKEND}=gloo, but the model is on a device of type {here.model!r}: leave it out"
+            )
+        return Offer(why=f"{names.ENV_BACKEND}=gloo connects the ranks of a group", inner=Backend.GLOO)
+    best = propose(here, demanded)
+    why = best.why or "sums over groups go through the host's memory"
+    return replace(best, backend=Backend.TCP, inner=best.backend, why=why)
 
 
 def _obstacle(here: Here) -> str | None:
@@ -113,6 +138,15 @@ def _obstacle(here: Here) -> str | None:
 
 def agree(offers: Sequence[Offer]) -> Choice:
     """The decision of all ranks, from all offers in rank order. Pure."""
+    within = {offer.inner for offer in offers}
+    if within == {Backend.NCCL}:
+        choice = _agree_on_nccl([replace(offer, backend=offer.inner) for offer in offers])
+        return replace(choice, backend=Backend.TCP, inner=choice.backend)
+    inner = Backend.GLOO if within == {Backend.GLOO} else Backend.TCP
+    return replace(_agree_on_nccl(offers), inner=inner)
+
+
+def _agree_on_nccl(offers: Sequence[Offer]) -> Choice:
     without = next((rank for rank, offer in enumerate(offers) if offer.backend is not Backend.NCCL), None)
     if without is not None:
         return Choice(Backend.TCP, f"rank {without}: {offers[without].why}")

@@ -84,6 +84,16 @@ class Nccl:
         self._lock = threading.Lock()
         self._aborting: threading.Thread | None = None
         self._finished = False
+        self._group: dist.ProcessGroup | None = None
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """torch's process group over it."""
+        if self._group is None:
+            backend = self._backend
+            rank, size = backend.rank(), backend.size()
+            self._group = torch_private.process_group(self._store, rank, size, self._device, lambda *_: backend)
+        return self._group
 
     def takes(self, tensor: torch.Tensor) -> bool:
         on_device: bool = tensor.is_cuda
@@ -134,7 +144,7 @@ class Nccl:
             self._aborting.join(CLOSE_SECONDS)
             if self._aborting.is_alive():
                 log.error("NCCL's abort has not returned; its memory stays in use", seconds=CLOSE_SECONDS)
-        self._backend = None
+        self._backend = self._group = None
         self._mates.close()
 
     def _abort(self, cause: str) -> None:
@@ -280,23 +290,33 @@ def open_backend(store: dist.Store, rank: int, world_size: int, device: torch.de
 
 
 class IdStore(dist.Store):
-    """The store that ``ProcessGroupNCCL`` needs: rank 0 sets NCCL's id, and all others read it.
+    """The store that a process group needs to connect: all ranks read what each has set before it reads.
 
-    The generation's own connections carry it: no server, no name to look up. Rank 0 reads nothing, so its exchange is
-    when it sets the id. Keys that are set later (torch's own diagnostics) stay local. Reading raises ``KeyError`` for a
-    key that rank 0 has not set, and the errors of ``gather``.
+    The generation's own connections carry it, once: no server, no name to look up. With NCCL rank 0 sets an id and
+    reads nothing, so its exchange is when it sets the id; with gloo each rank sets its address and reads those of all.
+    Keys that are set later (torch's own diagnostics) stay local. Reading raises ``KeyError`` for a key that no rank has
+    set, and the errors of ``gather``.
     """
 
-    def __init__(self, number: int, rank: int, gather: Callable[[bytes], list[bytes]]) -> None:
-        """For ``rank`` of generation ``number``. ``gather``: every rank's bytes, in rank order."""
+    def __init__(
+        self, number: int, rank: int, gather: Callable[[bytes], list[bytes]], *, root_reads: bool = False
+    ) -> None:
+        """For ``rank`` of a group in generation ``number``. ``gather``: every rank's bytes, in rank order.
+
+        ``root_reads``: rank 0 reads as all others do.
+        """
         super().__init__()
-        self._number, self._rank, self._gather = number, rank, gather
+        self._number, self._exchanges_as_it_sets, self._gather = number, rank == 0 and not root_reads, gather
         self._values: dict[str, bytes] = {}
         self._exchanged = False
 
+    def values(self) -> list[bytes]:
+        """What all ranks have set."""
+        return list(self._values.values())
+
     def set(self, key: str, value: str | bytes) -> None:
         self._values[key] = value.encode() if isinstance(value, str) else bytes(value)
-        if self._rank == 0:
+        if self._exchanges_as_it_sets:
             self.exchange()
 
     def get(self, key: str) -> bytes:
@@ -307,14 +327,14 @@ class IdStore(dist.Store):
         if not self.check(keys):
             self.exchange()
         if missing := [key for key in keys if key not in self._values]:
-            raise KeyError(f"generation {self._number}: rank 0 has not set {', '.join(missing)}")
+            raise KeyError(f"generation {self._number}: no rank has set {', '.join(missing)}")
 
     def exchange(self) -> None:
-        """Take rank 0's values, once; values of other ranks stay their own."""
+        """Take all ranks' values, once; of the same key, rank 0's."""
         if not self._exchanged:
             mine = {key: base64.b64encode(value).decode() for key, value in self._values.items()}
-            of_root = json.loads(self._gather(json.dumps(mine).encode())[0])
-            self._values.update({key: base64.b64decode(value) for key, value in of_root.items()})
+            for of_rank in reversed(self._gather(json.dumps(mine).encode())):
+                self._values.update({key: base64.b64decode(value) for key, value in json.loads(of_rank).items()})
             self._exchanged = True
 
     def check(self, keys: list[str]) -> bool:

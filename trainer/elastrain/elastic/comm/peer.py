@@ -31,6 +31,11 @@ class PeerLost(ConnectionError):
     """A peer, or the network to it, has failed; or the generation has ended. It is no failure of this rank."""
 
 
+class GroupLost(RuntimeError):
+    """A rank of this group was lost in a collective that the script runs outside of loop bodies: it has no result. It
+    is no failure of the script: this worker's ranks start anew."""
+
+
 def blames_peer(error: OSError) -> bool:
     """Whether an error of an operation on a connection is the peer's or the network's. Pure."""
     return error.errno not in _OF_THIS_PROCESS

@@ -82,6 +82,15 @@ class Subgroup:
             mesh.run()
         tensor.view(-1).copy_(flat[:count])
 
+    def gather_bytes(self, mine: bytes) -> list[bytes]:
+        """``mine`` of each rank, by place; lengths may differ."""
+        sizes = torch.zeros(self.size, dtype=torch.int64)
+        self.all_gather(sizes, torch.tensor([len(mine)]))
+        longest = int(sizes.max()) + 1  # never empty
+        rows = torch.zeros(self.size, longest, dtype=torch.uint8)
+        self.all_gather(rows, torch.frombuffer(bytearray(mine.ljust(longest)), dtype=torch.uint8))
+        return [row[:size].numpy().tobytes() for row, size in zip(rows, sizes.tolist(), strict=True)]
+
 
 def _sum(rows: Mapping[int, torch.Tensor]) -> torch.Tensor:
     """In the order of the places."""

@@ -184,6 +184,7 @@ class Session:
                 "generation entered", generation=communicator.generation, reason=communicator.of.reason,
                 rank=communicator.rank, world_size=communicator.world_size, step=step, complete=complete,
                 sums_by=sums_by, because=why if sums_by == "nccl" else f"not NCCL: {why}",
+                within_groups_by=str(communicator.choice.inner),
             )  # fmt: skip
         self._connector.entered(communicator)
         self._failures.clear()

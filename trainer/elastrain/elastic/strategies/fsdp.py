@@ -1,163 +1,250 @@
-"""FSDP2's and DTensor's collectives over the generation in force.
+"""The collectives of a sharded model, over the generation in force.
 
-FSDP gets them by its public interface for custom communication. All-gathers and reduce-scatters connect the ranks of a
-group, and the sums of the groups are added by the all-reduce hook. With tensor parallelism a group is a grid: FSDP
-connects the ranks of a column, and DTensor (:mod:`elastrain.elastic.strategies.group_mesh`) those of a row.
+Those inside a group (of FSDP, of DTensor, of the script over ``job.mesh``) go by :class:`InnerGroup`: over a stock
+process group of torch (:mod:`elastrain.elastic.comm.stock`), or over elastrain's own connections. FSDP's all-reduce
+hook adds the sums of the groups, always over elastrain's own.
 
-None of them raises because of a peer: an exception would leave FSDP in the middle of a forward. After a loss they
-fill with stand-ins, the rest of the loop body computes on those, and the step is discarded. A layer that is computed
-again in the backward (activation checkpoints) may then branch in another way than in the forward, and raise: such an
-error ends the backward of a step that is discarded anyway (:func:`elastrain.elastic.torch_private.end_backward`).
+None raises in a loop body because of a peer: an exception would leave FSDP in the middle of a forward. After a loss
+they fill with stand-ins, the rest of the loop body computes on those, and the step is discarded. A layer that is
+computed again in the backward (activation checkpoints) may then branch in another way than in the forward, and raise:
+such an error ends the backward of a step that is discarded anyway
+(:func:`elastrain.elastic.torch_private.end_backward`).
+
+*After the vote* the step counts, and what a stand-in reaches (an optimizer with collectives of its own) is an update
+that is wrong on this rank. Its state is then void (:attr:`ShardedComm.void`): it receives that of another group. A loss
+elsewhere ends no collective of that time: the group is broken when the update is over.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from elastrain.elastic import torch_private
+from elastrain.elastic.comm import stock
+from elastrain.elastic.comm.backend import Backend
 from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
+from elastrain.elastic.comm.peer import GroupLost, PeerLost
+from elastrain.elastic.comm.stock import StockGroup
 from elastrain.elastic.comm.subgroup import Subgroup
+from elastrain.elastic.comm.transport import first_line
+from elastrain.elastic.strategies.inner_group import GATHERS, SCATTERS, SUMS, InnerGroup, done, stand_in
+
+UPDATE_SECONDS = 10.0
+"""Bound of an update whose generation has broken, until its collectives are ended: a mate may be frozen."""
 
 _OUTSIDE = (
     "a forward of a sharded model needs all ranks of its group, which run equally many in the loop body and in "
     "job.evaluate(loader, fn): call the model there (docs/sharded.md)"
 )
-
-
-_VOTED = (
-    "a collective of tensor parallelism after the last job.backward() of a step, which would count without its result "
-    "if a rank is lost: run forwards before it or in job.evaluate(), clip by job.clip_grad_norm_() (docs/sharded.md)"
+_STOCK = "set ELASTRAIN_BACKEND=gloo in the template's env (docs/sharded.md)"
+_NOT_OVER_TCP = (
+    "a collective over job.mesh outside of loop bodies and of job.evaluate(), or after the last job.backward() of a "
+    f"step: elastrain's own connections carry none. Run forwards before it, clip by job.clip_grad_norm_(), or {_STOCK}"
 )
+_ONLY_SUMS = f"job.mesh: elastrain's own connections only gather, and add sums: leave loss_parallel() out, or {_STOCK}"
 
 
 class Ranks(NamedTuple):
     """Of the generation, by place; this rank among each."""
 
-    mates: Sequence[int]
-    """Those over which FSDP spreads the tensors that this rank has a part of."""
+    inner: Mapping[str, Sequence[int]]
+    """Those of its group over each dimension of the mesh."""
     twins: Sequence[int]
     """Those that hold the same shard, in all groups."""
-    tensor: Sequence[int]
-    """Those that compute each layer together with it."""
+
+
+class _Carrier(Protocol):
+    """Connects the ranks of a dimension. Raises :class:`PeerLost` or ``GenerationBroken``."""
+
+    def run(self, name: str, arguments: Sequence[Any]) -> Any: ...
+
+    def abort(self, cause: str) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class ShardedComm:
-    """The subgroups of this rank in the generation in force. Lasts as long as the model."""
+    """What carries the collectives of a model in the generation in force. Lasts as long as the model."""
 
-    def __init__(self, serves: Callable[[], bool]) -> None:
-        """``serves()``: whether all ranks run forwards now."""
+    def __init__(self, serves: Callable[[], bool], groups: Sequence[InnerGroup]) -> None:
+        """``serves()``: whether all ranks run forwards now. ``groups``: of the mesh."""
         self._serves = serves
         self._communicator: Communicator | None = None
-        self._group: Subgroup | None = None
+        self._carriers: dict[str, _Carrier] = {}
         self._twins: Subgroup | None = None
-        self._tensor: Subgroup | None = None
-        self.voted = False
-        """Whether this rank has voted for the step of the loop body that runs."""
-
-    def enter(self, communicator: Communicator, ranks: Ranks) -> None:
-        """From now on over ``communicator``."""
-        self._communicator, self.voted = communicator, False
-        self._group, self._twins, self._tensor = (Subgroup(communicator, each) for each in ranks)
-
-    def leave(self) -> None:
-        """Over nothing: collectives give zeros."""
-        self._communicator = self._group = self._twins = self._tensor = None
-        self.voted = False
+        self._lock = threading.Lock()
+        self._broken = ""
+        """Why the group's collectives give no results any more."""
+        self._voted = False
+        self.void = ""
+        """Why this rank's state is not that of the step which counts; empty: it is."""
+        for group in groups:
+            group.serves = self
 
     @property
     def groups(self) -> int:
         """Groups of the generation in force; 1 outside of any."""
         return self._twins.size if self._twins is not None else 1
 
-    def all_gather(self, out: torch.Tensor, mine: torch.Tensor) -> None:
-        self._run(out, self._group, lambda group: group.all_gather(out, mine), mine)
+    def enter(self, communicator: Communicator, ranks: Ranks, device: torch.device) -> None:
+        """From now on over ``communicator``. Raises ``GenerationBroken``."""
+        self._communicator, self._broken = communicator, ""
+        self.begin()
+        self._twins = Subgroup(communicator, ranks.twins)
+        with communicator.guard():
+            for name, among in ranks.inner.items():
+                self._carriers[name] = _carrier(communicator, among, device)
+        communicator.ends_with(partial(self._ends, communicator))
 
-    def reduce_scatter(self, out: torch.Tensor, parts: torch.Tensor) -> None:
-        self._run(out, self._group, lambda group: group.reduce_scatter(out, parts))
+    def leave(self) -> None:
+        """Over nothing: collectives give stand-ins."""
+        if self._communicator is not None:
+            self._break(self._communicator, "this rank is in no generation")
+        carriers, self._carriers = self._carriers, {}
+        self._communicator = self._twins = None
+        if closing := [carrier for carrier in carriers.values() if isinstance(carrier, _Stock)]:
+            # Not a daemon thread: returning from C++ into an interpreter that shuts down would abort the process.
+            threading.Thread(target=lambda: [each.close() for each in closing], name="elastrain-close-group").start()
 
-    def all_reduce(self, tensor: torch.Tensor) -> None:
-        self._run(tensor, self._twins, lambda twins: twins.all_reduce(tensor))
+    def begin(self) -> None:
+        """A step, or an evaluation, begins."""
+        with self._lock:
+            self._voted, self.void = False, ""
+        if (communicator := self._communicator) is not None and (cause := communicator.over) is not None:
+            self._break(communicator, cause)
 
-    # -- tensor parallelism (as of :class:`~elastrain.elastic.strategies.group_mesh.Serves`) -----------------------
-    def gather_parts(self, out: torch.Tensor, mine: torch.Tensor) -> None:
-        self._check_vote()
-        self._run(out, self._tensor, lambda tensor: tensor.all_gather(out, mine), mine)
+    def vote(self) -> None:
+        """This rank votes for the step of the loop body that runs."""
+        with self._lock:
+            self._voted = True
 
-    def scatter_sums(self, out: torch.Tensor, parts: torch.Tensor) -> None:
-        self._check_vote()
-        self._run(out, self._tensor, lambda tensor: tensor.reduce_scatter(out, parts))
+    def sum_over_groups(self, tensor: torch.Tensor) -> None:
+        """FSDP's hook: add the gradients of all groups, in place."""
+        if self._twins is not None and self._communicator is not None and self._communicator.broken is None:
+            with suppress(GenerationBroken):
+                self._twins.all_reduce(tensor)
+                return
+        tensor.zero_()
 
-    def sum_parts(self, tensor: torch.Tensor) -> None:
-        self._check_vote()
-        self._run(tensor, self._tensor, lambda ranks: ranks.all_reduce(tensor))
+    def run(self, group: InnerGroup, name: str, arguments: Sequence[Any]) -> Any:
+        """As of :class:`~elastrain.elastic.strategies.inner_group.Serves`. Raises ``RuntimeError`` for what the carrier
+        cannot do, and :class:`GroupLost`."""
+        inside, carrier, communicator = self._serves(), self._carriers.get(group.name), self._communicator
+        if not inside and carrier is None:
+            raise RuntimeError(_OUTSIDE)
+        if isinstance(carrier, _Own) and (not inside or self._voted):
+            raise RuntimeError(_NOT_OVER_TCP)
+        cause = self._broken or "this rank has left its generation"
+        if carrier is not None and communicator is not None and not self._broken:
+            try:
+                return carrier.run(name, arguments)
+            except (PeerLost, GenerationBroken) as e:
+                cause = first_line(e)
+                self._lost(communicator, cause)
+        if not inside:
+            raise GroupLost(f"a rank of this group was lost in a collective outside of loop bodies: {cause}")
+        if self._voted:
+            self.void = self.void or f"a rank of the group was lost in the update of the step: {cause}"
+        return stand_in(name, arguments)
 
-    def _check_vote(self) -> None:
-        if self.voted:
-            raise RuntimeError(_VOTED)
-
-    def _run(
-        self,
-        out: torch.Tensor,
-        subgroup: Subgroup | None,
-        collective: Callable[[Subgroup], None],
-        mine: torch.Tensor | None = None,
-    ) -> None:
-        """Fill ``out`` by ``collective``. After a loss fill it with this rank's part for each one, or with zeros: what
-        memory held could be a NaN. Raises ``RuntimeError`` where the other ranks run no forward."""
+    def check_forward(self) -> None:
+        """Raises ``RuntimeError`` where the other ranks run no forward."""
         if not self._serves():
             raise RuntimeError(_OUTSIDE)
-        if subgroup is not None and self._communicator is not None and self._communicator.broken is None:
-            try:
-                collective(subgroup)
-            except GenerationBroken:
-                pass
-            else:
-                return
-        if mine is None or not mine.numel() or out.numel() % mine.numel():
-            out.zero_()
-        else:  # of the size of parameters: code of the script that looks at the loss sees no zero, infinity or NaN
-            out.view(-1, mine.numel()).copy_(mine.flatten().clone())
+
+    def _lost(self, communicator: Communicator, cause: str) -> None:
+        """A mate is lost: the other groups are freed at once, and this one forms anew in the next generation."""
+        self._break(communicator, cause)
+        communicator.abort(f"a rank of this group is lost: {cause}")
+
+    def _ends(self, communicator: Communicator, cause: str) -> None:
+        """The generation ends. Any thread."""
+        with self._lock:
+            at_once = not self._voted
+        if at_once:
+            self._break(communicator, cause)
+        elif self._serves():
+            later = threading.Timer(UPDATE_SECONDS, self._break, [communicator, cause])
+            later.daemon = True
+            later.start()
+
+    def _break(self, communicator: Communicator, cause: str) -> None:
+        if self._communicator is communicator:
+            self._broken = self._broken or cause
+            for carrier in list(self._carriers.values()):
+                carrier.abort(cause)
 
 
-_AllGather: Any
-_ReduceScatter: Any
-_AllGather, _ReduceScatter = torch_private.communication()
+def _carrier(communicator: Communicator, ranks: Sequence[int], device: torch.device) -> _Carrier:
+    kind = communicator.choice.inner
+    if kind is Backend.TCP:
+        return _Own(Subgroup(communicator, ranks))
+    return _Stock(stock.form(communicator, ranks, device, kind), communicator, device)
 
 
-class _Gather(_AllGather):
-    def __init__(self, comm: ShardedComm) -> None:
-        self._comm = comm
+class _Own:
+    """elastrain's connections, which the generation ends."""
 
-    def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        return torch.empty(*size, dtype=dtype, device=device)
+    def __init__(self, ranks: Subgroup) -> None:
+        self._ranks = ranks
 
-    def __call__(
-        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, async_op: bool = False
-    ) -> None:
-        self._comm.all_gather(output_tensor, input_tensor)
+    def run(self, name: str, arguments: Sequence[Any]) -> Any:
+        outs, *others = ([each] if isinstance(each, torch.Tensor) else each for each in arguments)
+        if name in SUMS and _adds(others[0]):
+            for tensor in outs:
+                self._ranks.all_reduce(tensor)
+        elif name in GATHERS[:4]:
+            for out, mine in zip(outs, others[0], strict=True):
+                self._ranks.all_gather(out, mine)
+        elif name in SCATTERS[:4] and _adds(others[1]):
+            for out, parts in zip(outs, others[0], strict=True):
+                self._ranks.reduce_scatter(out, parts)
+        else:
+            raise RuntimeError(f"{name} over {_ONLY_SUMS}")
+        return done(arguments)
+
+    def abort(self, cause: str) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
 
 
-class _Scatter(_ReduceScatter):
-    def __init__(self, comm: ShardedComm) -> None:
-        self._comm = comm
+def _adds(options: Any) -> bool:
+    return bool(options.reduceOp == dist.ReduceOp.SUM)
 
-    allocate = _Gather.allocate
 
-    def __call__(
-        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, op: Any, async_op: bool = False
-    ) -> None:
-        assert op == dist.ReduceOp.SUM, op
-        self._comm.reduce_scatter(output_tensor, input_tensor)
+class _Stock:
+    """A stock process group, which this dimension alone uses."""
+
+    def __init__(self, connected: StockGroup, communicator: Communicator, device: torch.device) -> None:
+        self._connected, self._communicator, self._device = connected, communicator, device
+        self.abort, self.close = connected.abort, connected.close
+
+    def run(self, name: str, arguments: Sequence[Any]) -> Any:
+        collective = getattr(self._connected.group, name)
+        if self._device.type == "cuda":
+            self._communicator.devices.uses(self._device)
+            self._communicator.devices.spins()
+        try:
+            work = collective(*arguments)
+            if self._device.type == "cpu":  # gloo says at the end whether a peer was lost
+                work.wait()
+        except RuntimeError as e:
+            raise PeerLost(first_line(e)) from e
+        return work
 
 
 def communicate_by(comm: ShardedComm, model: nn.Module) -> None:
-    """Have all FSDP modules of ``model`` communicate by ``comm``, and sum gradients without dividing them.
+    """Have all FSDP modules of ``model`` sum gradients over the groups by ``comm``, and not divide them.
 
     Raises ``ValueError`` naming a module that it cannot serve.
     """
@@ -165,10 +252,9 @@ def communicate_by(comm: ShardedComm, model: nn.Module) -> None:
         if not isinstance(module, FSDPModule):
             continue
         try:
-            module.set_custom_all_gather(_Gather(comm))
-            module.set_custom_reduce_scatter(_Scatter(comm))
-            module.set_all_reduce_hook(comm.all_reduce)
+            module.set_all_reduce_hook(comm.sum_over_groups)
         except ValueError as e:
             raise ValueError(f"job.wrap(): {name or 'the model'}: {e}") from e
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
+        module.register_forward_pre_hook(lambda *_: comm.check_forward(), prepend=True)

@@ -72,8 +72,9 @@ class FullySharded(Sharded):
     def ranks(self, communicator: Communicator) -> Ranks:
         by_place = sorted(range(communicator.world_size), key=self.places.__getitem__)
         from elastrain.elastic.strategies.fsdp import Ranks
+        from elastrain.elastic.strategies.group_mesh import SHARDS
 
-        return Ranks(by_place, [communicator.rank], [communicator.rank])
+        return Ranks({SHARDS: by_place}, twins=[communicator.rank])
 
     def move(
         self, change: Change, communicator: Communicator, tracked: Mapping[str, Stateful], source: Source | None = None
@@ -91,7 +92,9 @@ class FullySharded(Sharded):
         for module in torch_private.fsdp_modules(self._model.module):
             module.reshard()
         tensors = remesh.sharded_tensors(tracked)
-        mesh = group_mesh(old.device_type, change.size, place) if place is not None else old
+        mesh, groups = (old, self._groups)
+        if place is not None:
+            mesh, groups = group_mesh(old.device_type, change.size, place)
         info = torch_private.mesh_info(mesh)
         self.lose()
         sent = move.carry_out(
@@ -104,5 +107,6 @@ class FullySharded(Sharded):
         if place is not None:
             torch_private.replace_mesh(self._model.module, info)
             torch_private.forget_mesh(old)
-            self._mesh, self._shards, self._shard = mesh, change.size, place
+            self._mesh, self._groups, self._shards, self._shard = mesh, groups, change.size, place
+            self._model.serve(groups)
         return sent

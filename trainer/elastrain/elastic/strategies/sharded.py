@@ -26,7 +26,7 @@ from elastrain.api.settings import Transport
 from elastrain.api.shape import Shape
 from elastrain.data.order import Order, Slice
 from elastrain.elastic import torch_private, torch_probes
-from elastrain.elastic.comm.backend import Offer
+from elastrain.elastic.comm.backend import Offer, look, propose_within
 from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.comm.header import Kind, RanksDiverged
 from elastrain.elastic.reduction import sum_of_products, sum_of_squares
@@ -38,9 +38,8 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from elastrain.elastic.strategies.fsdp import Ranks
-    from elastrain.elastic.strategies.group_mesh import TensorGroup
+    from elastrain.elastic.strategies.inner_group import InnerGroup
 
-OFFER = Offer(why="sharded models communicate through the host's memory")
 _NOT_YET = "is not supported with spec.parallelism.shards yet (docs/sharded.md)"
 
 
@@ -55,17 +54,16 @@ class Sharded(Strategy):
         self._shards, self._shard, self.tensor = shards, shard, tensor
         self.shape = Shape.of(shards, tensor)
         self._mesh: DeviceMesh | None = None
-        self._group: TensorGroup | None = None
+        self._groups: list[InnerGroup] = []
         self._model: ShardedModule | None = None
 
     def mesh(self, device: torch.device) -> DeviceMesh:
         """The ranks of this rank's group, for ``fully_shard``; always the same one. Raises ``RuntimeError``."""
         if self._mesh is None:
             torch_probes.check(self.needs)
-            from elastrain.elastic.strategies.group_mesh import TensorGroup, group_mesh
+            from elastrain.elastic.strategies.group_mesh import group_mesh
 
-            group = TensorGroup(self._shard % self.tensor, self.tensor) if self.tensor > 1 else None
-            self._mesh, self._group = group_mesh(device.type, self._shards, self._shard, group), group
+            self._mesh, self._groups = group_mesh(device.type, self._shards, self._shard, self.tensor)
         return self._mesh
 
     def check(self, order: Order) -> None:
@@ -78,20 +76,20 @@ class Sharded(Strategy):
             )
         if self._model is not None:
             raise ValueError(f"job.wrap(): a second model {_NOT_YET}")
-        self._model = ShardedModule(module, self._mesh, self.ranks, self._group)
+        self._model = ShardedModule(module, self._mesh, self.ranks, self._groups)
         return self._model
 
     def ranks(self, communicator: Communicator) -> Ranks:
         """The ranks of a group are neighbours, by shard."""
         from elastrain.elastic.strategies.fsdp import Ranks
+        from elastrain.elastic.strategies.group_mesh import SHARDS, TENSOR
 
         rank, shards, tensor = communicator.rank, self._shards, self.tensor
         group, row = rank - rank % shards, rank - rank % tensor
-        return Ranks(
-            mates=range(group + rank % tensor, group + shards, tensor),
-            twins=range(rank % shards, communicator.world_size, shards),
-            tensor=range(row, row + tensor),
-        )
+        inner = {SHARDS: range(group + rank % tensor, group + shards, tensor)}
+        if tensor > 1:
+            inner[TENSOR] = range(row, row + tensor)
+        return Ranks(inner, twins=range(rank % shards, communicator.world_size, shards))
 
     def whole(self) -> ElasticModule:
         assert self._model is not None
@@ -143,20 +141,18 @@ class ShardedModule(ElasticModule):
         module: nn.Module,
         mesh: DeviceMesh | None,
         ranks: Callable[[Communicator], Ranks],
-        group: TensorGroup | None = None,
+        groups: Sequence[InnerGroup],
     ) -> None:
-        """``group``: of tensor parallelism. Raises ``ValueError`` naming the part of the model that is not sharded over
+        """``groups``: of the mesh. Raises ``ValueError`` naming the part of the model that is not sharded over
         ``mesh``."""
         super().__init__(module)
         _check(module, mesh)
         from elastrain.elastic.strategies.fsdp import ShardedComm, communicate_by
 
         self._ranks = ranks
-        self._comm = ShardedComm(self._serves)
+        self._comm = ShardedComm(self._serves, groups)
         communicate_by(self._comm, module)
-        self._tensor = 1
-        if group is not None:
-            group.serves, self._tensor = self._comm, group.size()
+        self._tensor = math.prod(group.size() for group in groups[1:])
         self._alike = {p for p in module.parameters() if all(dim is None for _, dim in dims(p.data)[1:])}
         """Parameters of which the ranks that compute a layer together hold the same part."""
         self._partial: dict[nn.Parameter, torch.Tensor] = {}
@@ -167,20 +163,23 @@ class ShardedModule(ElasticModule):
         named = dict(module.named_parameters())
         self._ordered, self._reached = list(named.values()), reached.Reached(list(named))
 
+    @property
+    def void(self) -> str:
+        return self._comm.void
+
     def offer(self, demanded: Transport) -> Offer:
-        if demanded == "nccl":
-            raise ValueError(f"ELASTRAIN_BACKEND: nccl {_NOT_YET}; use tcp or auto")
-        return OFFER
+        return propose_within(look(self.device), demanded)
 
     def attach(self, communicator: Communicator, *, keep: bool) -> None:
         self.detach()
-        self._comm.enter(communicator, self._ranks(communicator))
+        self._comm.enter(communicator, self._ranks(communicator), self.device)
 
     def agree(self, communicator: Communicator) -> None:
         """Parameters that tensor parallelism has not cut become those of the first rank that computes with them."""
         from elastrain.elastic.comm.subgroup import Subgroup
 
-        row = Subgroup(communicator, self._ranks(communicator).tensor)
+        *_, tensor = self._ranks(communicator).inner.values()
+        row = Subgroup(communicator, tensor if self._tensor > 1 else [communicator.rank])
         for p in self.module.parameters() if row.size > 1 else ():
             if p in self._alike:
                 mine = p.detach().to_local()
@@ -191,6 +190,11 @@ class ShardedModule(ElasticModule):
 
     def detach(self) -> None:
         self._comm.leave()
+
+    def serve(self, groups: Sequence[InnerGroup]) -> None:
+        """The model lies on another mesh, of these ``groups``."""
+        for group in groups:
+            group.serves = self._comm
 
     def note_reached(self) -> None:
         """A micro-batch has run backward: note which parameters have a gradient."""
@@ -203,7 +207,8 @@ class ShardedModule(ElasticModule):
 
     def begin_step(self) -> None:
         self._reached.begin_step()
-        self._squares, self._partial, self._comm.voted = None, {}, False
+        self._squares, self._partial = None, {}
+        self._comm.begin()
 
     def put_aside(self) -> None:
         """Keep the gradients of a micro-batch where no code of the script changes them."""
@@ -225,7 +230,8 @@ class ShardedModule(ElasticModule):
     @contextmanager
     def evaluates(self) -> Iterator[None]:
         """Forwards run outside of a loop body; afterwards no parameter is gathered."""
-        self._evaluates, self._comm.voted = True, False
+        self._evaluates = True
+        self._comm.begin()
         try:
             yield
         finally:
@@ -237,7 +243,7 @@ class ShardedModule(ElasticModule):
         """As of :attr:`products`, whether this rank is :attr:`copying`, and which parameters its backwards reached."""
         products = [value / self._comm.groups for value in self._products()]  # twins hold the same gradients
         mine = [*products, float(self.copies()), *self._reached.votes]
-        self._comm.voted = True
+        self._comm.vote()
         return mine
 
     def check_votes(self, sums: Sequence[float], communicator: Communicator) -> None:

@@ -89,6 +89,11 @@ class ElasticModule(nn.Module):
         self.module.compile(*args, **kwargs)
 
     @property
+    def void(self) -> str:
+        """Why the update of the step that counts is wrong on this rank, whose state is then void; empty: it is not."""
+        return ""
+
+    @property
     def device(self) -> torch.device:
         """Device of the first parameter that trains."""
         return next(p for p in self.module.parameters() if p.requires_grad).device

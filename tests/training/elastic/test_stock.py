@@ -1,0 +1,74 @@
+"""Stock process groups over some ranks of a generation, with the ranks as threads of the test: gloo, real sockets."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from elastrain.elastic.comm import stock
+from elastrain.elastic.comm.backend import Backend
+from elastrain.elastic.comm.communicator import Communicator
+from elastrain.elastic.comm.stock import Breaker, StockGroup
+
+PROMPTLY = 5.0
+"""Seconds; gloo's own bound is 30 minutes."""
+CPU = torch.device("cpu")
+
+
+def form(c: Communicator, *, neighbours: bool = True) -> StockGroup:
+    first = c.rank - c.rank % 2
+    return stock.form(c, range(first, first + 2) if neighbours else range(c.world_size), CPU, Backend.GLOO)
+
+
+def add(group: dist.ProcessGroup, value: float) -> list[float]:
+    tensor = torch.full((3,), value)
+    group.allreduce([tensor]).wait()
+    return tensor.tolist()
+
+
+def test_neighbours_are_connected_to_each_other_alone(connect, each) -> None:
+    sums = each(lambda c: add(form(c).group, float(c.rank)), connect(4))
+    assert sums == [[1.0] * 3] * 2 + [[5.0] * 3] * 2
+
+
+def test_an_abort_ends_the_collective_of_a_rank_whose_peer_does_not_come_and_a_new_group_serves(connect, each) -> None:
+    def lose(c: Communicator) -> tuple[float, list[float]]:
+        group, began = form(c, neighbours=False), 0.0
+        if c.rank == 0:  # rank 1 stays out, as a frozen process does
+            timer = threading.Timer(0.1, group.abort, ["the test"])
+            timer.start()
+            work, began = group.group.allreduce([torch.ones(1 << 20)]), time.monotonic()
+            with pytest.raises(RuntimeError, match="Connection closed by peer"):
+                work.wait()
+        spent = time.monotonic() - began if began else 0.0
+        c.all_gather_ints([c.rank])  # rank 1 ends its connections only now
+        group.close()
+        return spent, add(form(c, neighbours=False).group, 1.0)
+
+    ends = each(lose, connect(2))
+    assert all(spent < PROMPTLY and again == [2.0] * 3 for spent, again in ends), ends
+
+
+def test_ended_groups_leave_no_descriptors_behind(connect, each) -> None:
+    def cycle(c: Communicator) -> None:
+        for _ in range(8):
+            group = form(c, neighbours=False)
+            add(group.group, 1.0)
+            c.all_gather_ints([c.rank])
+            group.close()
+
+    communicators = connect(2)
+    each(cycle, communicators)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    each(cycle, communicators)
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before
+
+
+def test_a_torch_whose_connections_cannot_be_found_is_refused_by_name() -> None:
+    with pytest.raises(RuntimeError, match=r"0 of 2 connections.*this version of torch.*ELASTRAIN_BACKEND=gloo"):
+        Breaker([b"an address of another form"], 2)
