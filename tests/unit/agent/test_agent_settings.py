@@ -34,7 +34,7 @@ def test_the_message_names_the_variable_if_it_is_missing():
         ("ELASTRAIN_STRAGGLERS", "kill", "'name' or 'exclude'"),
         ("ELASTRAIN_MIN_TIMEOUT", "0", "greater than 0"),
         ("ELASTRAIN_PLACE", "1", "less than 1, the workers of a group"),
-        ("ELASTRAIN_BACKEND", "mpi", "'auto', 'nccl' or 'tcp'"),
+        ("ELASTRAIN_BACKEND", "mpi", "'auto', 'nccl', 'gloo' or 'tcp'"),
     ],
 )
 def test_the_message_names_variable_value_and_rule_if_a_value_is_wrong(name, value, rule):
@@ -81,7 +81,7 @@ def test_ranks_save_checkpoints_if_the_image_is_older_than_the_settings():
         ({"checkpoint": {"path": "/c", "everyEpochs": 2}}, r"\.checkpoint\.everyEpochs: Extra inputs .*, got 2 \("),
         ({"checkpoint": {"path": "/c", "everySteps": "9"}}, r"\.checkpoint\.everySteps: .* valid integer, got '9' \("),
         ({"checkpoint": {"path": "c"}}, r"\.checkpoint\.path: must begin with .*, got 'c' \("),
-        ({"backend": "mpi"}, r"\.backend: .*'auto', 'nccl' or 'tcp', got 'mpi' \("),
+        ({"backend": "mpi"}, r"\.backend: .*'auto', 'nccl', 'gloo' or 'tcp', got 'mpi' \("),
         ([], r": .* valid dictionary"),
     ],
 )
