@@ -39,6 +39,7 @@ FAILED_ONCE = {
     46323: "the same",
     644: "a leader that had not seen a dead member's record gave its place twice, after a loss of etcd's data",
     5323: "a member of a lost generation registered as one of no generation, and a new worker began at step 0",
+    15725: "a pod that was read while it was deleted was believed for ever, and its job's records stayed",
     6662: "an older leader's write was accepted after the restore of a snapshot, long after its successor knew of it",
     8334: "the same",
     2528: "new workers began at step 0 beside a holder of the state whose phase they could not read",

@@ -200,6 +200,8 @@ class WorkerPods:
             self._doubted.discard(uid)
             return
         body = await self._kube.get_pod(known.job.namespace, known.pod.name)
+        if self._by_uid.get(uid) is not known:
+            return  # the watch has shown more meanwhile, such as its deletion, and this answer may be older
         seen = self._read(body) if body else None
         if body is None or seen is None or seen.uid != uid:
             self._forget(uid)

@@ -25,6 +25,9 @@ class World:
         self.reads = 0
         self.refusals: list[ApiError] = []
         self.gone: list[str] = []
+        self.answers = asyncio.Event()
+        """Reads are answered, with what they have found."""
+        self.answers.set()
         self.store = WorkerPods(self, (), self._changed)
 
     def _changed(self, job, pod, gone) -> None:
@@ -43,7 +46,9 @@ class World:
         self.reads += 1
         if self.refusals:
             raise self.refusals.pop()
-        return self.pods.get(name)
+        answer = self.pods.get(name)
+        await self.answers.wait()
+        return answer
 
     def show(self, kind: str, body: dict) -> None:
         self.events.put_nowait((kind, {**body, "metadata": {**body["metadata"], "resourceVersion": "2"}}))
@@ -114,6 +119,25 @@ def test_pod_that_gets_its_label_back_is_not_read_any_more(play):
         await until(lambda: world.reads, "a read")
         await asyncio.sleep(0.1)
         assert (world.reads, world.known) == (1, ["job-0"])
+
+    play(scenario)
+
+
+def test_pod_that_is_deleted_while_it_is_read_stays_gone(play):
+    """Its records would stay in etcd for ever."""
+
+    async def scenario(world, worker):
+        world.answers.clear()
+        world.show("DELETED", worker)
+        await until(lambda: world.reads, "a read of the pod, which exists")
+        world.show("ADDED", worker)
+        world.show("DELETED", going(worker))
+        await until(lambda: world.gone == ["job-0"], "its deletion")
+        del world.pods["job-0"]
+        world.answers.set()
+        world.show("ADDED", {**worker, "metadata": {**worker["metadata"], "name": "job-1", "uid": "other"}})
+        await until(lambda: "job-1" in world.known, "the answer, and an event after it")
+        assert world.known == ["job-1"]
 
     play(scenario)
 
