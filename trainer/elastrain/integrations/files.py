@@ -217,6 +217,13 @@ class FilesOfScript(Files):
         self.flush()
 
 
+def becomes(logger: Any, kind: type[Logs]) -> Any:
+    """The framework's ``logger``, now also of ``kind``, before its own class."""
+    if not isinstance(logger, Logs):
+        logger.__class__ = type(type(logger).__name__, (kind, type(logger)), {})
+    return logger
+
+
 def new_id() -> str:
     """Of a run at a service."""
     return uuid.uuid4().hex[:8]

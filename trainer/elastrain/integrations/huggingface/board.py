@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import socket
 import time
@@ -10,60 +11,76 @@ from typing import Any
 
 from transformers.integrations import TensorBoardCallback, WandbCallback
 
-from elastrain.integrations.files import new_id
-
-_RUN = "WANDB_RUN_ID"
+from elastrain.integrations.files import Logs, becomes, new_id
 
 
-class Boards:
-    """The callbacks of one Trainer that report. TensorBoard leaves out what an earlier writer has written from the step
-    on at which the next one begins; the rows of that step may be twice at W&B."""
+class _OfJob(Logs):
+    """First base of the class of a callback that reports."""
 
-    def __init__(self, trainer: Any) -> None:
-        """Chooses the folders, which rank 0's state names for all."""
-        self._trainer = trainer
-        self._writes = False
-        name = f"{time.strftime('%b%d_%H-%M-%S')}_{socket.gethostname()}"  # as transformers does
-        for board in self._boards():
-            board.logging_dir = board.logging_dir or str(Path(trainer.args.output_dir, "runs", name))
-        if self._runs():  # by these variables W&B takes a run
-            os.environ.setdefault(_RUN, new_id())
-            os.environ.setdefault("WANDB_RESUME", "allow")
+    trainer: Any
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        self.add(logs, state.global_step, {})
+
+    def write(self, row: dict[str, Any], step: int | None, options: dict[str, Any]) -> None:
+        t, state = self.trainer, copy.copy(self.trainer.state)
+        state.global_step = step
+        super().on_log(t.args, state, t.control, model=t.model, logs={**row})  # type: ignore[misc]
+
+
+class _OfTensorBoard(_OfJob):
+    """Each rank 0 has an events file; TensorBoard leaves out what an earlier one has behind the begin of the next."""
+
+    logging_dir: str
+    tb_writer: Any
+    _SummaryWriter: Any
 
     @property
-    def chosen(self) -> tuple[list[str], str | None]:
-        """The folders and the id of the run: of this process, or those of the job when it has received them."""
-        return [board.logging_dir for board in self._boards()], os.environ[_RUN] if self._runs() else None
+    def run(self) -> str:
+        """The folder."""
+        return self.logging_dir
 
-    @chosen.setter
-    def chosen(self, chosen: tuple[list[str], str | None]) -> None:
-        folders, run = chosen
-        for board, folder in zip(self._boards(), folders, strict=False):
-            board.logging_dir = folder
-        if run is not None:
-            os.environ[_RUN] = run
+    @run.setter
+    def run(self, folder: str) -> None:
+        self.logging_dir = folder
 
-    def follow(self, step: int) -> None:
-        """This process has the rank of the present generation, and ``step`` steps are committed.
+    def go_on(self) -> None:
+        if self.rows:
+            self.let_go()
+            self.tb_writer = self._SummaryWriter(log_dir=self.run, purge_step=self.settled[1] + 1)
 
-        The last rank 0 has written the rows of that step, or was lost before: a new one writes them again.
-        """
-        zero = self._trainer.job.rank == 0
-        for run in self._runs() if zero and not self._writes else ():
-            run._initialized = False  # it opens the run with its next row
-        if zero and not self._writes and step:
-            for board in self._boards():
-                if board.tb_writer is not None:
-                    board.tb_writer.close()
-                board.tb_writer = board._SummaryWriter(log_dir=board.logging_dir, purge_step=step)
-            for row in (row for row in self._trainer.state.log_history if row["step"] == step):
-                logs, t = {name: value for name, value in row.items() if name != "step"}, self._trainer
-                for callback in [*self._boards(), *self._runs()]:
-                    callback.on_log(t.args, t.state, t.control, model=t.model, logs={**logs})
-        self._writes = zero
+    def let_go(self) -> None:
+        if self.tb_writer is not None:
+            self.tb_writer.close()
+            self.tb_writer = None
 
-    def _boards(self) -> list[TensorBoardCallback]:
-        return [c for c in self._trainer.callback_handler.callbacks if isinstance(c, TensorBoardCallback)]
 
-    def _runs(self) -> list[WandbCallback]:
-        return [c for c in self._trainer.callback_handler.callbacks if isinstance(c, WandbCallback)]
+class _OfWandb(_OfJob):
+    """A run with an id: each rank 0 resumes it."""
+
+    _wandb: Any
+    _initialized: bool
+
+    def go_on(self) -> None:
+        os.environ["WANDB_RUN_ID"] = self.run  # by these variables W&B takes a run
+        os.environ.setdefault("WANDB_RESUME", "allow")
+        self._initialized = False  # the callback opens the run at the begin of training, or with its next row
+
+    def let_go(self) -> None:
+        self._wandb.finish()
+
+
+def boards_of(trainer: Any) -> list[Any]:
+    """Make the callbacks that report those of the job, with a folder and a run that rank 0's state names for all."""
+    found: list[Any] = []
+    for callback in trainer.callback_handler.callbacks:
+        if isinstance(callback, TensorBoardCallback):
+            name = f"{time.strftime('%b%d_%H-%M-%S')}_{socket.gethostname()}"  # as transformers does
+            callback.logging_dir = callback.logging_dir or str(Path(trainer.args.output_dir, "runs", name))
+            found.append(becomes(callback, _OfTensorBoard))
+        elif isinstance(callback, WandbCallback):
+            found.append(becomes(callback, _OfWandb))
+            callback.run = os.environ.get("WANDB_RUN_ID") or new_id()
+    for board in found:
+        board.trainer = trainer
+    return found

@@ -16,6 +16,7 @@ import itertools
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,7 +31,9 @@ from elastrain.data.loader import ElasticLoader
 from elastrain.data.rng import Kept
 from elastrain.elastic.contract import Call
 from elastrain.elastic.job import Job
+from elastrain.integrations.files import Files
 from elastrain.integrations.huggingface.accelerator import JobsAccelerator
+from elastrain.integrations.huggingface.board import boards_of
 from elastrain.integrations.huggingface.numbers import Numbers
 from elastrain.integrations.huggingface.state import Carried, plain_attributes, put_back
 from elastrain.integrations.training_data import KEPT, in_order_of
@@ -39,7 +42,7 @@ SEAMS = (
     "create_accelerator_and_postprocess", "is_world_process_zero", "is_local_process_zero",
     "get_total_train_batch_size", "_inner_training_loop", "get_train_dataloader", "_init_training_state",
     "_prepare_for_training", "_load_rng_state", "training_step", "floating_point_ops", "_evaluate", "evaluation_loop",
-    "_save_checkpoint", "_save_rng_state", "_finalize_training",
+    "_save_checkpoint", "_finalize_training",
 )  # fmt: skip
 """Methods of the Trainer that the job is at."""
 _OVER = object()
@@ -92,6 +95,7 @@ class _Run:
 
     loader: ElasticLoader
     carried: Carried
+    files: Files
     kept: Kept = field(default_factory=Kept)
     """The random streams of a body that has begun before the loop asks for it."""
     bodies: Any = None
@@ -102,8 +106,6 @@ class _Run:
     """The batch of a body that has begun, and for which the loop has not asked."""
     inputs: Any = field(default_factory=dict)
     """Those of the body that runs."""
-    unwritten: int = -1
-    """The last step whose files another rank writes; -1: none."""
 
 
 class Seams(Trainer):
@@ -138,7 +140,8 @@ class Seams(Trainer):
     def _inner_training_loop(self, *args: Any, **options: Any) -> Any:
         """Transformers' loop, entered as if it resumed: at the step of the job."""
         options["resume_from_checkpoint"] = "the job"
-        self._run = _Run(loader_of(self, super().get_train_dataloader()), Carried(self))
+        files = Files(self.job, boards_of(self))
+        self._run = _Run(loader_of(self, super().get_train_dataloader()), Carried(self), files)
         try:
             return super()._inner_training_loop(*args, **options)
         finally:
@@ -165,13 +168,13 @@ class Seams(Trainer):
         run = self._at
         super()._init_training_state(max_steps, per_epoch, epochs, None, trial)
         run.prepared = super()._prepare_for_training(max_steps, None, None)[0]
-        self.job.track(lr_scheduler=self.lr_scheduler, trainer=run.carried)
+        self.job.track(lr_scheduler=self.lr_scheduler, trainer=run.carried, files=run.files)
         if self.accelerator.scaler is not None:
             self.job.track(scaler=self.accelerator.scaler)
         run.bodies = self.job.steps(run.loader, steps=max_steps, warm_up=self._warm_up)
         entered = next(run.bodies, _OVER) is not _OVER
         run.carried.apply(keep=self.job.step > 0)  # and again when the loop has set its counters to 0
-        self._show_place()
+        self._arrive()
         if not entered or self.job.step >= max_steps:
             return epochs, 0
         epoch, step = divmod(self.job.step, per_epoch)
@@ -191,10 +194,12 @@ class Seams(Trainer):
         if number % self.args.gradient_accumulation_steps:
             return run.inputs  # in place of the further batches of the step, of which the job makes micro-batches
         run.inputs = {}
+        run.files.step_ends()
+        run.files.flush()
         if run.ahead is None:
             self._begin(next(run.bodies, _OVER))
-        self._show_place()
         if self.job.step > self.state.global_step:
+            self._show_place()
             self._silence(silent=True)
             self._set_ghost(True)
             return {}
@@ -203,7 +208,7 @@ class Seams(Trainer):
             raise StopIteration
         run.carried.apply()
         run.carried.hold()
-        self._replace_writer()
+        self._arrive()
         self._set_ghost(False)
         self._silence(silent=False)
         run.inputs, run.ahead = run.ahead, None
@@ -237,11 +242,11 @@ class Seams(Trainer):
             if self.job.step > self.state.global_step:  # its sums have arrived at other ranks: their state has come
                 self._begin(inputs)
                 self._set_ghost(True)
+                self._arrive(ghost=self.job.step == self.state.global_step + 1)
                 return self.accelerator.given
             execution = self._execution()
             self.accelerator.numbers.begin()
-            self._show_place()
-            self._replace_writer()
+            self._arrive()
 
     def _counts(self, returned: torch.Tensor) -> torch.Tensor:
         """The step is committed. Returns the loss of its global batch in place of that of its last backward."""
@@ -249,6 +254,9 @@ class Seams(Trainer):
         carried.apply()  # the last part of a large state may have come with the gradients
         carried.release()
         self.accelerator.numbers.counts()
+        self._arrive()
+        if self.job.committed:
+            self._at.files.committed()
         self._silence(silent=not self.job.committed)  # until it has, events and evaluations would see half of it
         whole = self.accelerator.whole.to(self.args.device)
         return whole if float(returned) == float(self.accelerator.given) else returned
@@ -291,6 +299,16 @@ class Seams(Trainer):
         PartialState().process_index = self.accelerator.state.process_index = self.job.rank
         self.state.is_world_process_zero = self.state.is_local_process_zero = self.job.rank == 0
 
+    def _arrive(self, *, ghost: bool = False) -> None:
+        """This process is in a generation, perhaps with a peer's state, and perhaps as its new rank 0. ``ghost``: of
+        the one step that this rank has not committed, whose events follow."""
+        files = self._at.files
+        files.apply(ghost=ghost)
+        if ghost:
+            files.committed()
+        self._show_place()
+        files.follow()
+
     def floating_point_ops(self, inputs: Any) -> int:
         """0 in the loop, whose inputs are one micro-batch of one rank."""
         return 0 if self._run is not None else int(super().floating_point_ops(inputs))
@@ -311,38 +329,20 @@ class Seams(Trainer):
             self.accelerator.evaluates = False
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Rank 0 writes; that of the next generation, if the ranks switch behind this step, since this one may leave.
-        The others take over if it is lost before it has ended: :meth:`_replace_writer`."""
-        if waits := self._run is not None and self.job.switches:
-            PartialState().process_index = self.accelerator.state.process_index = 1
-        try:
+        """Rank 0 writes; a new one, if it is lost before it has ended."""
+        if self._run is None:
             super()._save_checkpoint(model, trial)
-        finally:
-            written = self.args.should_save
-            if waits:
-                self._show_place()
-        if self._run is not None:
-            self._run.unwritten = -1 if written else self.state.global_step
+            return
         if self.state.best_global_step == self.state.global_step:  # whether or not rank 0 has written it by now
             folder = f"checkpoint-{self.state.best_global_step}"
             self.state.best_model_checkpoint = os.path.join(self._get_output_dir(trial), folder)  # noqa: PTH118
-
-    def _save_rng_state(self, output_dir: str) -> None:
-        if self.args.should_save:
-            super()._save_rng_state(output_dir)
-
-    def _replace_writer(self) -> None:
-        """A writer takes part in the next step's sums after its save only. So the state of that save is still there on
-        all ranks if it is lost before, and the new rank 0 writes the files again."""
-        run = self._at
-        run.carried.boards.follow(self.job.step)
-        if self.job.rank == 0 and run.unwritten == self.job.step:
-            super()._save_checkpoint(run.prepared, None)
-            run.unwritten = -1
+        self._run.files.call(partial(super()._save_checkpoint, model, trial))
 
     def _finalize_training(self, *args: Any) -> Any:
         """All ranks have committed the last step: what rank 0 has saved can be read."""
         run = self._at
+        run.files.step_ends()
+        run.files.flush()
         if self.state.global_step < self.state.max_steps and self.job.body is not None:
             if not self.accelerator.ghost:  # a callback has ended training: on all ranks, at the same step
                 self.job.commit(run.bodies)
@@ -350,9 +350,9 @@ class Seams(Trainer):
         if next(run.bodies, _OVER) is not _OVER:
             raise RuntimeError("the Trainer's loop has ended before the job's last step")
         run.carried.apply()
-        self._show_place()
-        self._replace_writer()
+        self._arrive()
         self.job.all_reduce(self.job.step, "max")
+        run.files.end()
         return super()._finalize_training(*args)
 
 

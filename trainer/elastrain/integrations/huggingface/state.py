@@ -9,7 +9,6 @@ import torch
 from transformers.trainer_callback import ExportableState
 
 from elastrain.integrations.arrives import Arrives
-from elastrain.integrations.huggingface.board import Boards
 
 _OF_A_RANK = ("is_world_process_zero", "is_local_process_zero", "stateful_callbacks")
 _DATA = ("train_dataset", "eval_dataset")
@@ -23,13 +22,12 @@ class Carried(Arrives):
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
-        self.boards = Boards(trainer)
         self._held: tuple[Any, ...] | None = None
 
     def present(self) -> tuple[Any, ...]:
-        """State, control, callbacks, attributes, and what rank 0 has chosen for its services."""
+        """State, control, callbacks and attributes."""
         state = {name: value for name, value in vars(self._trainer.state).items() if name not in _OF_A_RANK}
-        return state, *(self._held or self._of_events()), plain_attributes(self._trainer), self.boards.chosen
+        return state, *(self._held or self._of_events()), plain_attributes(self._trainer)
 
     def hold(self) -> None:
         """The loop calls events of the next step: they are no part of the last one's state."""
@@ -43,7 +41,7 @@ class Carried(Arrives):
         """The state that has arrived becomes that of the loop. ``keep``: also at the next call."""
         if (taken := self.taken(keep=keep)) is None:
             return
-        state, control, callbacks, attributes, self.boards.chosen = taken
+        state, control, callbacks, attributes = taken
         t, self._held = self._trainer, None
         vars(t.state).update(state)
         vars(t.control).update(control)

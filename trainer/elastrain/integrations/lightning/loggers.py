@@ -15,7 +15,7 @@ from lightning.fabric.utilities.logger import _convert_params
 from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 
-from elastrain.integrations.files import Logs, new_id
+from elastrain.integrations.files import Logs, becomes, new_id
 
 
 class OfJob(Logger, Logs):  # in this order: an object of Logger can become one of it
@@ -141,11 +141,7 @@ _KINDS: tuple[tuple[type, type], ...] = (
 
 def of_job(loggers: Sequence[Any]) -> list[Any]:
     """Make each of them a logger of the job."""
-    for logger in loggers:
-        kind = next((of_job for of, of_job in _KINDS if isinstance(logger, of)), OfJob)
-        if not isinstance(logger, OfJob):
-            logger.__class__ = type(type(logger).__name__, (kind, type(logger)), {})
-    return [*loggers]
+    return [becomes(one, next((ours for of, ours in _KINDS if isinstance(one, of)), OfJob)) for one in loggers]
 
 
 class _Appends(_ExperimentWriter):
