@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from types import FrameType
@@ -44,8 +44,8 @@ from elastrain.integrations.arrives import track_next
 from elastrain.integrations.files import FilesOfScript, Logs, new_id
 from elastrain.integrations.launcher import single_process
 from elastrain.integrations.own_loop import HasOwnLoop
-from elastrain.integrations.refusals import Refusal, one_part, refuse, refuse_chosen_batch
-from elastrain.integrations.training_data import in_order_of
+from elastrain.integrations.refusals import Refusal, one_part, refuse, refuse_chosen_batch, refused
+from elastrain.integrations.training_data import Epochs, in_order_of
 
 _DEVICE = "ACCELERATE_TORCH_DEVICE"
 """By this variable accelerate takes the device that it is given."""
@@ -60,16 +60,6 @@ _REFUSALS = (
     ),
     Refusal("dispatch_batches", "each rank loads its part of a step"),
 )  # fmt: skip
-
-
-def _refused(name: str, instead: str) -> Callable[..., Any]:
-    """A method of the Accelerator that has no meaning in an elastic job."""
-
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError(f"accelerator.{name}(): not in an elastic job; {instead}")
-
-    method.__doc__ = f"Raises ``NotImplementedError``: {instead}."
-    return method
 
 
 class Trackers(Logs):
@@ -97,33 +87,6 @@ class Trackers(Logs):
             tracker.finish()
         self._accelerator.trackers = []
         self._accelerator.show_place()
-
-
-class ElasticDataLoader:
-    """The training data: each iteration is one epoch of the job, in this rank's (micro-)batches."""
-
-    def __init__(
-        self, accelerator: ElasticAccelerator, loader: ElasticLoader, *, batches: int | None, place: bool
-    ) -> None:
-        """``batches``: of an epoch, as the script counts them. ``place``: move batches to the accelerator's device."""
-        self.order, self.randomness = loader.order, loader.randomness
-        self._accelerator, self._loader, self._batches, self._place = accelerator, loader, batches, place
-        self._epoch = 0
-
-    def __len__(self) -> int:
-        """Batches of an epoch in a single process. Raises ``TypeError`` for data without a length."""
-        if self._batches is None:
-            raise TypeError("the data set has no length")
-        return self._batches
-
-    def set_epoch(self, epoch: int) -> None:
-        """The next iteration is ``epoch``, from 0. For ``for epoch in job.epochs(loader, epochs)``."""
-        self._epoch = epoch
-
-    def __iter__(self) -> Iterator[Any]:
-        self._epoch += 1
-        for batch in self._accelerator.steps(self._loader, self._epoch):
-            yield send_to_device(batch, self._accelerator.device) if self._place else batch
 
 
 class OfJob(Accelerator):
@@ -214,8 +177,8 @@ class ElasticAccelerator(HasOwnLoop, OfJob):
         if self.scaler is not None:
             job.track(scaler=self.scaler)
         PartialState().local_process_index = int(os.environ.get(names.ENV_LOCAL_RANK, "0"))
-        self._training: ElasticDataLoader | None = None
-        self._in_body = self._stepped = False
+        self._training: Epochs | None = None
+        self._stepped = False
         self._trackers: Trackers | None = None
         self._files = FilesOfScript(job)
 
@@ -248,11 +211,11 @@ class ElasticAccelerator(HasOwnLoop, OfJob):
     def prepare_data_loader(
         self, data_loader: Any, device_placement: bool | None = None, slice_fn_for_dispatch: Any = None
     ) -> Any:
-        """The first DataLoader becomes an :class:`ElasticDataLoader`; every rank reads all samples of the others.
+        """The first DataLoader has the job's order; every rank reads all samples of the others.
 
         Raises ``ValueError`` as :func:`elastrain.integrations.training_data.in_order_of`.
         """
-        if isinstance(data_loader, ElasticDataLoader):
+        if isinstance(data_loader, Epochs):
             return data_loader
         if self._training is not None:
             return super().prepare_data_loader(data_loader, device_placement, slice_fn_for_dispatch)
@@ -260,15 +223,16 @@ class ElasticAccelerator(HasOwnLoop, OfJob):
 
     def _adopt(
         self, loader: ElasticLoader, source: DataLoader[Any] | None = None, device_placement: bool | None = None
-    ) -> ElasticDataLoader:
+    ) -> Epochs:
         if self._training is not None:
             raise ValueError("accelerator.prepare(): the training data is prepared already; a job has one order of it")
         order, accumulated = loader.order, self.gradient_accumulation_steps if source is not None else 1
         batches = order.steps_per_epoch * accumulated if order.length is not None else None
         if source is not None and order.length is not None and not order.drop_last:
             batches = len(source)
-        place = self.device_placement if device_placement is None else device_placement
-        self._training = ElasticDataLoader(self, loader, batches=batches, place=place)
+        places = self.device_placement if device_placement is None else device_placement
+        place = partial(send_to_device, device=self.device) if places else None
+        self._training = Epochs(loader, partial(self.steps, loader), batches=batches, place=place)
         return self._training
 
     def _elastic(self, source: DataLoader[Any]) -> ElasticLoader:
@@ -285,11 +249,8 @@ class ElasticAccelerator(HasOwnLoop, OfJob):
         """
         for batch in self.job.steps(loader, epochs=epochs):  # no variable: it ends at once if the script breaks out
             self.show_place()
-            self._in_body, self._stepped = True, False
-            try:
-                yield batch
-            finally:
-                self._in_body = False
+            self._stepped = False
+            yield batch
             if self.job.committed and not (self._stepped or self.optimizer_step_was_skipped):
                 raise RuntimeError(
                     "the loop body has not called optimizer.step() of a prepared optimizer: call it for each batch, "
@@ -339,7 +300,7 @@ class ElasticAccelerator(HasOwnLoop, OfJob):
     # -- across the ranks ----------------------------------------------------------------------------------------------
     def wait_for_everyone(self) -> None:
         """Returns at once: all ranks leave a loop together. Raises ``RuntimeError`` in a loop body."""
-        if self._in_body:
+        if self.job.body is not None:
             raise RuntimeError("accelerator.wait_for_everyone(): not in a loop body; ranks meet at the end of a loop")
 
     # -- records -------------------------------------------------------------------------------------------------------
@@ -363,8 +324,8 @@ class ElasticAccelerator(HasOwnLoop, OfJob):
         write = partial(super().save_model, model, save_directory, *args, **kwargs)
         self._files.save("accelerator.save_model()", write)
 
-    save_state = _refused("save_state", "spec.checkpoint saves the job's state")
-    load_state = _refused("load_state", "the job resumes from spec.checkpoint")
-    skip_first_batches = _refused("skip_first_batches", "a loop over the loader begins at the job's step")
-    set_trigger = _refused("set_trigger", "call job.stop()")
-    check_trigger = _refused("check_trigger", "after job.stop() the loop over the loader ends on all ranks")
+    save_state = refused("accelerator.save_state()", "spec.checkpoint saves the job's state")
+    load_state = refused("accelerator.load_state()", "the job resumes from spec.checkpoint")
+    skip_first_batches = refused("accelerator.skip_first_batches()", "a loop over the loader begins at the job's step")
+    set_trigger = refused("accelerator.set_trigger()", "call job.stop()")
+    check_trigger = refused("accelerator.check_trigger()", "after job.stop() the loop ends on all ranks")

@@ -51,6 +51,16 @@ SUMS = (
 """What to do in training in place of a call that makes one value of all ranks."""
 
 
+def refused(call: str, instead: str) -> Callable[..., Any]:
+    """A method of a framework's object that has no meaning in an elastic job."""
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError(f"{call}: not in an elastic job; {instead}")
+
+    method.__doc__ = f"Raises ``NotImplementedError``: {instead}."
+    return method
+
+
 def one_part(call: str, where: str) -> RuntimeError:
     """Of such a ``call``: it has a meaning ``where`` each rank has all samples."""
     return RuntimeError(f"{call}: only {where}, of which each rank reads all samples: in training {SUMS}")

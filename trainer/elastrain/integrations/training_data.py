@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
@@ -11,6 +12,39 @@ from elastrain.elastic.job import Job
 
 KEPT = ("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context")
 """Options of the DataLoader that the job's loader takes over."""
+
+
+class Epochs:
+    """The job's training data in a framework's eyes: each iteration is one epoch of the job."""
+
+    def __init__(
+        self,
+        loader: ElasticLoader,
+        steps: Callable[..., Iterator[Any]],
+        *,
+        batches: int | None,
+        place: Callable[[Any], Any] | None = None,
+    ) -> None:
+        """``steps(epochs=n)``: as of :meth:`elastrain.Job.steps`. ``batches``: of an epoch, as a script counts them.
+        ``place``: moves a batch to the device."""
+        self.dataset, self.order, self.randomness = loader.dataset, loader.order, loader.randomness
+        self._steps, self._batches, self._place = steps, batches, place
+        self._epoch = 0
+
+    def __len__(self) -> int:
+        """Raises ``TypeError`` for data without a length."""
+        if self._batches is None:
+            raise TypeError("the data set has no length")
+        return self._batches
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next iteration is ``epoch``, from 0. For ``for epoch in job.epochs(loader, epochs)``."""
+        self._epoch = epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        self._epoch += 1
+        for batch in self._steps(epochs=self._epoch):  # no variable: it ends at once if the loop is left
+            yield batch if self._place is None else self._place(batch)
 
 
 def in_order_of(job: Job, source: Any, what: str, *, global_batch_size: int, seed: int) -> ElasticLoader:

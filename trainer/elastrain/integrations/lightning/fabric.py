@@ -34,7 +34,7 @@ from elastrain.integrations.arrives import track_next
 from elastrain.integrations.files import FilesOfScript
 from elastrain.integrations.lightning.loggers import of_job
 from elastrain.integrations.own_loop import HasOwnLoop
-from elastrain.integrations.refusals import SUMS
+from elastrain.integrations.refusals import SUMS, refused
 
 
 class RankOfJob:
@@ -172,19 +172,6 @@ class ElasticStrategy(HasOwnLoop, RankOfJob, SingleDeviceStrategy):
         return self._job.acts(Call.CLIP, "fabric.clip_gradients()")
 
     # -- collectives ---------------------------------------------------------------------------------------------------
-    def all_reduce(self, *args: Any, **kwargs: Any) -> Any:
-        """Raises ``NotImplementedError``: the world may change during a collective."""
-        raise NotImplementedError(_NO_COLLECTIVES)
-
-    def all_gather(self, *args: Any, **kwargs: Any) -> Any:
-        """Raises ``NotImplementedError``: the world may change during a collective."""
-        raise NotImplementedError(_NO_COLLECTIVES)
-
-    def broadcast(self, obj: Any, src: int = 0) -> Any:
-        """Raises ``NotImplementedError``: the world may change during a collective."""
-        raise NotImplementedError(_NO_COLLECTIVES)
-
-
-_NO_COLLECTIVES = (
-    f"fabric.all_reduce, all_gather and broadcast: {SUMS}; state that all ranks need belongs in job.track(...)"
-)
+    all_reduce = refused("fabric.all_reduce()", SUMS)
+    all_gather = refused("fabric.all_gather()", SUMS)
+    broadcast = refused("fabric.broadcast()", "state that all ranks need belongs in job.track(...)")

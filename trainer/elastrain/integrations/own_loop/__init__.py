@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from typing import Any, ClassVar, TypeVar
 
 Made = TypeVar("Made", bound=type)
@@ -36,11 +36,6 @@ def as_mean(loss: Any, options: dict[str, Any]) -> Any:
     return loss if count is None else loss / max(int(count), 1)
 
 
-def computed(job: Any, loss: Any) -> None:
-    """The framework has run backward on ``loss``, the mean of a global batch."""
-    job.computed(loss)
-
-
 def of_framework(framework: type, *adapters: type, keeps: Collection[str] = ()) -> Callable[[Made], Made]:
     """For a subclass of ``adapters``: what they override is ``framework``'s again, unless the class says otherwise or
     ``keeps`` names it."""
@@ -53,34 +48,3 @@ def of_framework(framework: type, *adapters: type, keeps: Collection[str] = ()) 
         return own
 
     return restored
-
-
-class Epochs:
-    """The training data for a framework, in whole global batches: an iteration is one epoch."""
-
-    def __init__(self, job: Any, loader: Any, place: Callable[[Any], Any] | None = None) -> None:
-        """``place``: moves a batch to the device."""
-        self.dataset, self._job, self._loader = loader.dataset, job, loader
-        self.order, self.randomness = loader.order, loader.randomness
-        self._place = place or (lambda batch: batch)
-        self._epoch = 0
-        self._batches: Any = None
-
-    def __len__(self) -> int:
-        return int(self._loader.order.steps_per_epoch)
-
-    def set_epoch(self, epoch: int) -> None:
-        """The next iteration is this epoch, from 0."""
-        self._epoch = epoch
-
-    def __iter__(self) -> Iterator[Any]:
-        self.close()
-        self._epoch += 1
-        self._batches = self._job.steps(self._loader, epochs=self._epoch)
-        for batch in self._batches:
-            yield self._place(batch)
-
-    def close(self) -> None:
-        """The last batch was trained on."""
-        if self._batches is not None:
-            self._batches.close()

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import send_to_device
 from torch.utils.data import DataLoader
 
 from elastrain.data.loader import ElasticLoader
 from elastrain.integrations.accelerate import ElasticAccelerator
-from elastrain.integrations.own_loop import Epochs, as_mean, computed, of_framework
-
-
-class _Batches(Epochs):
-    """An epoch has as many batches as the script counts, in ``len()``."""
-
-    batches = 0
-
-    def __len__(self) -> int:
-        return self.batches
+from elastrain.integrations.own_loop import as_mean, of_framework
+from elastrain.integrations.training_data import Epochs
 
 
 @of_framework(
@@ -28,6 +20,8 @@ class _Batches(Epochs):
 )
 class OwnLoop(ElasticAccelerator):
     """``accelerate.Accelerator``, whose objects the reference ``job`` knows."""
+
+    job: Any
 
     def __init__(self, job: Any, **options: Any) -> None:
         self.job, self._training = job, None
@@ -58,20 +52,19 @@ class OwnLoop(ElasticAccelerator):
         return model
 
     def prepare_data_loader(self, data_loader: Any, *args: Any, **options: Any) -> Any:
-        if isinstance(data_loader, _Batches):
+        if isinstance(data_loader, Epochs):
             return data_loader
         if self._training is not None:
             return Accelerator.prepare_data_loader(self, data_loader, *args, **options)
         return self._of_job(self._elastic(data_loader), data_loader)
 
     def _of_job(self, loader: ElasticLoader, source: DataLoader[Any] | None = None) -> Any:
-        adapted = self._adopt(loader, source)
-        place = (lambda batch: send_to_device(batch, self.device)) if adapted._place else None
-        made = _Batches(self.job, loader, place)
-        made.batches = adapted._batches or 0
-        return made
+        return self._adopt(loader, source)
+
+    def steps(self, loader: ElasticLoader, epochs: int) -> Iterator[Any]:
+        return iter(self.job.steps(loader, epochs=epochs))
 
     def backward(self, loss: torch.Tensor, **options: Any) -> None:
         loss = as_mean(loss, options)
         Accelerator.backward(self, loss * self._accumulated, **options)
-        computed(self.job, loss)
+        self.job.computed(loss)

@@ -9,12 +9,14 @@ from lightning.fabric.strategies import SingleDeviceStrategy
 from torch import nn
 
 from elastrain.integrations.lightning.fabric import ElasticStrategy, RankOfJob
-from elastrain.integrations.own_loop import as_mean, computed, of_framework
+from elastrain.integrations.own_loop import as_mean, of_framework
 
 
 @of_framework(SingleDeviceStrategy, ElasticStrategy, RankOfJob, keeps=("setup_optimizer",))
 class OwnLoop(ElasticStrategy):
     """``SingleDeviceStrategy``, whose objects the reference knows."""
+
+    _job: Any
 
     def __init__(self, job: Any, device: torch.device | str = "cpu", **options: Any) -> None:
         SingleDeviceStrategy.__init__(self, device, **options)
@@ -30,4 +32,4 @@ class OwnLoop(ElasticStrategy):
     def backward(self, tensor: torch.Tensor, module: nn.Module | None, *args: Any, **kwargs: Any) -> None:
         tensor = as_mean(tensor, kwargs)
         SingleDeviceStrategy.backward(self, tensor, module, *args, **kwargs)
-        computed(self._job, tensor)
+        self._job.computed(tensor)

@@ -2,39 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
+from transformers import Trainer
 
 from elastrain.integrations.huggingface.loop import loader_of
-from elastrain.integrations.own_loop import Epochs
+from elastrain.integrations.training_data import Epochs
 
 
-@contextmanager
-def noted(trainer: Any) -> Iterator[None]:
-    """Around ``trainer.train()`` without seams, on whole global batches; the reference ``trainer.job`` takes note."""
-    job, step, schedule = trainer.job, trainer.training_step, trainer.create_scheduler
-    job.own_loop = True
-    epochs = Epochs(job, loader_of(trainer, trainer.get_train_dataloader()))
-    trainer.args.per_device_train_batch_size = trainer.args.global_batch_size
-    trainer.args.gradient_accumulation_steps = 1
+class OwnLoop(Trainer):
+    """In the place of the seams: whole global batches, of which the reference takes note."""
 
-    def training_step(*args: Any, **kwargs: Any) -> torch.Tensor:
-        loss: torch.Tensor = step(*args, **kwargs)
-        job.computed(loss)
+    job: Any
+    _epochs: Epochs | None = None
+
+    def _inner_training_loop(self, *args: Any, **options: Any) -> Any:
+        self.job.own_loop = True
+        loader = loader_of(self, super().get_train_dataloader())
+        batches = None if loader.order.length is None else loader.order.steps_per_epoch
+        self._epochs = Epochs(loader, partial(self.job.steps, loader), batches=batches)
+        self.args.per_device_train_batch_size = self.args.global_batch_size
+        self.args.gradient_accumulation_steps = 1
+        return super()._inner_training_loop(*args, **options)
+
+    def get_train_dataloader(self) -> Any:
+        return super().get_train_dataloader() if self._epochs is None else self._epochs
+
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        loss: torch.Tensor = super().training_step(*args, **kwargs)
+        self.job.computed(loss)
         return loss
 
-    def create_scheduler(*args: Any, **kwargs: Any) -> Any:
-        made = schedule(*args, **kwargs)
-        job.wrap(trainer.model, optimizer=getattr(trainer.optimizer, "optimizer", trainer.optimizer))
-        job.track(lr_scheduler=trainer.lr_scheduler)
+    def create_scheduler(self, *args: Any, **kwargs: Any) -> Any:
+        made = super().create_scheduler(*args, **kwargs)
+        self.job.wrap(self.model, optimizer=getattr(self.optimizer, "optimizer", self.optimizer))
+        self.job.track(lr_scheduler=self.lr_scheduler)
         return made
-
-    trainer.training_step, trainer.create_scheduler = training_step, create_scheduler
-    trainer.get_train_dataloader = lambda: epochs
-    try:
-        yield
-    finally:
-        epochs.close()

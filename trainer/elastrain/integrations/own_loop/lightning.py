@@ -12,13 +12,14 @@ from lightning.pytorch.trainer.states import TrainerFn
 from elastrain.integrations.lightning.fabric import RankOfJob
 from elastrain.integrations.lightning.options import total_steps
 from elastrain.integrations.lightning.trainer import ElasticTrainerStrategy
-from elastrain.integrations.own_loop import computed, of_framework
+from elastrain.integrations.own_loop import of_framework
 
 
 @of_framework(SingleDeviceStrategy, ElasticTrainerStrategy, RankOfJob)
 class OwnLoop(ElasticTrainerStrategy):
     """``SingleDeviceStrategy``, whose objects the reference knows. It gives Lightning the job's batches."""
 
+    _job: Any
     process_dataloader = ElasticTrainerStrategy.process_dataloader
 
     def epoch_begins(self) -> None:
@@ -47,7 +48,7 @@ class OwnLoop(ElasticTrainerStrategy):
         self, closure_loss: torch.Tensor, optimizer: torch.optim.Optimizer | None, *args: Any, **kwargs: Any
     ) -> torch.Tensor:
         loss = SingleDeviceStrategy.backward(self, closure_loss, optimizer, *args, **kwargs)
-        computed(self._job, closure_loss)
+        self._job.computed(closure_loss)
         return loss
 
     def on_train_end(self) -> None:
