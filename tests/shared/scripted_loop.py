@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from elastrain.elastic.comm.header import RanksDiverged
 from elastrain.elastic.contract import RULES, Effect, Phase
 
 OUTCOMES = {
@@ -47,6 +48,8 @@ class ScriptedJob:
         self.ranks: dict[int, int] = {}
         """By execution: the rank from then on."""
         self.rank_at_end: int | None = None
+        self.apart: str | None = None
+        """What this rank and another one do, if they do not meet."""
         self.switch_behind: set[int] = set()
         """Executions behind which the generation changes as all ranks have agreed."""
         self.dies_at = 10**6
@@ -168,6 +171,8 @@ class ScriptedJob:
 
     def all_reduce(self, value, op):
         assert self.body is None
+        if self.apart is not None:
+            raise RanksDiverged(self.apart)
         self.met += 1
         return value
 

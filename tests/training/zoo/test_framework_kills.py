@@ -101,8 +101,11 @@ def test_what_is_left_is_the_frameworks_own(zoo_job, plain, tmp_path, framework,
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_rank_whose_callback_ends_training_alone_is_named_with_the_way_out(zoo_job, framework):
-    job = zoo_job("framework_files", "--framework", framework, "--alone", "5", path=SCRIPT)
+def test_rank_whose_callback_ends_training_alone_is_named_with_the_way_out(zoo_job, tmp_path, framework):
+    """No checkpoint is lost: all ranks have committed the same step, and what was saved stays."""
+    spec = CheckpointSpec(path=str(tmp_path / "checkpoints"), every_steps=1)
+    variables = RankSettings(checkpoint=spec).to_environment()
+    job = zoo_job("framework_files", "--framework", framework, "--alone", "5", path=SCRIPT, **variables)
     both_train(job)
     job.allow(int(FREE))
     ends = [worker.ends() for worker in job.workers.values()]
@@ -110,3 +113,9 @@ def test_rank_whose_callback_ends_training_alone_is_named_with_the_way_out(zoo_j
     reasons = " ".join(end.message for end in ends)
     assert re.search(r"rank 1 .*(after step 5|before step 6) while rank 0 computes step 6", reasons), reasons
     assert "a loop ends on all ranks by job.stop()" in reasons, reasons
+    assert {x["rank"] for x in job.commits() if x["step"] == job.last_step()} == {0, 1}
+    assert job.last_step() == 4, "the fifth"
+    assert [*(tmp_path / "checkpoints").glob("step-*")], "what was saved before"
+    by = {"huggingface": "Ends.on_step_end()", "lightning": "Net.on_train_batch_end()"}.get(framework)
+    said = " ".join(worker.out() for worker in job.workers.values())
+    assert by is None or f"{by} has ended training; if it does so on one rank only, call job.stop()" in said, said

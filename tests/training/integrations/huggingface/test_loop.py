@@ -6,8 +6,10 @@ from collections import defaultdict
 
 import pytest
 import torch
+from structlog.testing import capture_logs
 from torch import nn
 
+from elastrain.elastic.comm.header import RanksDiverged
 from scripted_loop import Killed, ScriptedJob
 
 CLOCKS = ("runtime", "per_second", "flos")
@@ -58,11 +60,18 @@ def train(require, tmp_path):
             "eval_steps": 2, "save_strategy": "best", "metric_for_best_model": "loss", "load_best_model_at_end": True,
             "report_to": [], "use_cpu": True, "disable_tqdm": True, **options,
         }  # fmt: skip
-        patience = given.pop("patience", None)
+        patience, ends = given.pop("patience", None), given.pop("ends", None)
+
+        class Ends(TrainerCallback):
+            def on_step_end(self, args, state, control, **_):
+                if state.global_step == 4:
+                    ends(control)
+
         trainer = type("Mine", (base,) if mixin is object else (mixin, base), {})(
             model=Net(), train_dataset=data, eval_dataset=data[:16],
             args=arguments(output_dir=str(tmp_path / folder), **given),
-            callbacks=[events, *([EarlyStoppingCallback(patience, 0.05)] if patience else [])],
+            callbacks=[events, *([EarlyStoppingCallback(patience, 0.05)] if patience else []),
+                       *([Ends()] if ends else [])],
             **({} if job is None else {"job": job}),
         )  # fmt: skip
         trainer.train()
@@ -129,6 +138,40 @@ def test_early_stop_ends_after_the_same_step_as_alone(train):
     assert alone["steps"] < 200
     assert_equal(alone, elastic)
     assert job.met == 1, "ranks meet before they read the best checkpoint"
+
+
+def ends_training(control):
+    control.should_training_stop = True
+
+
+def ends_epoch(control):
+    control.should_epoch_stop = True
+
+
+EVERY_2 = {"save_strategy": "steps", "save_steps": 2, "load_best_model_at_end": False}
+
+
+def test_callback_of_one_rank_that_ends_training_is_named_and_loses_no_checkpoint(train, tmp_path):
+    job = ScriptedJob()
+    job.apart = "rank 0 is after step 4 while rank 1 computes step 5"
+    with capture_logs() as lines, pytest.raises(RanksDiverged, match="after step 4 while"):
+        train(job, ends=ends_training, **EVERY_2)
+    assert [line["event"] for line in lines if line.get("step") == 4] == [
+        "ends_training() has ended training; if it does so on one rank only, call job.stop() there"
+    ]
+    assert job.step == 4
+    assert (tmp_path / "out/checkpoint-4/trainer_state.json").exists()
+
+
+def test_callback_that_ends_an_epoch_is_named_and_loses_no_checkpoint(train, tmp_path):
+    with pytest.raises(ValueError, match=r"should_epoch_stop, set in ends_epoch\(\): not in an elastic job; .*order"):
+        train(ScriptedJob(), ends=ends_epoch, **EVERY_2)
+    assert (tmp_path / "out/checkpoint-2/trainer_state.json").exists()
+
+
+def test_callbacks_of_all_ranks_that_end_training_end_it_as_alone(train):
+    options = {"ends": ends_training, **EVERY_2}
+    assert_equal(train(**options), train(ScriptedJob("discarded"), folder="own", **options))
 
 
 def test_overridden_training_step_trains(train):

@@ -6,7 +6,9 @@ from datetime import timedelta
 
 import pytest
 import torch
+from structlog.testing import capture_logs
 
+from elastrain.elastic.comm.header import RanksDiverged
 from scripted_loop import ScriptedJob
 
 
@@ -50,6 +52,23 @@ def test_early_stopping_ends_with_its_step_and_ranks_meet_then(fit):
     trainer, module = fit(job, max_epochs=50, callbacks=[EarlyStopping("val", patience=1, min_delta=1e9)])
     assert module.validated == [5, 10], "the first sets the mark, the second has not improved on it"
     assert (trainer.global_step, job.step, job.met) == (10, 10, 1)
+
+
+def test_callback_of_one_rank_that_ends_training_is_named(fit):
+    from lightning.pytorch.callbacks import Callback
+
+    class Ends(Callback):
+        def on_train_batch_end(self, trainer, *_):
+            trainer.should_stop |= trainer.global_step == 4
+
+    job = ScriptedJob()
+    job.apart = "rank 0 is after step 4 while rank 1 computes step 5"
+    with capture_logs() as lines, pytest.raises(RanksDiverged, match="after step 4 while"):
+        fit(job, callbacks=[Ends()])
+    assert [line["event"] for line in lines if line.get("step") == 4] == [
+        "Ends.on_train_batch_end() has ended training; if it does so on one rank only, call job.stop() there"
+    ]
+    assert job.step == 4
 
 
 def test_the_loss_scale_is_tracked_and_the_optimizer_steps_by_it(fit):

@@ -36,6 +36,7 @@ from elastrain.integrations.huggingface.accelerator import JobsAccelerator
 from elastrain.integrations.huggingface.board import boards_of
 from elastrain.integrations.huggingface.numbers import Numbers
 from elastrain.integrations.huggingface.state import Carried, plain_attributes, put_back
+from elastrain.integrations.stops import say, watch
 from elastrain.integrations.training_data import KEPT, in_order_of
 
 SEAMS = (
@@ -45,6 +46,7 @@ SEAMS = (
     "_save_checkpoint", "_finalize_training",
 )  # fmt: skip
 """Methods of the Trainer that the job is at."""
+_REFUSED = {"should_epoch_stop": "the order of the data has whole epochs; end training by should_training_stop"}
 _OVER = object()
 """In place of a batch: the job has no further body."""
 
@@ -140,6 +142,7 @@ class Seams(Trainer):
     def _inner_training_loop(self, *args: Any, **options: Any) -> Any:
         """Transformers' loop, entered as if it resumed: at the step of the job."""
         options["resume_from_checkpoint"] = "the job"
+        watch(self.control, "should_training_stop", _REFUSED)
         files = Files(self.job, boards_of(self))
         self._run = _Run(loader_of(self, super().get_train_dataloader()), Carried(self), files)
         try:
@@ -344,6 +347,7 @@ class Seams(Trainer):
         run.files.step_ends()
         run.files.flush()
         if self.state.global_step < self.state.max_steps and self.job.body is not None:
+            say(self.control, self.state.global_step)
             if not self.accelerator.ghost:  # a callback has ended training: on all ranks, at the same step
                 self.job.commit(run.bodies)
             run.bodies.close()

@@ -41,6 +41,7 @@ from elastrain.integrations.lightning.progress import Callbacks, follow
 from elastrain.integrations.lightning.stand_ins import Applied, Schedule, Steps
 from elastrain.integrations.own_loop import HasOwnLoop
 from elastrain.integrations.refusals import one_part, refuse_chosen_batch
+from elastrain.integrations.stops import say, watch
 from elastrain.integrations.training_data import in_order_of
 
 _END = object()
@@ -106,6 +107,7 @@ class ElasticTrainerStrategy(HasOwnLoop, RankOfJob, SingleDeviceStrategy):
         self._trainer = trainer
         if trainer.state.fn == TrainerFn.FITTING:
             check(trainer)
+            watch(trainer, "should_stop")
         super().setup(trainer)
         if trainer.state.fn != TrainerFn.FITTING:
             return
@@ -312,6 +314,7 @@ class ElasticTrainerStrategy(HasOwnLoop, RankOfJob, SingleDeviceStrategy):
         self._numbers.check_hooks()
         self._files.flush()
         if self._job.body is not None and self._job.step + 1 < total_steps(self._trainer):
+            say(self._trainer, self._trainer.global_step)
             if not self.received:  # a callback has ended training: on all ranks, at the same step
                 self._job.commit(self._steps)
             self._steps.close()
