@@ -28,6 +28,9 @@ def test_the_model_is_that_of_one_process_through_growth_a_killed_a_frozen_and_a
     pids["b0"] = job.pids("b0")
     job.order("die-in-backward", ("b1", 0))
     third = job.together(*A, *B, after=second)
+    job.order("die-in-update", ("b1", 0))  # its mate clips meanwhile: the step counts, and its update is void
+    third = job.together(*A, *B, after=third)
+    assert "a rank of the group was lost in the update of the step" in job["b0"].out()
     job["b1"].signal(signal.SIGSTOP)  # its mate waits for it in a collective of gloo
     fourth = job.together(*A, after=third)
     job["b1"].signal(signal.SIGCONT)

@@ -1,10 +1,11 @@
 """A training script of a model that FSDP2 shards, in float64. ``argv``: a folder, steps, the seconds of a loop body.
 
 What a rank does once if the test has left it ``<worker>.<local rank>.<order>``, with a step from which on: it dies in a
-forward (``die-in-forward``), before or in a backward (``die-before-backward``, ``die-in-backward``) or as it gives its
-state (``die-as-source``); its connections end before its vote (``cut-before-vote``), or after it, so that it misses the
-result (``cut-after-vote``). It dies in a batch of an evaluation (``die-in-evaluation``), as it writes its part of a
-checkpoint (``die-in-save``) or when all parts are there (``die-before-commit``), or its disk is full (``disk-full``).
+forward (``die-in-forward``), before or in a backward (``die-before-backward``, ``die-in-backward``), after it has voted
+(``die-in-update``) or as it gives its state (``die-as-source``); its connections end before its vote
+(``cut-before-vote``), or after it, so that it misses the result (``cut-after-vote``). It dies in a batch of an
+evaluation (``die-in-evaluation``), as it writes its part of a checkpoint (``die-in-save``) or when all parts are there
+(``die-before-commit``), or its disk is full (``disk-full``).
 It stays for ever in a move of shards of which a part is done (``hold-in-move``).
 
 ``EVALUATE=n``: it evaluates after each n-th step. ``MICRO``: samples of a micro-batch. ``TENSOR=n``: n ranks compute
@@ -213,6 +214,7 @@ def main() -> None:
             loss = nn.functional.cross_entropy(model(x), y)
             loss.register_hook(lambda _: die("die-before-backward"))  # before it gathers parameters again
             job.backward(loss)
+            die("die-in-update")
             if own_calls:
                 norm = nn.utils.clip_grad_norm_(model.parameters(), 0.3).full_tensor()
             else:

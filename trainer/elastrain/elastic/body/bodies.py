@@ -101,6 +101,7 @@ class Bodies:
         """
         assert self._world.model is not None
         if void := self._world.model.void:
+            log.warning("the update of this rank is void; it takes its peers' state", step=step.number + 1, cause=void)
             step.leave()
             self._world.leave(void, void=not self._discard(step))
             return

@@ -17,6 +17,7 @@ elsewhere ends no collective of that time: the group is broken when the update i
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -39,6 +40,9 @@ from elastrain.elastic.strategies.inner_group import GATHERS, SCATTERS, SUMS, In
 
 UPDATE_SECONDS = 10.0
 """Bound of an update whose generation has broken, until its collectives are ended: a mate may be frozen."""
+
+_SOURCE_LINE = re.compile(r"^\[\S+\] ")
+"""Of torch, before what gloo says."""
 
 _OUTSIDE = (
     "a forward of a sharded model needs all ranks of its group, which run equally many in the loop body and in "
@@ -239,7 +243,7 @@ class _Stock:
             if self._device.type == "cpu":  # gloo says at the end whether a peer was lost
                 work.wait()
         except RuntimeError as e:
-            raise PeerLost(first_line(e)) from e
+            raise PeerLost(_SOURCE_LINE.sub("", first_line(e)).partition(". This is typically")[0]) from e
         return work
 
 
