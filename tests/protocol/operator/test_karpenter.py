@@ -70,6 +70,7 @@ def trains(
         player = play(cluster.create_job(name, template=pool.template(), **spec))
         player.may_start = lambda _name, pod: bool(pod["spec"].get("nodeName"))
         eventually(lambda: len(player.in_generation) == workers, COMES, f"{workers} workers of {name} train")
+        eventually(lambda: cluster.status(name).get("readyReplicas") == workers, 30, "and the operator knows")
         player.commit(10)
         return player
 
@@ -93,19 +94,19 @@ def keeps_its_state(player: Played) -> bool:
     return all(before & after for before, after in itertools.pairwise(player.formed))
 
 
-def test_job_grows_into_nodes_that_come_for_it_and_the_node_that_it_leaves_is_consolidated(
-    cluster, pool, trains, eventually
-):
+def test_job_grows_into_nodes_that_come_for_it_and_gives_one_back_when_it_shrinks(cluster, pool, trains, eventually):
     pool.add("all", nodes=2)
     player = trains("job", 4, minReplicas=1, maxReplicas=4)
     assert len(pool.nodes()) == 2, "from no node to two"
-    before = uids(cluster)
+    first, second = (pool.workers(n) for n in pool.nodes())
 
     cluster.patch_job("job", replicas=2)
     eventually(lambda: len(player.in_generation) == 2, 60, "it shrinks")
-    eventually(lambda: len(pool.nodes()) == 1, COMES, "its workers have left one node, which Karpenter ends")
-    assert (uids(cluster).items() <= before.items(), len(uids(cluster))) == (True, 2), "no survivor was moved"
-    assert (player.evicted, keeps_its_state(player)) == ([], True)
+    assert set(player.in_generation) in (first, second), "its workers leave one node"
+    # Either the empty node goes, or Karpenter has looked earlier: then it moves the two workers onto the empty one.
+    eventually(lambda: len(pool.nodes()) == 1, COMES, "Karpenter ends a node")
+    eventually(lambda: len(player.in_generation) == 2, COMES, "two workers train")
+    assert keeps_its_state(player)
 
 
 def test_job_shrinks_when_a_node_expires_and_grows_into_the_next_one(cluster, pool, trains, eventually):
