@@ -19,6 +19,8 @@ TORCH ?= newest
 unexport TORCH
 # Beside the one that e2e/cluster/programs/go.mod pins.
 OTHER_KUBERNETES ?= v1.34.4
+# The newest that builds from its Go modules: nightly, what runs on an API server without a cluster (test-kubernetes).
+NEWEST_KUBERNETES ?= v1.37.2
 # The first Kueue that serves what we read; tests/protocol/kueue runs with it nightly, else with that of scripts/get-kueue.
 OLDEST_KUEUE ?= v0.15.2
 SHELL := /bin/bash
@@ -27,7 +29,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .SHELLFLAGS := -euo pipefail -c
 
 .DEFAULT_GOAL := help
-.PHONY: help demo storm test test-torch guest nightly nightly-e2e simulate lint e2e cluster lock sbom release bench bench-steady bench-rendezvous bench-scheduling bench-sizes bench-operator bench-numerics bench-convergence bench-sharded bench-checkpoint bench-ettr gpu seeded mutants clean-cluster docs docs-serve reference
+.PHONY: help demo storm test test-torch test-kubernetes guest nightly nightly-e2e simulate lint e2e cluster lock sbom release bench bench-steady bench-rendezvous bench-scheduling bench-sizes bench-operator bench-numerics bench-convergence bench-sharded bench-checkpoint bench-ettr gpu seeded mutants clean-cluster docs docs-serve reference
 
 help: ## what there is to make (this list)
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,11 +57,20 @@ nightly: ## what CI leaves out: nightly tests, 20 times the property tests, all 
 	@$(PYTEST) -m "nightly or hypothesis" --hypothesis-profile=nightly --override-ini=timeout=1800 --durations=10
 	@export KUEUE_VERSION=$(OLDEST_KUEUE); $(PYTEST) -m "" --override-ini=timeout=1800 tests/protocol/kueue
 	@for torch in oldest newest; do $(MAKE) --no-print-directory test-torch TORCH=$$torch; done
+	@$(MAKE) --no-print-directory test-kubernetes
 	@$(MAKE) --no-print-directory nightly-e2e
 
 test-torch: ## the tests that use torch, on another one (TORCH=2.15, newest, or oldest: the floors of pyproject.toml)
 	@python=$$(TORCH=$(TORCH) scripts/dev-env); etcd=$$(scripts/get-etcd); ELASTRAIN_ETCD=$$etcd $$python -m pytest \
 	  -n $(PROCESSES) tests/training tests/guests/*/training tests/verify tests/protocol/agent
+
+test-kubernetes: ## the tests on an API server, with another Kubernetes (KUBERNETES=v1.37.2), built beside the usual one
+	@scripts/dev-env
+	@version=$${KUBERNETES:-$(NEWEST_KUBERNETES)}; cache=$${ELASTRAIN_CACHE:-$$HOME/.cache/elastrain}/kubernetes-$$version; \
+	  ELASTRAIN_CACHE=$$cache KUBERNETES=$$version e2e/cluster/build.sh kube-apiserver kube-controller-manager kube-scheduler kubectl; \
+	  export ELASTRAIN_KUBE_APISERVER=$$cache/bin/kube-apiserver ELASTRAIN_KUBE_SCHEDULER=$$cache/bin/kube-scheduler; \
+	  export ELASTRAIN_KUBE_CONTROLLER_MANAGER=$$cache/bin/kube-controller-manager ELASTRAIN_KUBECTL=$$cache/bin/kubectl; \
+	  $(PYTEST) -m apiserver --override-ini=timeout=1800 tests/protocol/api tests/protocol/operator tests/protocol/client
 
 seeded: ## put each seeded bug (tests/seeded) into a copy of the tree and show which test finds it
 	@scripts/dev-env

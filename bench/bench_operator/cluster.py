@@ -181,7 +181,8 @@ class ControlPlane:
             f"--cert-dir={home / 'certs'}", "--service-account-issuer=https://kubernetes.default.svc",
             f"--service-account-key-file={key}", f"--service-account-signing-key-file={key}",
             f"--token-auth-file={home / 'tokens.csv'}", "--authorization-mode=RBAC",
-            "--service-cluster-ip-range=10.96.0.0/16", "--allow-privileged=true", "--max-requests-inflight=2000",
+            "--service-cluster-ip-range=10.96.0.0/16", "--allow-privileged=true", "--endpoint-reconciler-type=none",
+            "--max-requests-inflight=2000",
             "--max-mutating-requests-inflight=1000", f"--audit-policy-file={home / 'audit-policy.yaml'}",
             f"--audit-log-path={self.audit_log}", "--audit-log-maxsize=2000",
         ]  # fmt: skip

@@ -2,8 +2,9 @@
 # Builds the programs that the cluster is made of, from the Go module proxy, into the cache. All of them are of one Go
 # module (programs/), so that what they share is compiled once; they are built once for a state of that module.
 # $CACHE/bin/NAME always is the newest.
-#   build.sh NAME...      NAME: kubernetes (kube-apiserver, kubelet, kubeadm, kubectl, ...), kubectl, kind, helm, coredns,
-#                         cert-manager (its controllers, and its CRDs as cert-manager-crds), pause, capped-runc
+#   build.sh NAME...      NAME: kubernetes (kube-apiserver, kubelet, kubeadm, kubectl, ... in one), kind, helm, coredns,
+#                         cert-manager (its controllers, and its CRDs as cert-manager-crds), pause, capped-runc; or one of
+#                         kube-apiserver, kube-controller-manager, kube-scheduler, kubectl alone
 # KUBERNETES=vX.Y.Z builds another Kubernetes than the one that the module pins; its sums are the module proxy's word.
 set -euo pipefail
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -19,7 +20,7 @@ KUBERNETES_COMPONENTS="kube-apiserver kube-controller-manager kube-scheduler kub
 package_of() {
     case $1 in
     hyperkube | coredns | cert-manager | pause | capped-runc) echo "./$1" ;;
-    kubectl) echo k8s.io/kubernetes/cmd/kubectl ;;
+    kube-* | kubectl) echo "k8s.io/kubernetes/cmd/$1" ;;
     kind) echo sigs.k8s.io/kind ;;
     helm) echo helm.sh/helm/v3/cmd/helm ;;
     *) die "build.sh: no such program: $1" ;;
@@ -29,7 +30,7 @@ package_of() {
 # file_of NAME: where it lies. Only what is Kubernetes itself depends on the version of Kubernetes.
 file_of() {
     case $1 in
-    hyperkube | kubectl) echo "$BIN/$1-$KUBERNETES-$KEY" ;;
+    hyperkube | kube-* | kubectl) echo "$BIN/$1-$KUBERNETES-$KEY" ;;
     *) echo "$BIN/$1-$KEY" ;;
     esac
 }
@@ -105,7 +106,7 @@ names=()
 for name in "$@"; do
     case $name in
     kubernetes) names+=(hyperkube) ;;
-    kubectl) [ -x "$(file_of hyperkube)" ] || names+=(kubectl) ;; # which is in it, and a fifth of the work
+    kube-* | kubectl) [ -x "$(file_of hyperkube)" ] || names+=("$name") ;; # which are in it, and a part of the work
     *) names+=("$name") ;;
     esac
 done

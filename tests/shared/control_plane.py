@@ -95,6 +95,7 @@ def control_plane(home: Path, *flags: str) -> Iterator[ApiServer]:
         "--service-account-issuer=https://kubernetes.default.svc", f"--service-account-key-file={key}",
         f"--service-account-signing-key-file={key}", f"--token-auth-file={home / 'tokens.csv'}",
         "--authorization-mode=RBAC", "--allow-privileged=true", "--service-cluster-ip-range=10.96.0.0/16",
+        "--endpoint-reconciler-type=none",  # which publishes no address of loopback
         *flags,
     ]  # fmt: skip
     with (
