@@ -161,8 +161,6 @@ class Gangs:
         if before and before.manifest == wanted and not _is_due(before):
             return None
         try:
-            if before and before.written and self._scheduler.immutable:
-                await self._remove(job)
             await self._apply(job, wanted)
         except ApiError as error:
             return self._failed(error, wanted, state)
@@ -204,7 +202,7 @@ class Gangs:
         except ApiError as error:
             if error.code != 422 or not self._scheduler.immutable:
                 raise
-            await self._remove(job)  # an earlier operator has written it for another minimum
+            await self._remove(job)
             await self._kube.apply(self._scheduler.path(job), wanted)
 
     async def _remove(self, job: JobRef) -> None:

@@ -1,9 +1,10 @@
-"""The gang of a job, in the words of the scheduler that binds all of it or none: an object that names the minimum, and
-the pods' reference to it. Pure: one table of schedulers.
+"""The gang of a job, in the words of the scheduler that binds all of it or none: an object that names the minimum,
+and the pods' reference to it. Pure: one table of schedulers.
 
 The minimum is ``minReplicas``; workers above it are in the same group, and are bound one by one beside the minimum.
-Sources: kubernetes-sigs/scheduler-plugins (coscheduling), Volcano, KEP-4671 (Kubernetes 1.35). KAI's own pod grouper
-writes its PodGroups, and would overwrite others; it takes their minimum from Kubernetes' Workload.
+Sources: kubernetes-sigs/scheduler-plugins (coscheduling), Volcano, KEP-4671 (``scheduling.k8s.io/v1beta1`` of
+Kubernetes 1.37, whose PodGroup has a minimum that can change). KAI's own pod grouper writes its PodGroups, and would
+overwrite others; it takes their minimum from Kubernetes' Workload, as of 1.35.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Scheduler:
     name: str = ""
     """Its ``schedulerName``; empty: it can have any."""
     immutable: bool = False
-    """The object's spec cannot change: another minimum needs another object."""
+    """Fields of the object's spec cannot change: if the API server refuses a change, another object takes its place."""
 
     @property
     def permissions(self) -> dict[tuple[str, str], frozenset[str]]:
@@ -106,6 +107,12 @@ def _workload(job: JobRef, spec: JobSpec) -> Body:
     }
 
 
+def _pod_group(_job: JobRef, spec: JobSpec) -> Body:
+    priority = (spec.template.get("spec") or {}).get("priorityClassName")
+    found = {"schedulingPolicy": {"gang": {"minCount": spec.min_replicas * spec.group_size}}}
+    return {**found, "priorityClassName": priority} if priority else found
+
+
 def _resources(spec: JobSpec) -> dict[str, str]:
     """Requests of the whole minimum, in Kubernetes' notation. Empty if the template is no valid pod: the API server
     refuses the pods then."""
@@ -121,7 +128,6 @@ def _reference(group: str) -> Body:
     return {"name": group, "podGroup": WORKERS}
 
 
-_NATIVE = ("scheduling.k8s.io/v1alpha1", "Workload", "workloads", ("spec", "workloadRef"), _workload, _reference)
 SCHEDULERS: Mapping[str, Scheduler] = {
     "coscheduling": Scheduler(
         "scheduling.x-k8s.io/v1alpha1",
@@ -138,7 +144,24 @@ SCHEDULERS: Mapping[str, Scheduler] = {
         _volcano,
         name="volcano",
     ),
-    "kai": Scheduler(*_NATIVE, name="kai-scheduler", immutable=True),
-    "native": Scheduler(*_NATIVE, immutable=True),
+    "kai": Scheduler(
+        "scheduling.k8s.io/v1alpha1",
+        "Workload",
+        "workloads",
+        ("spec", "workloadRef"),
+        _workload,
+        _reference,
+        name="kai-scheduler",
+        immutable=True,
+    ),
+    "native": Scheduler(
+        "scheduling.k8s.io/v1beta1",
+        "PodGroup",
+        "podgroups",
+        ("spec", "schedulingGroup"),
+        _pod_group,
+        lambda group: {"podGroupName": group},
+        immutable=True,
+    ),
 }
 """By the value ``gang.scheduler`` of the chart."""

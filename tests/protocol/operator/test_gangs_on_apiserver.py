@@ -3,8 +3,9 @@ Volcano (their documented fields), and Kubernetes' own Workload behind its featu
 
 from __future__ import annotations
 
+import subprocess
 import urllib.error
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,19 @@ import pytest
 import yaml
 
 from charts import Run
-from control_plane import ApiServer, control_plane
+from control_plane import ApiServer, control_plane, program
 from elastrain.api.job import JobSpec
-from elastrain.etcd import EtcdConfig
+from elastrain.etcd import EtcdClient, EtcdConfig
+from elastrain.etcd.server import EtcdServer
 from elastrain_operator.config import OperatorConfig, WorkerEtcd
 from elastrain_operator.facts import JobRef
 from elastrain_operator.pod import gang, manifest
 from elastrain_operator.pod.gang import SCHEDULERS
+from kube_scheduling import scheduling
+from node_pool import Pool
+from operator_process import OperatorProcess, operator_account
 from raw_cluster import TEMPLATE, Cluster
+from warm import Warm
 
 pytestmark = pytest.mark.apiserver
 
@@ -158,25 +164,27 @@ def test_job_runs_without_a_gang_if_the_cluster_has_no_such_api(
     operator_factory: Callable[..., Any],
     eventually: Callable[..., None],
 ) -> None:
-    """Kubernetes' Workload, without its feature gates."""
+    """Kubernetes' PodGroup: the API is newer than the server, or its feature gate is off."""
     allow(apiserver, cluster.namespace, "native")
     operator_factory(etcd, cluster.namespace, "--gang-scheduler=native")
     cluster.create_job("digits", maxReplicas=2)
     eventually(lambda: len(cluster.pods()) == 2, 60, "two workers exist")
-    assert all("workloadRef" not in p["spec"] for p in cluster.pods().values())
+    assert all("schedulingGroup" not in p["spec"] for p in cluster.pods().values())
     missing = "GangSchedulerMissing"
     eventually(lambda: cluster.condition("digits", "GangScheduled").get("reason") == missing, 30, "it says why")
 
     def is_recorded() -> bool:
-        return (missing, True) in {(r, "does not serve Workload" in m) for r, m in cluster.events("digits")}
+        served = "does not serve PodGroup of scheduling.k8s.io/v1beta1"
+        return (missing, True) in {(r, served in m) for r, m in cluster.events("digits")}
 
     eventually(is_recorded, 30, "an event says the same")
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("scheduler", ["native", "kai"])
-def test_kubernetes_accepts_workloads_and_pods_that_name_them(scheduler: str, tmp_path: Path, helm: Run) -> None:
-    """Kubernetes 1.35, with the feature gates GenericWorkload and GangScheduling."""
+def test_kubernetes_accepts_workloads_of_kai_and_pods_that_name_them(tmp_path: Path) -> None:
+    """Kubernetes 1.35, with the feature gate GenericWorkload."""
+    if minor() != 35:
+        pytest.skip("only Kubernetes 1.35 has this form of the Workload (scheduling.k8s.io/v1alpha1)")
     flags = ("--feature-gates=GenericWorkload=true", "--runtime-config=scheduling.k8s.io/v1alpha1=true")
     with control_plane(tmp_path, *flags) as server:
         admin = Cluster(server.kubeconfig, "default")
@@ -184,7 +192,7 @@ def test_kubernetes_accepts_workloads_and_pods_that_name_them(scheduler: str, tm
         job = JobRef("default", "digits", "0123456789")
         spec = JobSpec.model_validate({"minReplicas": 2, "maxReplicas": 4, "template": TEMPLATE})
         config = OperatorConfig(etcd=EtcdConfig.of("etcd:2379"), worker_etcd=WorkerEtcd(endpoints="etcd:2379"))
-        known = SCHEDULERS[scheduler]
+        known = SCHEDULERS["kai"]
         query = "?fieldManager=x&force=true&fieldValidation=Strict"
         stored = admin.call("PATCH", known.path(job) + query, known.manifest(job, spec), "application/apply-patch+yaml")
         assert stored["spec"]["podGroups"][0]["policy"]["gang"]["minCount"] == 2
@@ -195,3 +203,65 @@ def test_kubernetes_accepts_workloads_and_pods_that_name_them(scheduler: str, tm
         with pytest.raises(urllib.error.HTTPError) as refused:
             admin.call("PATCH", known.path(job) + query, larger, "application/apply-patch+yaml")
         assert refused.value.code == 422, "so that the operator replaces it"
+
+
+# ---- Kubernetes' own gangs -------------------------------------------------------------------------------------------
+GATES = "GenericWorkload=true"
+
+
+def minor() -> int:
+    """Of the API server that the tests start: 35 of 1.35.4."""
+    done = subprocess.run([program("kube-apiserver", "ELASTRAIN_KUBE_APISERVER"), "--version"], capture_output=True)
+    return int(done.stdout.decode().split("v1.")[1].split(".")[0])
+
+
+@pytest.fixture
+def native(tmp_path: Path, light: Warm, etcd: EtcdServer) -> Iterator[Cluster]:
+    """A namespace of an API server with native gangs and its scheduler, and an operator."""
+    if minor() < 37:
+        pytest.skip("native gangs (scheduling.k8s.io/v1beta1) begin with Kubernetes 1.37: make test-kubernetes")
+    flags = (f"--feature-gates={GATES}", "--runtime-config=scheduling.k8s.io/v1beta1=true")
+    with control_plane(tmp_path, *flags) as server, scheduling(server, tmp_path, "-*", gates=GATES):
+        found = Cluster(server.kubeconfig, "gangs")
+        found.call("POST", "/api/v1/namespaces", {"metadata": {"name": "gangs"}})
+        found.call("POST", "/api/v1/namespaces/gangs/serviceaccounts", {"metadata": {"name": "default"}})
+        access = operator_account(server, tmp_path / "operator", "gangs")
+        allow(server, "gangs", "native")
+        options = (f"--etcd-endpoints={etcd.endpoint}", "--namespaces=gangs", "--gang-scheduler=native")
+        operator = OperatorProcess(light, access, tmp_path / "operator.log", *options)
+        yield found
+        operator.stop()
+
+
+@pytest.mark.nightly
+def test_native_gang_is_bound_together_and_its_minimum_moves(
+    native: Cluster, client: EtcdClient, eventually: Callable[..., None]
+) -> None:
+    pool = Pool(native)
+    pool.join("one", 2)
+    keys = native.create_job("job", minReplicas=3, maxReplicas=4, template=pool.template())
+    path = SCHEDULERS["native"].path(JobRef("gangs", "job", keys.uid))
+
+    def bound() -> int:
+        return sum(bool(p["spec"].get("nodeName")) for p in native.pods().values())
+
+    def group() -> dict[str, Any]:
+        return found(native, path) or {}
+
+    def waits() -> bool:
+        conditions = group().get("status", {}).get("conditions", [])
+        return any(c["reason"] == "Unschedulable" and c["status"] == "False" for c in conditions)
+
+    eventually(lambda: len(native.pods()) == 4, 60, "its workers exist")
+    eventually(waits, 60, "there is room for two of three")
+    assert bound() == 0, "none is bound alone"
+    named = {p["spec"]["schedulingGroup"]["podGroupName"] for p in native.pods().values()}
+    assert named == {gang.name(JobRef("gangs", "job", keys.uid))}
+    before = group()
+    pool.join("two", 1)
+    eventually(lambda: bound() == 3, 60, "the minimum is bound together")
+    native.patch_job("job", minReplicas=2)
+    eventually(lambda: group()["spec"]["schedulingPolicy"]["gang"]["minCount"] == 2, 30, "the minimum moves")
+    assert group()["metadata"]["uid"] == before["metadata"]["uid"], "in the same object"
+    pool.join("three", 1)
+    eventually(lambda: bound() == 4, 60, "workers above the minimum are bound one by one")

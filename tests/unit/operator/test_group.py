@@ -37,7 +37,7 @@ def template(scheduler: str = "", annotations: dict[str, str] | None = None, **m
 
 
 RESOURCES = {"cpu": "1500m", "memory": str(3 * 2**30), "nvidia.com/gpu": "6"}
-NATIVE = {
+WORKLOAD = {
     "controllerRef": {"apiGroup": "elastrain.dev", "kind": "ElasticTrainingJob", "name": "digits"},
     "podGroups": [{"name": "workers", "policy": {"gang": {"minCount": 3}}}],
 }
@@ -54,13 +54,13 @@ TABLE = {
     ),
     "kai": (
         ("scheduling.k8s.io/v1alpha1", "Workload"),
-        NATIVE,
+        WORKLOAD,
         ("spec", "workloadRef", {"name": NAME, "podGroup": "workers"}),
     ),
     "native": (
-        ("scheduling.k8s.io/v1alpha1", "Workload"),
-        NATIVE,
-        ("spec", "workloadRef", {"name": NAME, "podGroup": "workers"}),
+        ("scheduling.k8s.io/v1beta1", "PodGroup"),
+        {"schedulingPolicy": {"gang": {"minCount": 3}}, "priorityClassName": "high"},
+        ("spec", "schedulingGroup", {"podGroupName": NAME}),
     ),
 }
 
@@ -84,7 +84,7 @@ def test_gang_is_the_minimum_in_the_words_of_its_scheduler(make_spec, scheduler)
     assert found == word
     assert marked["metadata"]["labels"].items() >= worker["metadata"]["labels"].items()
     assert marked["spec"].items() >= worker["spec"].items()
-    assert "workloadRef" not in worker["spec"], "the manifest itself is unchanged"
+    assert fields[-1] not in worker[fields[0]] or fields[0] == "metadata", "the manifest itself is unchanged"
 
 
 def test_names_fit_into_a_label():
@@ -152,14 +152,18 @@ def test_group_is_written_before_pods_name_it_and_again_only_if_it_changes(spec)
     assert api.calls[1:] == [f"apply {NAME} 3"]
 
 
-def test_a_workload_is_replaced_since_its_minimum_is_immutable(spec):
+def test_object_is_replaced_if_a_field_that_changes_is_immutable(spec):
+    api, state = Api(None, ApiError("apply", 422, "Invalid", "field is immutable")), LoopState()
+    keep(api, spec(), state, "native")
+    assert keep(api, spec(3), state, "native") is None
+    assert api.calls == [f"apply {NAME} x", f"apply {NAME} x", f"remove {NAME}", f"apply {NAME} x"]
+
+
+def test_minimum_of_a_native_gang_changes_in_place(spec):
     api, state = Api(), LoopState()
     keep(api, spec(), state, "native")
     keep(api, spec(3), state, "native")
-    assert api.calls == [f"apply {NAME} x", f"remove {NAME}", f"apply {NAME} x"]
-    api, state = Api(ApiError("apply", 422, "Invalid", "field is immutable")), LoopState()
-    assert keep(api, spec(3), state, "native") is None, "an earlier operator wrote it"
-    assert api.calls == [f"apply {NAME} x", f"remove {NAME}", f"apply {NAME} x"]
+    assert api.calls == [f"apply {NAME} x"] * 2
 
 
 def test_pods_are_created_without_a_gang_if_its_api_is_not_served_and_the_job_says_so(spec, monkeypatch):
