@@ -52,7 +52,7 @@ guest: ## the tests of one guest, a package beside the core (GUEST=dashboard)
 
 nightly: ## what CI leaves out: nightly tests, 20 times the property tests, all examples, long outages, another Kubernetes
 	@scripts/dev-env
-	@scripts/get-s3 && scripts/get-kwok && scripts/get-karpenter && scripts/get-kueue && KUEUE_VERSION=$(OLDEST_KUEUE) scripts/get-kueue
+	@scripts/get-s3 && scripts/get-kwok && scripts/get-vpa >/dev/null && scripts/get-karpenter && scripts/get-kueue && KUEUE_VERSION=$(OLDEST_KUEUE) scripts/get-kueue
 	@if command -v npm >/dev/null; then scripts/get-azurite; fi
 	@$(PYTEST) -m "nightly or hypothesis" --hypothesis-profile=nightly --override-ini=timeout=1800 --durations=10
 	@export KUEUE_VERSION=$(OLDEST_KUEUE); $(PYTEST) -m "" --override-ini=timeout=1800 tests/protocol/kueue

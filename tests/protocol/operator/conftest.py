@@ -12,6 +12,7 @@ import yaml
 
 from charts import Run
 from control_plane import ApiServer
+from drained_nodes import Scene, disruption_controller
 from elastrain.api.keys import JobKeys
 from elastrain.etcd import EtcdClient
 from elastrain.etcd.server import EtcdServer
@@ -128,3 +129,21 @@ def play(cluster: Cluster, client: EtcdClient) -> Iterator[Callable[[JobKeys], P
     yield start
     for player in players:
         player.close()
+
+
+@pytest.fixture(scope="session")
+def disruptions(apiserver: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Kubernetes' controller of disruption budgets."""
+    with disruption_controller(apiserver, Path(tmp_path_factory.mktemp("disruptions"))):
+        yield
+
+
+@pytest.fixture
+def scene(
+    apiserver, cluster, play, eventually, operator_process, operator_factory, etcd, tmp_path, disruptions
+) -> Iterator[Scene]:
+    operator_process.stop()  # it serves all namespaces, and does not share them out
+    operator_factory(etcd, cluster.namespace, "--capacity", "--capacity-hysteresis=0")
+    made = Scene(apiserver, cluster, play, eventually, tmp_path)
+    yield made
+    made.close()
