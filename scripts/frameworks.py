@@ -1,8 +1,9 @@
 """Writes ``docs/reference/frameworks.md``: what each name of a framework's classes does in an elastic job.
 
-A name is served by the adapter if the adapter overrides it, refused if the adapter says so, and the framework's own
-otherwise. So a name that a release of a framework adds changes the page: look at it, then ``--write``. ``--check`` only
-compares, and exits with 1. To be run in the repository's root, with all frameworks installed.
+A name is served by the adapter if the adapter overrides it or NOTES has its meaning, refused if the adapter says so,
+and the framework's own otherwise. So a name that a release of a framework adds changes the page: look at it, then
+``--write``. ``--check`` only compares, and exits with 1. To be run in the repository's root, with all frameworks
+installed.
 """
 
 from __future__ import annotations
@@ -51,6 +52,141 @@ Looked at with {versions}.
 """
 
 
+NOTES: dict[str, dict[str, str]] = {
+    "transformers: Trainer": {
+        "training_step": (
+            "also runs for the warm-up, for micro-batches and for discarded executions. Plain attributes of the "
+            "Trainer (numbers, texts, tensors, lists of them) that these change are put back, and joiners "
+            "receive them. The logged loss is that of the global batch, over *tokens* where the Trainer "
+            "averages over tokens"
+        ),
+        "get_train_dataloader": (
+            "the Trainer's own order, by (`data_seed`, epoch). A DataLoader of your own needs a `batch_size`; "
+            "its sampler is taken over ([samplers](../data.md)), a `batch_sampler` is refused before the first "
+            "step"
+        ),
+        "evaluation_loop": "every rank evaluates all of `eval_dataset` at the same step",
+        "floating_point_ops": "`total_flos` is 0",
+        "_save_checkpoint": ("rank 0 writes; if it is lost before the files are complete, the next rank 0 writes them"),
+        "train": (
+            "to the end, over all changes of size; the job resumes from "
+            "[`spec.checkpoint`](../training-scripts.md#state)"
+        ),
+    },
+    "transformers: TrainingArguments": {
+        "per_device_train_batch_size": "the most that a rank computes at a time",
+        "gradient_accumulation_steps": (
+            "times `per_device_train_batch_size`: the default of `global_batch_size`, which is one optimizer "
+            "step of all ranks"
+        ),
+        "save_strategy": 'the default is `"no"`',
+        "max_grad_norm": "the norm of the gradient over the global batch",
+        "fp16": "the loss scale is part of the job's state",
+        "report_to": (
+            "TensorBoard and W&B have one folder, or run, for all processes. In TensorBoard a new rank 0 goes "
+            "on behind the last committed step, also after a resume; at W&B it resumes the run (`WANDB_RUN_ID`, "
+            "chosen if you give none), where the rows of one step may be twice"
+        ),
+        "train_sampling_strategy": "`group_by_length` groups within global batches",
+    },
+    "transformers: TrainerCallback": {
+        "on_step_end": (
+            "as all events, once for each committed step; joiners receive the state of callbacks that export "
+            "it. `should_training_stop` ends training after the same step as in one process, if all ranks set "
+            "it there, as `EarlyStoppingCallback` does. If one rank alone does, the job fails and names it, and "
+            "the rank's log names the callback: call `job.stop()` there. `should_epoch_stop` is refused: the "
+            "order of the data has whole epochs"
+        ),
+    },
+    "accelerate: Accelerator": {
+        "num_processes": ("1, also for the functions of `accelerate.utils`: the job computes the steps on all ranks"),
+        "prepare": (
+            "wraps the model, tracks optimizers, schedulers and the loss scaler. The first DataLoader is that "
+            "of training, and its sampler is taken over ([samplers](../data.md)); every rank reads all samples "
+            "of the others. For a `batch_sampler` prepare a loader of `job.dataloader`"
+        ),
+        "sync_gradients": "True if the optimizer's step acts in this execution of the loop body",
+        "gather": (
+            "in a loop over evaluation data: the values themselves, since each rank has all of them; elsewhere refused"
+        ),
+        "gather_for_metrics": "as `gather`",
+        "reduce": "as `gather`",
+        "is_main_process": "rank 0 of the present generation; loggers follow it",
+        "save": (
+            "all ranks call it, behind the backward or between loops; a new rank 0 writes the file if the last "
+            "one is lost before it has ended"
+        ),
+        "save_model": "as `save`",
+        "init_trackers": (
+            "all ranks call it. A new rank 0 goes on with the folder of TensorBoard (each row once) or with the "
+            "run of W&B, also after a resume"
+        ),
+        "log": "all ranks call it; it acts in committed steps only, behind the backward",
+        "get_tracker": "finds a tracker on rank 0 only, behind its first step",
+        "register_for_checkpointing": "tracks the object",
+    },
+    "Lightning: Fabric": {
+        "backward": "takes the options of `job.backward`",
+        "setup": 'wraps and tracks; the loss scale of `precision="16-mixed"` is part of the job\'s state',
+        "clip_gradients": "of that optimizer's parameters, as Fabric does",
+        "log": (
+            "all ranks call it; it acts in committed steps only, behind the backward. A new rank 0 goes on with "
+            "the same run of `CSVLogger`, `TensorBoardLogger` or `WandbLogger`, also after a resume"
+        ),
+        "save": ("all ranks call it; a new rank 0 writes the file if the last one is lost before it has ended"),
+    },
+    "Lightning: options of the Trainer": {
+        "max_steps": "of the whole job: a batch is one committed step",
+        "logger": (
+            "rank 0 of the first generation chooses the version. A new rank 0 goes on with the files of the "
+            "last: it cuts off what belongs to no committed step, and writes what is missing, also after a "
+            "resume. `CSVLogger` and `TensorBoardLogger` have each row once; `WandbLogger` resumes one run. "
+            "Rows go by `log_metrics`; what a script adds by `logger.experiment` is not written again"
+        ),
+        "callbacks": (
+            "their state moves with the job. Their hooks run once for each committed step, with the first "
+            "micro-batch; in a joiner, `on_train_start` and `on_train_epoch_start` run once before it enters "
+            "the job, and show step 0. A callback that sets `trainer.should_stop` on one rank alone fails the "
+            "job: call `job.stop()`"
+        ),
+        "precision": "unchanged; the loss scale is part of the job's state",
+    },
+    "Lightning: LightningModule": {
+        "training_step": "also runs for the warm-up, for micro-batches and for discarded executions",
+        "log": (
+            "in `training_step` the number of the global batch: means are weighted by samples, or by your "
+            "`batch_size=`; sums are added; an epoch's mean has each committed sample once. `sync_dist=True` "
+            'changes nothing. Refused: `reduce_fx="min"` and `"max"`, metrics of torchmetrics that '
+            "`training_step` updates, and with `sync_dist=True` a name that the first batch does not log. In "
+            "other hooks of training `sync_dist=True` and metrics are refused; in validation, which every rank "
+            "does on all data, both are exact"
+        ),
+        "configure_optimizers": (
+            "one optimizer, not LBFGS, and no `ReduceLROnPlateau`: others are refused: use Fabric"
+        ),
+    },
+    "Lightning: LightningDataModule": {
+        "train_dataloader": (
+            "its `batch_size` is the most that a rank computes at a time; its sampler is taken over "
+            "([samplers](../data.md))"
+        ),
+        "state_dict": ("moves with the job; what `on_save_checkpoint` hooks add belongs to files: track it, too"),
+    },
+    "Lightning: Trainer": {
+        "fit": "`ckpt_path` is refused: the job resumes from `spec.checkpoint`",
+    },
+    "Lightning: callbacks": {
+        "ModelCheckpoint": (
+            "rank 0 writes; a new one, if it is lost before it has ended. All ranks know the same paths, and "
+            "the files of the best and the last checkpoint exist when `fit` returns. Refused: by time, and "
+            '`save_last="link"`'
+        ),
+        "EarlyStopping": "ends all ranks after the same step as in one process",
+    },
+}
+"""By class: what a name means in a job, where that is not the framework's own meaning."""
+
+
 def defined(cls: type, *, beside: type = object) -> set[str]:
     """Public and protected methods and properties of a framework's class, without those of ``beside``."""
     classes = [c for c in cls.__mro__ if c.__module__.partition(".")[0] in FRAMEWORKS and c not in beside.__mro__]
@@ -85,13 +221,23 @@ def raising(adapter: type, error: str) -> dict[str, str]:
 
 def section(title: str, names: set[str], served: Iterable[str], refused: Mapping[str, str]) -> str:
     """One class. ``served`` and ``refused`` may have more names, of its bases."""
-    refused = {name: why for name, why in refused.items() if name in names}
-    served = {*served} & names - refused.keys()
+    notes = NOTES.get(title, {})
+    if unknown := notes.keys() - names:
+        raise ValueError(f"NOTES[{title!r}]: {title} has no {', '.join(sorted(unknown))}")
+    refused = {
+        name: f"{why}. {notes[name]}" if name in notes else why for name, why in refused.items() if name in names
+    }
+    served = ({*served} & names | notes.keys()) - refused.keys()
     own = names - served - refused.keys()
+    meanings = "".join(f"| `{name}` | {notes[name]} |\n" for name in sorted(served & notes.keys()))
+    served -= notes.keys()
     rows = "".join(f"| `{name}` | {why} |\n" for name, why in sorted(refused.items()))
-    text = f"\n## {title}\n\n{len(names)} names: {len(served)} served, {len(refused)} refused, {len(own)} its own.\n"
+    counted = f"{len(names - own - refused.keys())} served, {len(refused)} refused, {len(own)} its own"
+    text = f"\n## {title}\n\n{len(names)} names: {counted}.\n"
+    if meanings:
+        text += f"\n| served | in a job |\n| --- | --- |\n{meanings}"
     if served:
-        text += f"\nServed: {listed(served)}\n"
+        text += f"\n{'Also served' if meanings else 'Served'}: {listed(served)}\n"
     if refused:
         text += f"\n| refused | way out |\n| --- | --- |\n{rows}"
     return text + f"\nIts own: {listed(own)}\n"
@@ -126,6 +272,8 @@ def page() -> str:
         section("transformers: TrainerCallback", defined(transformers.TrainerCallback), (), {}),
         section("trl: SFTTrainer", defined(trl.SFTTrainer, beside=trainer), seams, {}),
         section("trl: SFTConfig", fields(trl.SFTConfig, arguments), (), {}),
+        section("trl: DPOTrainer", defined(trl.DPOTrainer, beside=trainer), seams, {}),
+        section("trl: DPOConfig", fields(trl.DPOConfig, arguments), (), {}),
         section(
             "accelerate: Accelerator", defined(accelerate.Accelerator),
             overridden(with_accelerate.ElasticAccelerator, with_accelerate.OfJob),

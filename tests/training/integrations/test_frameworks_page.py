@@ -62,6 +62,20 @@ def test_name_that_a_release_adds_changes_the_page(table, monkeypatch):
     assert [name for name in [*added, "NewCallback"] if f"`{name}`" not in after] == []
 
 
+def test_meaning_of_a_name_that_a_class_does_not_have_is_an_error(table, monkeypatch):
+    monkeypatch.setitem(table["NOTES"], "trl: SFTConfig", {"gone": "as before"})
+    with pytest.raises(ValueError, match=r"NOTES\['trl: SFTConfig'\]: trl: SFTConfig has no gone"):
+        table["page"]()
+
+
+def test_page_for_scripts_leaves_served_and_refused_names_to_the_generated_one():
+    text = (ROOT / "docs/integrations.md").read_text()
+    for name in ("Hugging Face", "accelerate", "Lightning"):
+        section = text[text.index(f"\n## {name}\n") :].split("\n## ")[1]
+        assert "reference/frameworks.md#" in section, name
+        assert not re.search(r"^\|", section, re.MULTILINE), f"{name}: a table by hand"
+
+
 def test_adapters_override_nothing_that_the_frameworks_do_not_have(table):
     """A seam whose name a release has changed would never be called."""
     from lightning.fabric.loggers import Logger
