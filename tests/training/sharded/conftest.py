@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from elastrain.api import names
+from elastrain.api import manifest, names
 from elastrain.api.keys import JobKeys
-from elastrain.api.settings import CheckpointSpec, RankSettings
+from elastrain.api.settings import CheckpointSpec, DivergenceSpec, RankSettings, shape_fields
 from elastrain.etcd.server import EtcdServer
 from elastrain_audit.judge import verify
 from real_job import Job
@@ -142,6 +142,42 @@ class OneCopyJob(ShardedJob):
         return sorted(ends, key=lambda end: end["place"])
 
 
+class ShapeJob(ShardedJob):
+    """Runs an example. Each worker is one group of two ranks along its dimension."""
+
+    example = Path()
+
+    def start(
+        self,
+        *workers: str,
+        steps: int = 40,
+        delay: float = 0.3,
+        checkpoint: CheckpointSpec | None = None,
+        every: int = 100,
+        **options: str,
+    ) -> None:
+        script = str(SCRIPT.with_name("train_shape.py"))
+        command = [sys.executable, script, str(self.example), str(self.folder), str(steps), str(delay)]
+        settings = self.settings().model_copy(
+            update={"checkpoint": checkpoint, "divergence": DivergenceSpec(every_steps=every)}
+        )
+        environment = {names.ENV_NPROC: "2", names.ENV_BACKEND: "gloo", **settings.to_environment()}
+        Job.start(self, *workers, command=command, **environment, **options)
+
+    def settings(self) -> RankSettings:
+        spec = manifest.load(self.example.with_name("job.yaml")).spec
+        return RankSettings(**shape_fields(spec.shape))
+
+    def ends(self, *workers: str) -> list[dict]:
+        """What the ranks have saved, by rank, after they have run freely to the end."""
+        import torch
+
+        (self.folder / "run-free").touch()
+        self.wait("all to end", lambda: all(self[w].process.poll() is not None for w in workers))
+        assert [self[w].ends().outcome for w in workers] == ["finished"] * len(workers), self.story()
+        return [torch.load(self.folder / "out" / f"{rank}.pt") for rank in range(2 * len(workers))]
+
+
 def fixture_of(kind: type[ShardedJob]) -> Any:
     @pytest.fixture
     def started(warm: Warm, tmp_path: Path, etcd: EtcdServer, job_keys: JobKeys) -> Iterator[ShardedJob]:
@@ -154,3 +190,4 @@ def fixture_of(kind: type[ShardedJob]) -> Any:
 
 
 job, one_copy, tensor_job, groups = map(fixture_of, (ShardedJob, OneCopyJob, TensorJob, GroupsOfWorkersJob))
+shape_job = fixture_of(ShapeJob)

@@ -48,7 +48,7 @@ def layer() -> nn.Linear:
 def test_a_part_is_what_torch_leaves_a_rank(shard, style, name, dims) -> None:
     """Of 14 rows: 7 for each of two ranks, which three ranks cut into 3, 3 and 1."""
     torch.manual_seed(0)
-    mesh, model = Sharded(6, shard, tensor=2).mesh(CPU), nn.Linear(8, 14)
+    mesh, model = Sharded(Shape.of(6, 2), shard).mesh(CPU), nn.Linear(8, 14)
     whole = getattr(model, name).detach().clone()
     if style is not None:
         parallelize_module(model, mesh["tp"], style, src_data_rank=None)
@@ -63,7 +63,7 @@ def test_a_part_is_what_torch_leaves_a_rank(shard, style, name, dims) -> None:
 
 
 def test_all_or_parts_of_the_mesh_know_this_ranks_place() -> None:
-    mesh = Sharded(6, 3, tensor=2).mesh(CPU)
+    mesh = Sharded(Shape.of(6, 2), 3).mesh(CPU)
     assert mesh.get_coordinate() == (1, 1)
     assert (mesh["dp_shard"].get_local_rank(), mesh["tp"].get_local_rank()) == (1, 1)
     assert (mesh["dp_shard"].size(), mesh["tp"].size()) == (3, 2)
@@ -73,20 +73,20 @@ def test_a_mesh_is_refused_if_torch_numbers_the_ranks_otherwise() -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         with pytest.raises(RuntimeError, match=r"job\.mesh: .* default process group.* leave .* out"):
-            Sharded(2, 0, tensor=2).mesh(CPU)
+            Sharded(Shape.of(2, 2), 0).mesh(CPU)
     finally:
         dist.destroy_process_group()
 
 
 def test_a_layer_is_refused_with_the_way_out_if_a_rank_would_have_to_give_the_others_their_part() -> None:
-    mesh = Sharded(2, 1, tensor=2).mesh(CPU)
+    mesh = Sharded(Shape.of(2, 2), 1).mesh(CPU)
     with pytest.raises(RuntimeError, match=r"parallelize_module\(\): .* meta device.* src_data_rank=None"):
         parallelize_module(nn.Linear(4, 4), mesh["tp"], ColwiseParallel())
 
 
 @pytest.mark.parametrize("tensor", [1, 2])
 def test_a_shard_is_not_saved_for_the_whole_model_and_can_be_copied(tensor) -> None:
-    mesh = Sharded(2 * tensor, 0, tensor=tensor).mesh(CPU)
+    mesh = Sharded(Shape.of(2 * tensor, tensor), 0).mesh(CPU)
     model = nn.Linear(8, 14)
     if tensor > 1:
         parallelize_module(model, mesh["tp"], ColwiseParallel(), src_data_rank=None)
@@ -101,10 +101,10 @@ def test_a_shard_is_not_saved_for_the_whole_model_and_can_be_copied(tensor) -> N
 
 
 def test_a_model_is_refused_if_no_layer_is_cut_or_fully_shard_has_left_one_out() -> None:
-    strategy = Sharded(4, 0, tensor=2)
+    strategy = Sharded(Shape.of(4, 2), 0)
     model = layer()
     fully_shard(model, mesh=strategy.mesh(CPU)["dp_shard"])
-    with pytest.raises(ValueError, match=r"no layer is computed by several ranks.*tensor is 2: call"):
+    with pytest.raises(ValueError, match=r"no layer is computed by several ranks along tp, .* has 2 there: call"):
         strategy.wrap(model, {})
     cut = parallelize_module(layer(), strategy.mesh(CPU)["tp"], ColwiseParallel())
     with pytest.raises(ValueError, match=r"parameter weight is sharded over another mesh.*job\.mesh\['dp_shard'\]"):
@@ -114,7 +114,7 @@ def test_a_model_is_refused_if_no_layer_is_cut_or_fully_shard_has_left_one_out()
 @pytest.fixture
 def summed() -> Iterator[tuple[Sharded, torch.distributed.tensor.DTensor]]:
     """A wrapped model, and a tensor whose sum over the ranks of a layer is wanted."""
-    strategy = Sharded(2, 0, tensor=2)
+    strategy = Sharded(Shape.of(2, 2), 0)
     mesh = strategy.mesh(CPU)
     model = parallelize_module(layer(), mesh["tp"], ColwiseParallel())
     fully_shard(model, mesh=mesh["dp_shard"])
@@ -123,7 +123,7 @@ def summed() -> Iterator[tuple[Sharded, torch.distributed.tensor.DTensor]]:
 
 
 def test_a_collective_is_refused_before_the_model_is_wrapped_and_outside_of_loop_bodies(summed) -> None:
-    early = Sharded(2, 0, tensor=2).mesh(CPU)["tp"]
+    early = Sharded(Shape.of(2, 2), 0).mesh(CPU)["tp"]
     with pytest.raises(RuntimeError, match=r"before job\.wrap\(\)"):
         torch.distributed.tensor.ones(4, device_mesh=early, placements=[Shard(0)]).full_tensor()
     with pytest.raises(RuntimeError, match="which run equally many in the loop body"):

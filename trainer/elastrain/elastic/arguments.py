@@ -9,6 +9,8 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Mapping
+from functools import partial
+from types import FunctionType, MethodType
 from typing import Any, TypeVar, cast
 
 import torch
@@ -171,6 +173,8 @@ def evaluate(loader: Any = None, fn: Any = None) -> None:
 
 def backward(loss: Any = None, **_: Any) -> None:
     """Of ``job.backward()``: what torch refuses in its own words, in the middle of the backward."""
+    if isinstance(loss, FunctionType | MethodType | partial):
+        return  # a schedule: of sharded models
     if not isinstance(loss, torch.Tensor):
         raise TypeError(f"job.backward({_kind(loss)}): {_tensor_of(loss)}")
     if loss.numel() != 1:

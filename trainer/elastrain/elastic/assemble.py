@@ -55,10 +55,8 @@ def strategy_for(numerics: Literal["exact", "bitwise"], session: Session, small:
         )
     if shape is None:
         return FullySharded(partial(first_placement, session))
-    if settings.mesh:
-        raise ValueError(f"spec.parallelism.mesh: {shape.names} cannot be trained yet, only dp_shard and tp")
     if shape.dimensions:
-        return Sharded(shape.size, session.shard, settings.tensor)
+        return Sharded(shape, session.shard)
     if numerics == "bitwise":
         make_deterministic()
         return Bitwise()

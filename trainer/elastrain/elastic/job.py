@@ -30,6 +30,7 @@ from elastrain.elastic.group.shell import Session
 from elastrain.elastic.loop import Drained, Loop
 from elastrain.elastic.state.capture import Stateful
 from elastrain.elastic.state.tracked import Tracker, Variables
+from elastrain.elastic.strategies.scheduled import Schedule, Scheduled
 from elastrain.elastic.strategies.strategy import ElasticModule, Strategy
 from elastrain.elastic.values import JobValues
 from elastrain.hints import add_hint
@@ -308,7 +309,7 @@ class Job(JobValues):
 
     @checked
     def backward(
-        self, loss: torch.Tensor, *, count: int | torch.Tensor | None = None, retain_graph: bool = False
+        self, loss: torch.Tensor | Schedule, *, count: int | torch.Tensor | None = None, retain_graph: bool = False
     ) -> torch.Tensor:
         """``loss.backward()``, with gradients averaged exactly over the global batch.
 
@@ -318,6 +319,10 @@ class Job(JobValues):
         :attr:`loss` are 0. ``retain_graph``: as of ``Tensor.backward``. A loop body may call it several times, with
         steps of optimizers in between, unless it runs on micro-batches.
 
+        With a mesh, ``loss`` may be a function ``schedule(weight)`` that runs the forwards and backwards itself, as the
+        schedule of a pipeline does, with all losses times ``weight``. It returns the mean loss, or None on a rank that
+        has none.
+
         Returns the mean loss over the global batch, a scalar on the CPU, equal on all ranks; where the step is not
         complete, or does not count, the given loss without its graph. A lost peer raises nothing here: the step is not
         committed, and is repeated. Raises ``RuntimeError`` outside of the loop, on a second call for a micro-batch, if
@@ -325,7 +330,15 @@ class Job(JobValues):
         a count; ``TypeError`` or ``ValueError`` for a count that is none.
         """
         whole = None if count is None else reduction.whole(count)
-        return self._loop.backward(loss, self._tracker.unscaled(loss), whole, retain_graph=retain_graph)
+        if isinstance(loss, torch.Tensor):
+            return self._loop.backward(loss, self._tracker.unscaled(loss), whole, retain_graph=retain_graph)
+        if not self._strategy.votes:
+            raise TypeError(
+                "job.backward(function): must be the loss, a tensor of one number; a function that runs the backward "
+                "itself is for spec.parallelism"
+            )
+        scheduled = Scheduled(loss)
+        return self._loop.backward(scheduled, scheduled.value, whole, retain_graph=retain_graph)
 
     def add(self, **numbers: float) -> None:
         """Add to numbers that are summed over the global batch of this step, as counts of tokens or of right answers.

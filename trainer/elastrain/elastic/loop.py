@@ -43,6 +43,7 @@ from elastrain.elastic.state.buffers import Buffers
 from elastrain.elastic.state.capture import Stateful
 from elastrain.elastic.state.rollback import Snapshot, Touched, Trace
 from elastrain.elastic.state.tracked import Closure
+from elastrain.elastic.strategies.scheduled import Scheduled
 from elastrain.elastic.strategies.strategy import Strategy
 
 log = structlog.get_logger(__name__)
@@ -196,7 +197,7 @@ class Loop:
         return self._world.state.reporter.loss if self._returned is None else self._returned.item()
 
     def backward(
-        self, loss: torch.Tensor, unscaled: torch.Tensor, count: int | None = None, *, retain_graph: bool
+        self, loss: torch.Tensor | Scheduled, unscaled: torch.Tensor, count: int | None = None, *, retain_graph: bool
     ) -> torch.Tensor:
         """As of :meth:`Job.backward`. ``unscaled``: the loss before a scaler multiplied it."""
         step, model, value = self.step, self._world.model, unscaled.detach()

@@ -77,10 +77,14 @@ def make_mesh(
     mesh = DeviceMesh(device_type, ranks, mesh_dim_names=tuple(groups), _init_backend=False, _rank=rank)
     mesh.__class__ = _unpicklable(DeviceMesh)
     mesh._dim_group_names = [f"elastrain:group:{number}:{dimension}" for dimension in groups]
-    for name, group in zip(mesh._dim_group_names, groups.values(), strict=True):
+    place = tuple((ranks == rank).nonzero()[0].tolist())
+    for dim, (name, group) in enumerate(zip(mesh._dim_group_names, groups.values(), strict=True)):
         group._set_group_name(name)
         torch._C._distributed_c10d._register_process_group(name, group)
         mesh._pg_registry[name] = group
+        along = ranks[(*place[:dim], slice(None), *place[dim + 1 :])].tolist()
+        # dist.recv(), and the stages of torch's pipelines, name a peer by its number in the process.
+        dist.distributed_c10d._world.pg_group_ranks[group] = {each: at for at, each in enumerate(along)}
     return mesh
 
 
@@ -125,6 +129,7 @@ def gloo_backend(address: str, bound: timedelta) -> Callable[[dist.Store, int, i
 def forget_mesh(mesh: DeviceMesh) -> None:
     """Release the process groups of a mesh that nothing uses any more."""
     for name in mesh._dim_group_names:
+        dist.distributed_c10d._world.pg_group_ranks.pop(mesh._pg_registry[name], None)
         torch._C._distributed_c10d._unregister_process_group(name)
 
 
@@ -173,6 +178,11 @@ def fsdp_modules(model: nn.Module) -> list[Any]:
     from torch.distributed.fsdp import FSDPModule
 
     return [module for module in model.modules() if isinstance(module, FSDPModule)]
+
+
+def sharded_together(module: Any) -> list[nn.Parameter]:
+    """The parameters whose gradients one reduction of FSDP adds: those of ``module`` without its sharded parts."""
+    return [param.sharded_param for group in module._get_fsdp_state()._fsdp_param_groups for param in group.fsdp_params]
 
 
 def fsdp_params(model: nn.Module) -> list[Any]:

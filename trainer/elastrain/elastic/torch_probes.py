@@ -141,7 +141,8 @@ def _probe_fsdp() -> None:
     model, mesh = nn.Linear(2, 2, bias=False), _tiny_mesh(1)
     try:
         fully_shard(model, mesh=mesh)
-        _expect(private.root_of(model.weight.device_mesh) is mesh)
+        _expect(private.root_of(model.weight.device_mesh) is mesh and private.sharded_together(model) == [model.weight])
+        _expect(dist.get_global_rank(mesh.get_group(), 0) == mesh.mesh[0])
         for fails in (True, False):
             value = torch.ones(1, 2, requires_grad=True)
             output = model(value)
@@ -188,7 +189,7 @@ def _probe_moves() -> None:
 
 SHARDED = (
     Need(
-        "DeviceMesh._dim_group_names, FSDPModule._get_fsdp_state",
+        "DeviceMesh._dim_group_names, FSDPModule._get_fsdp_state, distributed_c10d._world.pg_group_ranks",
         "spec.parallelism.shards",
         _probe_fsdp,
         "leave spec.parallelism out",

@@ -83,8 +83,9 @@ class JobValues:
     def mesh(self) -> DeviceMesh:
         """The ranks of this rank's group, for ``fully_shard(layer, mesh=job.mesh)``: one dimension, ``dp_shard``.
 
-        With ``spec.parallelism.tensor`` there is a second one: first ``parallelize_module(layer, job.mesh["tp"],
-        plan)``, then ``fully_shard(layer, mesh=job.mesh["dp_shard"])``. With ``shards: all`` it waits for the first
+        With ``spec.parallelism.mesh`` it has the dimensions of that, with ``tensor`` also ``tp``: first
+        ``parallelize_module(layer, job.mesh["tp"], plan)``, then ``fully_shard(layer, mesh=job.mesh["dp_shard"])``.
+        ``job.mesh.get_group("ep")`` is the group of a dimension. With ``shards: all`` it waits for the first
         generation, and changes with the number of ranks. Raises ``RuntimeError`` in a job without
         ``spec.parallelism.shards``, or whose script has called ``init_process_group``, and :class:`Drained`.
         """

@@ -26,6 +26,7 @@ from elastrain.elastic.group.heartbeat import Heartbeat
 from elastrain.elastic.group.shell import ExitRequested, Session
 from elastrain.elastic.group.world import World
 from elastrain.elastic.state.buffers import Buffers
+from elastrain.elastic.strategies.scheduled import Scheduled
 from elastrain.elastic.strategies.strategy import Strategy
 
 log = structlog.get_logger(__name__)
@@ -71,7 +72,7 @@ class Backward:
         self,
         step: Step,
         part: Slice,
-        loss: torch.Tensor,
+        loss: torch.Tensor | Scheduled,
         unscaled: torch.Tensor,
         buffers: Buffers,
         *,
@@ -103,7 +104,7 @@ class Backward:
         self,
         step: Step,
         part: Slice,
-        loss: torch.Tensor,
+        loss: torch.Tensor | Scheduled,
         unscaled: torch.Tensor,
         communicator: Communicator,
         *,
@@ -114,11 +115,12 @@ class Backward:
         assert self._world.model is not None
         if self._world.state.trained.before_backward(communicator, first=step.done == 1, learners=learners):
             self._world.model.may_train_others = True
-        self._heartbeat.backward(loss)
-        self._batch.of_part(step, part, loss, unscaled)
-        step.add_loss(part, unscaled)
+        if isinstance(loss, torch.Tensor):
+            self._heartbeat.backward(loss)
+            self._batch.of_part(step, part, loss, unscaled)
         with within_backward(step):
             self._strategy.backward(loss, unscaled, part, communicator, last=step.complete, retain_graph=retain_graph)
+        step.add_loss(part, unscaled)  # of a schedule it is known now
 
     # -- vote ----------------------------------------------------------------------------------------------------------
     def _vote(self, step: Step, communicator: Communicator) -> Summed | None:

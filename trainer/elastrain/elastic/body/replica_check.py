@@ -57,7 +57,12 @@ class ReplicaCheck:
         return self._settle([number for (number,) in numbers], communicator) is Compared.EQUAL
 
     def _settle(self, numbers: Sequence[int], communicator: Communicator) -> Compared:
-        step, replicas = self._world.step, self._replicas
+        step, replicas, model = self._world.step, self._replicas, self._world.model
+        assert model is not None
+        try:
+            model.check_alike(communicator)
+        except GenerationBroken:
+            return Compared.UNKNOWN
         judgement = Judgement(Outcome.EQUAL)
         if differ(numbers, replicas.shards):
             try:

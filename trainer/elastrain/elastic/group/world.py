@@ -67,6 +67,7 @@ class World:
         self.once = Once()
         self._session, self._strategy, self._keeper, self._copies = session, strategy, keeper, copies
         self._held = False  # the state, except for shards
+        state.trained.stage = strategy.shape.stage
         self._traces, self._reporter = recorder(lambda: self.place.rank), state.reporter
         self._reporter.on_rescale = self._traces
         self._tree = partial(state.tree, emptied=copies.apart)

@@ -17,7 +17,7 @@ name, before its first gradient.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import structlog
 import torch
@@ -49,6 +49,8 @@ class TrainedSet:
     def __init__(self, tracked: Mapping[str, Stateful], data: DataOrder | None = None) -> None:
         """``tracked`` is shared with the runtime; its modules are the models. ``data``: its order is compared, too."""
         self._tracked, self._data = tracked, data or DataOrder()
+        self.stage: Callable[[int], int] = lambda rank: 0
+        """Number of the part of the layers that a rank has: others have other parameters."""
         self._agreed: object = None
         """The signal of the set that all ranks have; None: unknown."""
         self._agreed_on = ""
@@ -112,10 +114,11 @@ class TrainedSet:
             rows = communicator.all_gather_ints([digest.of_value(mine), self._data.digest], Kind.TRAINED)
             if others := differing([order for _, order in rows], range(len(rows)), ()):
                 self._data.refuse(communicator, others, Kind.TRAINED)
-            if len({number for number, _ in rows}) > 1:
+            stages = [self.stage(rank) for rank in range(len(rows))]
+            if len({(stage, number) for stage, (number, _) in zip(stages, rows, strict=True)}) > len({*stages}):
                 texts = [raw.decode() for raw in communicator.all_gather_bytes(mine.encode(), Kind.TRAINED)]
                 with communicator.guard():
-                    raise RanksDiverged(_difference_of_ranks(texts, communicator.step))
+                    raise RanksDiverged(_difference_of_ranks(texts, communicator.step, self.stage))
         except GenerationBroken:
             known = communicator.diverged is not None and self._agreed is not None
             if known and (change := _difference(self._agreed_on, mine, *_THEN_AND_NOW)):
@@ -183,11 +186,15 @@ class TrainedSet:
         return self._flags.copy(), groups, self._data.loop
 
 
-def _difference_of_ranks(texts: list[str], step: int) -> str:
-    """Between the sets of rank 0 and of the first rank with another one. Pure."""
-    other = next(rank for rank, text in enumerate(texts) if text != texts[0])
-    differences = _difference(texts[0], texts[other], "on rank 0", f"on rank {other}")
-    return f"rank 0 and rank {other} train different parameters in step {step + 1}: {differences}: {CHANGE_TOGETHER}"
+def _difference_of_ranks(texts: list[str], step: int, stage: Callable[[int], int]) -> str:
+    """Between the sets of two ranks with the same layers. Pure."""
+    first: dict[int, int] = {}
+    pairs = [(first.setdefault(stage(rank), rank), rank) for rank in range(len(texts))]
+    base, other = next((one, rank) for one, rank in pairs if texts[rank] != texts[one])
+    differences = _difference(texts[base], texts[other], f"on rank {base}", f"on rank {other}")
+    return (
+        f"rank {base} and rank {other} train different parameters in step {step + 1}: {differences}: {CHANGE_TOGETHER}"
+    )
 
 
 def _difference(one: str, other: str, in_one: str, in_other: str) -> str:

@@ -29,6 +29,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
+from elastrain.elastic import torch_private
 from elastrain.elastic.comm import stock
 from elastrain.elastic.comm.backend import Backend
 from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
@@ -61,8 +62,8 @@ class Ranks(NamedTuple):
 
     inner: Mapping[str, Sequence[int]]
     """Those of its group over each dimension of the mesh."""
-    twins: Sequence[int]
-    """Those that hold the same shard, in all groups."""
+    twins: Callable[[Sequence[str]], Sequence[int]]
+    """Those of all groups whose places differ at most along these dimensions; along none: that hold the same shard."""
 
 
 class _Carrier(Protocol):
@@ -83,7 +84,9 @@ class ShardedComm:
         self._serves = serves
         self._communicator: Communicator | None = None
         self._carriers: dict[str, _Carrier] = {}
-        self._twins: Subgroup | None = None
+        self._twins: dict[tuple[str, ...], Subgroup] = {}
+        """Over which gradients are summed, by the dimensions that the sum includes."""
+        self._sums: set[tuple[str, ...]] = {()}
         self._lock = threading.Lock()
         self._broken = ""
         """Why the group's collectives give no results any more."""
@@ -96,13 +99,13 @@ class ShardedComm:
     @property
     def groups(self) -> int:
         """Groups of the generation in force; 1 outside of any."""
-        return self._twins.size if self._twins is not None else 1
+        return self._twins[()].size if self._twins else 1
 
     def enter(self, communicator: Communicator, ranks: Ranks, device: torch.device) -> None:
         """From now on over ``communicator``. Raises ``GenerationBroken``."""
         self._communicator, self._broken = communicator, ""
         self.begin()
-        self._twins = Subgroup(communicator, ranks.twins)
+        self._twins = {names: Subgroup(communicator, ranks.twins(names)) for names in sorted(self._sums)}
         with communicator.guard():
             for name, among in ranks.inner.items():
                 self._carriers[name] = _carrier(communicator, among, device)
@@ -113,7 +116,7 @@ class ShardedComm:
         if self._communicator is not None:
             self._break(self._communicator, "this rank is in no generation")
         carriers, self._carriers = self._carriers, {}
-        self._communicator = self._twins = None
+        self._communicator, self._twins = None, {}
         if closing := [carrier for carrier in carriers.values() if isinstance(carrier, _Stock)]:
             # Not a daemon thread: returning from C++ into an interpreter that shuts down would abort the process.
             threading.Thread(target=lambda: [each.close() for each in closing], name="elastrain-close-group").start()
@@ -130,13 +133,19 @@ class ShardedComm:
         with self._lock:
             self._voted = True
 
-    def sum_over_groups(self, tensor: torch.Tensor) -> None:
-        """FSDP's hook: add the gradients of all groups, in place."""
-        if self._twins is not None and self._communicator is not None and self._communicator.broken is None:
-            with suppress(GenerationBroken):
-                self._twins.all_reduce(tensor)
-                return
-        tensor.zero_()
+    def sums_over(self, names: tuple[str, ...]) -> Callable[[torch.Tensor], None]:
+        """FSDP's hook: add the gradients of all groups, and along the dimensions ``names`` of each, in place."""
+        self._sums.add(names)
+
+        def add(tensor: torch.Tensor) -> None:
+            twins = self._twins.get(names)
+            if twins is not None and self._communicator is not None and self._communicator.broken is None:
+                with suppress(GenerationBroken):
+                    twins.all_reduce(tensor)
+                    return
+            tensor.zero_()
+
+        return add
 
     def run(self, group: InnerGroup, name: str, arguments: Sequence[Any]) -> Any:
         """As of :class:`~elastrain.elastic.strategies.inner_group.Serves`. Raises ``RuntimeError`` for what the carrier
@@ -242,21 +251,32 @@ class _Stock:
             work = collective(*arguments)
             if self._device.type == "cpu":  # gloo says at the end whether a peer was lost
                 work.wait()
+                return done(arguments)  # a second wait for a send or a receipt would be for another one
         except RuntimeError as e:
             raise PeerLost(_SOURCE_LINE.sub("", first_line(e)).partition(". This is typically")[0]) from e
         return work
 
 
-def communicate_by(comm: ShardedComm, model: nn.Module) -> None:
+def communicate_by(comm: ShardedComm, model: nn.Module, summed: Callable[[nn.Parameter], tuple[str, ...]]) -> None:
     """Have all FSDP modules of ``model`` sum gradients over the groups by ``comm``, and not divide them.
 
-    Raises ``ValueError`` naming a module that it cannot serve.
+    ``summed``: the dimensions over which the gradient of a parameter is summed besides. Raises ``ValueError`` naming a
+    module that it cannot serve.
     """
+    names = {p: name for name, p in model.named_parameters()}
     for name, module in model.named_modules():
         if not isinstance(module, FSDPModule):
             continue
+        over = {p: summed(p) for p in torch_private.sharded_together(module)}
+        first = next(iter(over.values()), ())
+        if (other := next((p for p in over if over[p] != first), None)) is not None:
+            raise ValueError(
+                f"job.wrap(): {name or 'the model'}: fully_shard adds all gradients of this module at once; that of "
+                f"{names[other]} needs a sum over {over[other] or 'no dimension'}, and others need one over "
+                f"{first or 'no dimension'}: call fully_shard(…, mesh=job.mesh['dp_shard']) for its own module first"
+            )
         try:
-            module.set_all_reduce_hook(comm.sum_over_groups)
+            module.set_all_reduce_hook(comm.sums_over(first))
         except ValueError as e:
             raise ValueError(f"job.wrap(): {name or 'the model'}: {e}") from e
         module.set_gradient_divide_factor(1.0)

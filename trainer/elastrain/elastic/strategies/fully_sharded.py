@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from elastrain.api.shape import ONE_RANK, SHARDS, Shape
 from elastrain.elastic import torch_private, torch_probes
 from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.state.capture import Stateful
@@ -33,7 +34,8 @@ class FullySharded(Sharded):
 
     def __init__(self, first: Callable[[torch.device], tuple[int, int]]) -> None:
         """``first(device)``: number of shards, and this rank's shard, with which the script builds its model."""
-        super().__init__(0, 0)
+        super().__init__(ONE_RANK, 0)
+        self._shards = 0
         self._first = first
         self.places: Sequence[int] = ()
         """By rank of the generation: its shard."""
@@ -49,6 +51,10 @@ class FullySharded(Sharded):
     def holds(self) -> bool:
         """Whether this rank has a whole shard."""
         return self._shards > 0
+
+    @property
+    def grid(self) -> Shape:
+        return Shape.flat(self._shards)
 
     def lose(self) -> None:
         """This rank holds no whole shard any more."""
@@ -72,9 +78,8 @@ class FullySharded(Sharded):
     def ranks(self, communicator: Communicator) -> Ranks:
         by_place = sorted(range(communicator.world_size), key=self.places.__getitem__)
         from elastrain.elastic.strategies.fsdp import Ranks
-        from elastrain.elastic.strategies.group_mesh import SHARDS
 
-        return Ranks({SHARDS: by_place}, twins=[communicator.rank])
+        return Ranks({SHARDS: by_place}, twins=lambda names: [communicator.rank])
 
     def move(
         self, change: Change, communicator: Communicator, tracked: Mapping[str, Stateful], source: Source | None = None
@@ -94,7 +99,7 @@ class FullySharded(Sharded):
         tensors = remesh.sharded_tensors(tracked)
         mesh, groups = (old, self._groups)
         if place is not None:
-            mesh, groups = group_mesh(old.device_type, change.size, place)
+            mesh, groups = group_mesh(old.device_type, Shape.flat(change.size), place)
         info = torch_private.mesh_info(mesh)
         self.lose()
         sent = move.carry_out(

@@ -8,17 +8,17 @@ connects their ranks.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from elastrain.api.shape import SHARDS, Shape
 from elastrain.elastic import torch_private
 from elastrain.elastic.strategies.inner_group import InnerGroup
 
-SHARDS, TENSOR = "dp_shard", "tp"
-"""Names of the dimensions, as torchtitan has them."""
 _FIRST = 1 << 20
 """Number of the first rank of the first mesh. ``DeviceMesh`` compares by these numbers alone, and DTensor caches what
 it infers, with the mesh in it, by that comparison: no other mesh of the process has them."""
@@ -27,24 +27,22 @@ _MOST = 1 << 20
 _numbers = itertools.count()
 
 
-def group_mesh(device_type: str, shards: int, shard: int, tensor: int = 1) -> tuple[DeviceMesh, list[InnerGroup]]:
-    """A mesh of ``shards`` ranks of which this one is number ``shard``, and the groups of its dimensions.
+def group_mesh(device_type: str, shape: Shape, shard: int) -> tuple[DeviceMesh, list[InnerGroup]]:
+    """The mesh of the ranks of a group, of which this one is number ``shard``, and the groups of its dimensions.
 
-    ``tensor``: ranks of its second dimension, which are neighbours; 1: it has one dimension. Needs no default process
-    group, and raises ``RuntimeError`` if torch has one, with two dimensions.
+    Needs no default process group, and raises ``RuntimeError`` if torch has one, with several dimensions.
     """
-    number = next(_numbers)
+    number, own = next(_numbers), shape.coordinates(shard)
     first = _FIRST + number * _MOST
-    ranks = torch.arange(first, first + shards)
-    groups = {SHARDS: InnerGroup(SHARDS, shard // tensor, shards // tensor)}
-    if tensor > 1:
-        groups[TENSOR], ranks = InnerGroup(TENSOR, shard % tensor, tensor), ranks.view(-1, tensor)
-        _tell_meshes_their_rank(first + shard, groups[TENSOR])
+    ranks = torch.arange(first, first + shape.size).view([d.size for d in shape.dimensions])
+    groups = {d.name: InnerGroup(d.name, own[d.name], d.size) for d in shape.dimensions}
+    if len(groups) > 1:
+        _tell_meshes_their_rank(first + shard, [group for name, group in groups.items() if name != SHARDS])
     mesh = torch_private.make_mesh(device_type, ranks, first + shard, groups, number)
     return mesh, list(groups.values())
 
 
-def _tell_meshes_their_rank(rank: int, tensor: dist.ProcessGroup) -> None:
+def _tell_meshes_their_rank(rank: int, inner: Sequence[dist.ProcessGroup]) -> None:
     """Parts of the mesh, which torch makes itself, ask ``torch.distributed`` for this rank's number: by its default
     process group, of which a job has none."""
     if dist.is_initialized():
@@ -57,7 +55,7 @@ def _tell_meshes_their_rank(rank: int, tensor: dist.ProcessGroup) -> None:
         return rank if group is None else int(group.rank())
 
     def scatters(group: Any = None) -> int:
-        if group is tensor:
+        if any(group is each for each in inner):
             raise RuntimeError(
                 "parallelize_module(): ranks are not connected before the first step, so none can give the others "
                 "their part of a layer: build the model on the meta device, or with the same seed on all ranks and "

@@ -8,7 +8,7 @@ set of its rank, whose sums show whether all sets are equal.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from elastrain.elastic.state import digest
 
@@ -57,18 +57,22 @@ def alike(sums: Sequence[float], ranks: int) -> bool:
     return all(ranks * int(sums[_DIGITS + i]) == int(sums[i]) ** 2 for i in range(_DIGITS))
 
 
-def difference(texts: Sequence[str], step: int) -> str:
-    """Between rank 0 and the first rank with another set. Pure. ``step``: committed steps."""
-    other = next((rank for rank, text in enumerate(texts) if text != texts[0]), 0)
-    first, second = json.loads(texts[0]), json.loads(texts[other])
+def difference(texts: Mapping[int, str], step: int) -> str:
+    """Between the first rank and the next one with another set. Pure.
+
+    ``texts``: by rank, of ranks with the same parameters. ``step``: committed steps.
+    """
+    base = next(iter(texts))
+    other = next((rank for rank, text in texts.items() if text != texts[base]), base)
+    first, second = json.loads(texts[base]), json.loads(texts[other])
     found = []
     for number, (mine, theirs) in enumerate(zip(first, second, strict=False)):
         if mine != theirs:
             part = f" in micro-batch {number + 1}" if len(first) > 1 else ""
-            only = [(0, [n for n in mine if n not in theirs]), (other, [n for n in theirs if n not in mine])]
+            only = [(base, [n for n in mine if n not in theirs]), (other, [n for n in theirs if n not in mine])]
             found += [f"{_some(names)} have no gradient on rank {rank}{part}" for rank, names in only if names]
     what = "; ".join(found) or "they run other numbers of micro-batches"
-    return f"in step {step + 1} rank 0 and rank {other} have gradients of different parameters: {what}: {WAY_OUT}"
+    return f"in step {step + 1} rank {base} and rank {other} have gradients of different parameters: {what}: {WAY_OUT}"
 
 
 def missing(diverged: str, described: str, rank: int) -> str:

@@ -30,8 +30,8 @@ from elastrain.elastic.comm.backend import Offer, look, propose_within
 from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.comm.header import Kind, RanksDiverged
 from elastrain.elastic.reduction import sum_of_products, sum_of_squares
-from elastrain.elastic.state.parts import dims
-from elastrain.elastic.strategies import reached
+from elastrain.elastic.strategies import alike, placed, reached
+from elastrain.elastic.strategies.scheduled import Scheduled
 from elastrain.elastic.strategies.strategy import ElasticModule, Strategy
 
 if TYPE_CHECKING:
@@ -49,10 +49,9 @@ class Sharded(Strategy):
     votes = True
     needs: tuple[torch_probes.Need, ...] = (*torch_probes.EVERY_JOB, *torch_probes.SHARDED)
 
-    def __init__(self, shards: int, shard: int, tensor: int = 1) -> None:
-        """``shard``: the part of the model that this rank holds, of ``shards``."""
-        self._shards, self._shard, self.tensor = shards, shard, tensor
-        self.shape = Shape.of(shards, tensor)
+    def __init__(self, shape: Shape, shard: int) -> None:
+        """``shard``: the place of this rank in a group of this ``shape``."""
+        self.shape, self._shard = shape, shard
         self._mesh: DeviceMesh | None = None
         self._groups: list[InnerGroup] = []
         self._model: ShardedModule | None = None
@@ -63,8 +62,13 @@ class Sharded(Strategy):
             torch_probes.check(self.needs)
             from elastrain.elastic.strategies.group_mesh import group_mesh
 
-            self._mesh, self._groups = group_mesh(device.type, self._shards, self._shard, self.tensor)
+            self._mesh, self._groups = group_mesh(device.type, self.grid, self._shard)
         return self._mesh
+
+    @property
+    def grid(self) -> Shape:
+        """Of the mesh."""
+        return self.shape
 
     def check(self, order: Order) -> None:
         """Any order: the ranks run equally many micro-batches."""
@@ -76,20 +80,16 @@ class Sharded(Strategy):
             )
         if self._model is not None:
             raise ValueError(f"job.wrap(): a second model {_NOT_YET}")
-        self._model = ShardedModule(module, self._mesh, self.ranks, self._groups)
+        self._model = ShardedModule(module, self._mesh, self.grid, self.ranks, self._groups)
         return self._model
 
     def ranks(self, communicator: Communicator) -> Ranks:
         """The ranks of a group are neighbours, by shard."""
         from elastrain.elastic.strategies.fsdp import Ranks
-        from elastrain.elastic.strategies.group_mesh import SHARDS, TENSOR
 
-        rank, shards, tensor = communicator.rank, self._shards, self.tensor
-        group, row = rank - rank % shards, rank - rank % tensor
-        inner = {SHARDS: range(group + rank % tensor, group + shards, tensor)}
-        if tensor > 1:
-            inner[TENSOR] = range(row, row + tensor)
-        return Ranks(inner, twins=range(rank % shards, communicator.world_size, shards))
+        rank, shape = communicator.rank, self.shape
+        inner = {name: shape.along(rank, name) for name in shape.names}
+        return Ranks(inner, twins=lambda names: shape.twins(rank, communicator.world_size, *names))
 
     def whole(self) -> ElasticModule:
         assert self._model is not None
@@ -108,7 +108,7 @@ class Sharded(Strategy):
 
     def backward(
         self,
-        loss: torch.Tensor,
+        loss: torch.Tensor | Scheduled,
         unscaled: torch.Tensor,
         part: Slice,
         communicator: Communicator,
@@ -118,9 +118,12 @@ class Sharded(Strategy):
     ) -> None:
         model = self._model
         assert model is not None
-        if unscaled is not loss:
+        if isinstance(loss, Scheduled):
+            loss.run(part.weight, needed=self.shape.has_loss(communicator.rank))
+        elif unscaled is not loss:
             raise ValueError(f"job.backward(): a loss that a GradScaler has scaled {_NOT_YET}; use bfloat16")
-        (loss * part.weight).backward(retain_graph=retain_graph)
+        else:
+            (loss * part.weight).backward(retain_graph=retain_graph)
         model.note_reached()
         if not last:
             model.put_aside()
@@ -140,26 +143,26 @@ class ShardedModule(ElasticModule):
         self,
         module: nn.Module,
         mesh: DeviceMesh | None,
+        shape: Shape,
         ranks: Callable[[Communicator], Ranks],
         groups: Sequence[InnerGroup],
     ) -> None:
-        """``groups``: of the mesh. Raises ``ValueError`` naming the part of the model that is not sharded over
-        ``mesh``."""
+        """``mesh`` has this ``shape``, and ``groups``. Raises ``ValueError`` naming the part of the model that is not
+        sharded over it as it must be."""
         super().__init__(module)
-        _check(module, mesh)
+        placed.check(module, mesh, shape)
         from elastrain.elastic.strategies.fsdp import ShardedComm, communicate_by
 
-        self._ranks = ranks
+        self._ranks, self._shape = ranks, shape
         self._comm = ShardedComm(self._serves, groups)
-        communicate_by(self._comm, module)
-        self._tensor = math.prod(group.size() for group in groups[1:])
-        self._alike = {p for p in module.parameters() if all(dim is None for _, dim in dims(p.data)[1:])}
-        """Parameters of which the ranks that compute a layer together hold the same part."""
+        communicate_by(self._comm, module, lambda p: placed.summed(p, shape))
         self._partial: dict[nn.Parameter, torch.Tensor] = {}
         """Sums of the gradients of the step's micro-batches so far."""
         self._squares: float | None = None
         """Sum of the squares of all gradients of the step; None: of the warm-up, or of a step that does not count."""
         self._evaluates = False
+        self._stage = 0
+        """Number of its layers among those of a pipeline."""
         named = dict(module.named_parameters())
         self._ordered, self._reached = list(named.values()), reached.Reached(list(named))
 
@@ -172,21 +175,24 @@ class ShardedModule(ElasticModule):
 
     def attach(self, communicator: Communicator, *, keep: bool) -> None:
         self.detach()
+        self._stage = self._shape.stage(communicator.rank)
         self._comm.enter(communicator, self._ranks(communicator), self.device)
 
     def agree(self, communicator: Communicator) -> None:
-        """Parameters that tensor parallelism has not cut become those of the first rank that computes with them."""
+        """What ranks of a group hold alike becomes that of the first of them, along each dimension that has not cut it.
+        Raises as of the base."""
         from elastrain.elastic.comm.subgroup import Subgroup
 
-        *_, tensor = self._ranks(communicator).inner.values()
-        row = Subgroup(communicator, tensor if self._tensor > 1 else [communicator.rank])
-        for p in self.module.parameters() if row.size > 1 else ():
-            if p in self._alike:
-                mine = p.detach().to_local()
-                of_all = mine.new_zeros(row.size, max(mine.numel(), 1))  # an empty part too: all ranks exchange alike
-                of_all[row.place, : mine.numel()] = mine.flatten()
-                row.all_gather(of_all, of_all[row.place])
-                mine.copy_(of_all[0, : mine.numel()].view(mine.shape))
+        inner = self._ranks(communicator).inner
+        for name in placed.may_be_alike(self._shape):
+            row = Subgroup(communicator, inner[name])
+            for p in self.module.parameters() if row.size > 1 else ():
+                if name not in placed.cut(p):
+                    mine = p.detach().to_local()
+                    of_all = mine.new_zeros(row.size, max(mine.numel(), 1))  # an empty part too: all exchange alike
+                    of_all[row.place, : mine.numel()] = mine.flatten()
+                    row.all_gather(of_all, of_all[row.place])
+                    mine.copy_(of_all[0, : mine.numel()].view(mine.shape))
 
     def detach(self) -> None:
         self._comm.leave()
@@ -242,14 +248,28 @@ class ShardedModule(ElasticModule):
     def votes(self) -> Sequence[float]:
         """As of :attr:`products`, whether this rank is :attr:`copying`, and which parameters its backwards reached."""
         products = [value / self._comm.groups for value in self._products()]  # twins hold the same gradients
-        mine = [*products, float(self.copies()), *self._reached.votes]
+        mine = [*products, float(self.copies()), *self._of_stage(self._reached.votes)]
         self._comm.vote()
         return mine
 
     def check_votes(self, sums: Sequence[float], communicator: Communicator) -> None:
-        if not reached.alike(sums[-reached.WIDTH :], communicator.world_size):
-            texts = communicator.all_gather_bytes(self._reached.describe().encode(), Kind.CONTROL)
-            raise RanksDiverged(reached.difference([text.decode() for text in texts], communicator.step))
+        shape, size = self._shape, communicator.world_size
+        votes = [sums[-reached.WIDTH * (number + 1) :][: reached.WIDTH] for number in reversed(range(shape.stages))]
+        if all(reached.alike(vote, size // shape.stages) for vote in votes):
+            return
+        texts = communicator.all_gather_bytes(self._reached.describe().encode(), Kind.CONTROL)
+        by_stage = [[r for r in range(size) if shape.stage(r) == stage] for stage in range(shape.stages)]
+        stages = [{r: texts[r].decode() for r in ranks} for ranks in by_stage]
+        differing = next((each for each in stages if len({*each.values()}) > 1), stages[0])
+        raise RanksDiverged(reached.difference(differing, communicator.step))
+
+    def _of_stage(self, vote: Sequence[float]) -> list[float]:
+        """``vote`` in the place of this rank's layers: ranks with other layers have other parameters."""
+        before = self._stage * len(vote)
+        return [*[0.0] * before, *vote, *[0.0] * (self._shape.stages * len(vote) - before - len(vote))]
+
+    def check_alike(self, communicator: Communicator) -> None:
+        alike.compare(self.module, self._shape, communicator)
 
     def take_votes(self, sums: Sequence[float]) -> None:
         squares, mixed, kept = sums[:3]
@@ -285,10 +305,11 @@ class ShardedModule(ElasticModule):
         return self._product(new, new), self._product(both, new), self._product(self.aside, self.aside)
 
     def _product(self, of: Mapping[nn.Parameter, Any], by: Mapping[nn.Parameter, Any]) -> float:
-        """The scalar product. What ranks that compute a layer together hold alike counts once over them."""
-        alike = [(g.to_local(), by[p].to_local()) for p, g in of.items() if p in self._alike]
-        cut = [(g.to_local(), by[p].to_local()) for p, g in of.items() if p not in self._alike]
-        return sum_of_products(cut) + sum_of_products(alike) / self._tensor
+        """The scalar product. What ranks of a group hold alike counts once over them."""
+        pairs: dict[int, list[tuple[Any, Any]]] = {}
+        for p, gradient in of.items():
+            pairs.setdefault(placed.holders(p, self._shape), []).append((gradient.to_local(), by[p].to_local()))
+        return sum(sum_of_products(of_some) / holders for holders, of_some in pairs.items())
 
     def _gradients(self) -> list[torch.Tensor]:
         """This rank's parts of the gradients that it has."""
@@ -298,34 +319,3 @@ class ShardedModule(ElasticModule):
         if gradients := self._gradients():
             with torch.no_grad():
                 torch_private.foreach_mul_(gradients, factor)
-
-
-def _check(module: nn.Module, mesh: DeviceMesh | None) -> None:
-    """Raises ``ValueError`` naming what is not sharded over ``mesh`` as it must be."""
-    from torch.distributed.tensor import DTensor, Replicate
-
-    from elastrain.elastic.strategies.group_mesh import SHARDS
-
-    ours = "job.mesh" if mesh is None or mesh.ndim == 1 else f"job.mesh['{SHARDS}']"
-    for name, m in module.named_modules():
-        if isinstance(m, nn.SyncBatchNorm):
-            raise ValueError(f"job.wrap(): {name}: SyncBatchNorm {_NOT_YET}; use GroupNorm or LayerNorm")
-    for name, p in module.named_parameters():
-        if not isinstance(p, DTensor):
-            raise ValueError(
-                f"job.wrap(): parameter {name} is not sharded, and spec.parallelism.shards is more than 1: call "
-                f"fully_shard(layer, mesh={ours}) for the layers, and at last fully_shard(net, mesh={ours})"
-            )
-        names = p.device_mesh.mesh_dim_names or ()
-        if torch_private.root_of(p.device_mesh) is not mesh or SHARDS not in names:
-            raise ValueError(
-                f"job.wrap(): parameter {name} is sharded over another mesh, {p.device_mesh}: give fully_shard "
-                f"mesh={ours}, and parallelize_module job.mesh['tp'] with spec.parallelism.tensor (docs/sharded.md)"
-            )
-        if isinstance(p.placements[0], Replicate) or any(placement.is_partial() for placement in p.placements):
-            raise ValueError(f"job.wrap(): parameter {name} has placements {p.placements}: fully_shard must shard it")
-    if mesh is not None and mesh.ndim == 2 and all(p.device_mesh.ndim == 1 for p in module.parameters()):
-        raise ValueError(
-            f"job.wrap(): no layer is computed by several ranks, and spec.parallelism.tensor is {mesh.size(1)}: call "
-            "parallelize_module(layer, job.mesh['tp'], plan) before fully_shard, or leave tensor out"
-        )

@@ -18,6 +18,7 @@ from elastrain.api.shape import ONE_RANK
 from elastrain.data.order import Order, Slice
 from elastrain.elastic.comm.backend import Offer, look, propose
 from elastrain.elastic.comm.communicator import Communicator
+from elastrain.elastic.strategies.scheduled import Scheduled
 from elastrain.elastic.torch_private import foreach_mul_
 from elastrain.elastic.torch_probes import EVERY_JOB, Need
 
@@ -131,6 +132,10 @@ class ElasticModule(nn.Module):
         """All ranks have voted: the ``sums`` of :meth:`votes`. Raises ``RanksDiverged`` on all ranks if their models
         cannot have the same gradients, and ``GenerationBroken``."""
 
+    def check_alike(self, communicator: Communicator) -> None:
+        """Replicas are compared: all ranks call it. Raises ``RanksDiverged`` on all ranks if ranks of a replica differ
+        in what they hold alike, and ``GenerationBroken``."""
+
     def take_votes(self, sums: Sequence[float]) -> None:
         """The step counts by these ``sums`` of :meth:`votes`."""
 
@@ -224,7 +229,7 @@ class Strategy(ABC):
     @abstractmethod
     def backward(
         self,
-        loss: torch.Tensor,
+        loss: torch.Tensor | Scheduled,
         unscaled: torch.Tensor,
         part: Slice,
         communicator: Communicator,
@@ -236,9 +241,9 @@ class Strategy(ABC):
 
         Before that the parameters have no gradients outside of this method, so that no code of the script can change
         partial sums; those of steps before are put aside (:mod:`elastrain.elastic.state.kept`). ``loss``: scalar, the
-        mean over the micro-batch. ``unscaled``: its value to report, which differs from it by the factor of a scaler.
-        With the last one it returns when no sum of the host is under way; the gradients are void if the communicator
-        broke meanwhile.
+        mean over the micro-batch; of a sharded model perhaps a schedule. ``unscaled``: its value to report, which
+        differs from it by the factor of a scaler. With the last one it returns when no sum of the host is under way;
+        the gradients are void if the communicator broke meanwhile.
         """
 
 

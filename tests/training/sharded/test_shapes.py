@@ -1,0 +1,140 @@
+"""Replicas of any shape: a pipeline, experts, context parallelism. Each is an example, and equals one process.
+
+Promises 1, 2, 4 and 5. A worker is one group of two ranks, along the dimension of the shape.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from elastrain.api.settings import CheckpointSpec
+from elastrain.data.options import order_of
+
+EXAMPLES = {path.parent.name[3:]: path for path in (Path(__file__).parents[3] / "examples").glob("1[123]-*/train.py")}
+SHAPES, STEPS, TOLERANCE = ("pipeline", "experts", "context"), 40, 1e-10
+
+
+@cache
+def example(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES[name])
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@cache
+def alone(name: str) -> tuple[dict[str, torch.Tensor], list[float]]:
+    """The same training in this process: the parameters, and the loss of each step."""
+    module = example(name)
+    model = {"pipeline": "whole", "experts": "net", "context": "Net"}[name]
+    net = getattr(module, model)().double()
+    data = module.data() if name == "context" else module.data(torch.float64)
+    order = order_of(data, global_batch_size=22, seed=0, shuffle=None, drop_last=False)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=3e-3)
+    losses = []
+    for step in range(STEPS):
+        x, y = data[list(order.batch(step))]
+        optimizer.zero_grad()
+        loss = module.loss_of(net(x), y)
+        loss = loss / len(y) if name == "pipeline" else loss
+        loss.backward()
+        losses.append(loss.item())
+        nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        optimizer.step()
+    return {key: value.detach() for key, value in net.state_dict().items()}, losses
+
+
+def losses(name: str) -> list[float]:
+    return alone(name)[1]
+
+
+def put_together(name: str, ends: list[dict]) -> dict[str, torch.Tensor]:
+    """The whole model, of the two ranks of a group."""
+    first, second = (end["state"] for end in ends)
+    if name == "pipeline":
+        assert not first.keys() & second.keys()
+        return first | second
+    found = {}
+    for key, value in first.items():
+        if "experts" in key:
+            found[key] = torch.cat([value, second[key]])
+        else:
+            assert torch.equal(value, second[key]), f"{key}: differs between ranks that hold it alike"
+            found[key] = value
+    return found
+
+
+def assert_equal(name: str, ends: list[dict]) -> None:
+    expected, _ = alone(name)
+    for group in range(0, len(ends), 2):
+        found = put_together(name, ends[group : group + 2])
+        assert found.keys() == expected.keys()
+        for key, value in expected.items():
+            assert torch.allclose(found[key], value, rtol=0, atol=TOLERANCE), key
+
+
+@pytest.mark.parametrize(
+    ("name", "role"),
+    [pytest.param(name, role, marks=() if role else pytest.mark.nightly) for name in SHAPES for role in (1, 0)],
+)
+def test_a_shape_trains_as_one_process_while_a_rank_is_killed_and_a_group_joins_and_leaves(
+    shape_job, name, role
+) -> None:
+    """``role``: place along the dimension of the rank that is killed; its mate keeps its process."""
+    job = shape_job
+    job.example = EXAMPLES[name]
+    job.want(1)
+    job.start("a", steps=STEPS)
+    first = job.together("a")
+    job.start("b", steps=STEPS)
+    job.want(2)
+    second = job.together("a", "b", after=first)
+    mate = str(1 - role)
+    pids = job.pids("a"), job.pids("b")[mate]
+    job.kill("b", role)
+    third = job.together("a", "b", after=second)
+    assert (job.pids("a"), job.pids("b")[mate]) == pids, "a rank that was not killed has another process"
+    job.want(1, leaving=("b",))
+    job.together("a", after=third)
+    ends = job.ends("a")
+    assert_equal(name, ends)
+    assert ends[0]["loss"] == ends[1]["loss"] == pytest.approx(losses(name)[-1], rel=1e-9)
+    job.verdict()
+
+
+@pytest.mark.parametrize("name", ["pipeline", *(pytest.param(n, marks=pytest.mark.nightly) for n in SHAPES[1:])])
+def test_a_shape_resumes_from_its_checkpoint_if_all_ranks_are_lost(shape_job, name, tmp_path) -> None:
+    job = shape_job
+    job.example = EXAMPLES[name]
+    checkpoint = CheckpointSpec(path=str(tmp_path / "checkpoints"), every_steps=2)
+    job.want(1)
+    job.start("a", steps=STEPS, checkpoint=checkpoint)
+    job.together("a")
+    job.wait("a checkpoint", lambda: list(tmp_path.glob("checkpoints/*/.metadata")))
+    job.kill_all()
+    job.want(2)
+    job.start("b", "c", steps=STEPS, checkpoint=checkpoint)
+    ends = job.ends("b", "c")
+    assert "resumed from checkpoint" in job["b"].out() + job["c"].out()
+    assert_equal(name, ends)
+
+
+@pytest.mark.nightly
+def test_a_job_ends_with_the_parameter_if_ranks_of_a_group_differ_in_what_they_hold_alike(shape_job) -> None:
+    job = shape_job
+    job.example = EXAMPLES["context"]
+    job.want(1)
+    job.start("a", steps=STEPS, every=3)
+    job.together("a")
+    (job.folder / "spoil").touch()
+    ended = job["a"].ends()
+    assert ended.outcome == "failed"
+    assert re.search(r"rank 0 and rank 1, along cp of job.mesh, differ in letters.weight", ended.message), ended.message
