@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import threading
 import time
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from elastrain.elastic.comm import stock
+from elastrain.elastic import torch_private
+from elastrain.elastic.comm import nccl, stock
 from elastrain.elastic.comm.backend import Backend
 from elastrain.elastic.comm.communicator import Communicator
+from elastrain.elastic.comm.nccl import IdStore
 from elastrain.elastic.comm.stock import Breaker, StockGroup
 
 PROMPTLY = 5.0
@@ -67,6 +71,33 @@ def test_ended_groups_leave_no_descriptors_behind(connect, each) -> None:
     before = len(list(Path("/proc/self/fd").iterdir()))
     each(cycle, communicators)
     assert len(list(Path("/proc/self/fd").iterdir())) <= before
+
+
+def test_nccl_connects_neighbours_as_it_connects_all_ranks(connect, each, monkeypatch) -> None:
+    """A stand-in: gloo in NCCL's place, which tells the ranks' order and their ends, and nothing of devices."""
+    connecting = torch_private.gloo_backend("127.0.0.1", timedelta(seconds=30))
+    monkeypatch.setattr(nccl, "open_backend", lambda store, rank, size, _device: connecting(store, rank, size))
+    monkeypatch.setattr(stock, "IdStore", ReadByAll)
+
+    def train(c: Communicator) -> tuple[list[float], bool]:
+        first = c.rank - c.rank % 2
+        group = stock.form(c, range(first, first + 2), CPU, Backend.NCCL)
+        sums = add(group.group, float(c.rank))
+        c.all_gather_ints([c.rank])
+        group.abort("the test")
+        group.close()
+        return sums, c.broken is None
+
+    ends = each(train, connect(4))
+    assert ends == [([1.0] * 3, True)] * 2 + [([5.0] * 3, True)] * 2
+
+
+class ReadByAll(IdStore):
+    """NCCL's rank 0 reads nothing; gloo's does."""
+
+    def __init__(self, *arguments: Any, root_reads: bool) -> None:
+        assert not root_reads
+        super().__init__(*arguments, root_reads=True)
 
 
 def test_a_torch_whose_connections_cannot_be_found_is_refused_by_name() -> None:

@@ -108,7 +108,8 @@ def alone(make: Callable[[nn.Module], torch.optim.Optimizer], update: Update) ->
 def test_the_whole_model_is_that_of_one_process(
     tmp_path: Path, make: Any, update: Update, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch.Tensor, "bfloat16", lambda tensor: tensor)  # Muon: to compare in float64
+    monkeypatch.setattr(torch.Tensor, "bfloat16", lambda tensor: tensor)  # Muon of torch 2.13: to compare in float64
+    monkeypatch.setattr(torch, "bfloat16", torch.float64)  # and that of 2.15
 
     def play(job: Job, me: RankThread) -> dict[str, Any]:
         net = build()
