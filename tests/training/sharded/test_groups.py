@@ -9,6 +9,7 @@ import random
 
 import pytest
 
+from elastrain.api import names
 from sharded_model import STEPS, alone, assert_same_model
 
 
@@ -101,15 +102,19 @@ def test_a_joining_group_gets_each_shard_from_another_holder_if_its_source_dies(
 @pytest.mark.nightly
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("events", [30])
-def test_the_model_is_that_of_one_process_after_a_storm(job, events) -> None:
+@pytest.mark.parametrize("shape", [1, 2], ids=["shards", "two by two ranks over gloo"])
+def test_the_model_is_that_of_one_process_after_a_storm(request, shape, events) -> None:
+    job = request.getfixturevalue("job" if shape == 1 else "tensor_job")
+    options = {} if shape == 1 else {names.ENV_BACKEND: "gloo", "WIDTH": "14"}
+    job.nproc = 2 * shape
     chance = random.Random(7)
     steps = 10 * events
     job.want(2)
-    job.start("a", "b", steps=steps)
+    job.start("a", "b", steps=steps, **options)
     generation = job.together("a", "b")
     deaths = dict.fromkeys("ab", 4)  # an agent restarts its ranks five times within ten minutes
     for _ in range(events):
-        worker, local = chance.choice("ab"), chance.randrange(2)
+        worker, local = chance.choice("ab"), chance.randrange(job.nproc)
         if deaths[worker] and chance.random() < 0.5:
             deaths[worker] -= 1
             what = chance.choice(["die-in-forward", "die-in-backward"])
@@ -117,5 +122,5 @@ def test_the_model_is_that_of_one_process_after_a_storm(job, events) -> None:
             what = chance.choice(["cut-before-vote", "cut-after-vote"])
         job.order(what, (worker, local))
         generation = job.together("a", "b", after=generation)
-    assert_same_model(job.finish("a", "b"), steps)
+    assert_same_model(job.finish("a", "b"), steps, tensor=shape, width=12 + shape)
     job.verdict()

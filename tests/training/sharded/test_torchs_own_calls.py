@@ -42,7 +42,7 @@ def adam(net: nn.Module) -> torch.optim.Optimizer:
 
 
 class Factored(torch.optim.Optimizer):
-    """As Adafactor, which torch 2.13 cannot run on sharded parameters: sums over whole rows and columns."""
+    """As Adafactor, which torch 2.13 and 2.15 cannot run on sharded parameters: sums over whole rows and columns."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__(net.parameters(), {"lr": 0.05})
