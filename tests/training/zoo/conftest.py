@@ -214,6 +214,7 @@ def survives(zoo_job: Callable[..., ZooJob]) -> Callable[..., None]:
         bitwise: bool = False,
         in_rounds: bool = False,
         path: Path | None = None,
+        atol: float = 1e-10,
     ) -> None:
         """``in_rounds``: states of this script can travel so, and the seed may choose it. ``path``: another form."""
         chosen = random.Random(seed)
@@ -231,7 +232,7 @@ def survives(zoo_job: Callable[..., ZooJob]) -> Callable[..., None]:
             assert undisturbed.last_step() == disturbed.last_step()
             if variables and in_rounds:
                 assert disturbed.learned(), "no joiner has received its state in portions"
-            apart = list(differences(one, other, atol=0.0 if bitwise else 1e-10))
+            apart = list(differences(one, other, atol=0.0 if bitwise else atol))
             assert not apart, "it ends with another result:\n" + "\n".join(apart[:20])
         except BaseException as e:
             e.add_note(f"seed {seed} (ELASTRAIN_ZOO_SEED={seed}), {variables or 'state at once'}: {disturber.done}")
