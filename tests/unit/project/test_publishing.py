@@ -93,6 +93,7 @@ PROGRAMS, PYPROJECT = "e2e/cluster/programs/go.mod", "pyproject.toml"
     ("row", "sources"),
     [
         ("Kubernetes", [(PROGRAMS, r"k8s\.io/kubernetes v(\S+)"), ("Makefile", r"^OTHER_KUBERNETES \?= v(\S+)"),
+                        ("Makefile", r"^NEWEST_KUBERNETES \?= v(\S+)"),
                         ("e2e/cluster/versions.env", r"kindest/node:v([\d.]+)@")]),
         ("Helm", [(PROGRAMS, r"helm\.sh/helm/v3 v(\S+)")]),
         ("etcd, on a cluster", [("scripts/etcd/go.mod", r"go\.etcd\.io/etcd/server/v3 v(\S+)"),
