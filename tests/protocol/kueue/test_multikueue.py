@@ -123,6 +123,12 @@ def mirrored(world: World, name: str, eventually: Any) -> JobKeys:
     return JobKeys(world.namespace, name, world.job(name)["metadata"]["uid"])
 
 
+def sets(world: World) -> list[dict[str, Any]]:
+    """The sets of workers in a cluster's namespace."""
+    path = f"/apis/elastrain.dev/v1alpha1/namespaces/{world.namespace}/workersets"
+    return list(world.call("GET", path)["items"])
+
+
 def test_a_sent_job_trains_on_the_worker_with_extras_of_its_own_and_ends_on_both(here, world, play, eventually):
     job = here.submit("sent", 2, 4, **SENT)
     there = mirrored(world, "sent", eventually)
@@ -135,6 +141,10 @@ def test_a_sent_job_trains_on_the_worker_with_extras_of_its_own_and_ends_on_both
     eventually(lambda: here.training(job) == 4, 30, "and its status")
     assert not here.pods(), "no pod is on the manager"
     assert set(here.workloads()) == {here.base_name(job)}, "extras are the worker's alone"
+    (found,) = sets(world)
+    assert [o["uid"] for o in found["metadata"]["ownerReferences"]] == [there.uid], "the worker's operator has made it"
+    assert found["spec"] == {"replicas": 4}
+    assert not sets(here), "no set of workers is on the manager"
     player.finish(step=9)
     eventually(lambda: true(here.base(job), "Finished"), 30, "the manager's Workload ends")
     eventually(lambda: here.condition("sent", "Succeeded").get("status") == "True", 30, "and its job")
