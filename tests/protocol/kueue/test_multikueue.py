@@ -19,7 +19,7 @@ from conditions import eventually as wait
 from control_plane import ApiServer, control_plane
 from elastrain.api.keys import JobKeys
 from elastrain.etcd.server import EtcdServer
-from kueue_planes import Operator, access_of, install, kueue_of
+from kueue_planes import NAMESPACE, Operator, access_of, install, kueue_of
 from kueue_server import API, KIND, garbage_collector, install_crds
 from kueue_world import World, true
 from raw_cluster import Cluster
@@ -66,7 +66,7 @@ def sender(manager: ApiServer, kueue_plane: ApiServer, helm: Run, kueue: object)
     rbac = "/apis/rbac.authorization.k8s.io/v1"
     worker.call("POST", "/api/v1/namespaces/kueue-system/serviceaccounts", {"metadata": ACCOUNT})
     worker.call("POST", f"{rbac}/clusterroles", {"metadata": {"name": "multikueue"}, "rules": RULES})
-    for role in ("multikueue", "operator-kueue"):
+    for role in ("multikueue", f"operator.{NAMESPACE}.kueue"):
         ref = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role}
         subjects = [{"kind": "ServiceAccount", **ACCOUNT}]
         body = {"metadata": {"name": f"sender-{role}"}, "roleRef": ref, "subjects": subjects}
@@ -88,7 +88,7 @@ def sender(manager: ApiServer, kueue_plane: ApiServer, helm: Run, kueue: object)
     ):  # fmt: skip
         body = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": kind, "metadata": {"name": name}, "spec": spec}
         here.call("POST", f"{API}/{plural}", body)
-    wait(lambda: true(here.call("GET", f"{API}/multikueueclusters/worker"), "Active"), 40, "the worker is connected")
+    wait(lambda: true(here.call("GET", f"{API}/multikueueclusters/worker"), "Active"), 60, "the worker is connected")
     yield here
     install(kueue_plane, helm)
 
