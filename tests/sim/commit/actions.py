@@ -24,46 +24,63 @@ def following(bounds: Bounds, world: World) -> Iterator[Next]:
 # -- a step --------------------------------------------------------------------------------------------------------
 def _train(bounds: Bounds, world: World, number: int, rank: Rank) -> Iterator[Next]:
     """The next part of this rank's step, if its peers have done theirs."""
-    g, step = rank.generation, rank.step
-    peers = tuple(p for p in world.members(g) if p != number)
-
-    def have(hop: int) -> bool:
-        return all(world.sent & bounds.bit(g, step, hop, p, number) for p in peers)
-
-    if rank.stage is Stage.COMPUTES and step < bounds.steps:
-        moved = _send(bounds, world, number, 0, peers)
-        if bounds.transport is Transport.TCP:
-            yield f"{number} sends its gradients and its vote", _vote(bounds, moved, number, peers)
-        else:
-            yield f"{number} begins its sums", moved.with_rank(number, stage=Stage.SUMS)
+    members = world.members(rank.generation)
+    peers = tuple(p for p in members if p != number)
+    above, below = bounds.parent(members, number), bounds.children(members, number)
+    if rank.stage is Stage.COMPUTES and rank.step < bounds.steps:
+        yield f"{number} begins its sums", _send(bounds, world, number, 0, peers).with_rank(number, stage=Stage.SUMS)
     elif rank.stage is Stage.SUMS:
-        if "end of the sums" in bounds.without:
-            yield f"{number} votes while its sums are under way", _vote(bounds, world, number, peers)
-        if have(0):
-            yield f"the sums of {number} end", world.with_rank(number, stage=Stage.SUMMED)
-        if _is_misled(world, peers, g, step):
-            yield f"the sums of {number} end with old data", world.with_rank(number, stage=Stage.SUMMED, stale=True)
+        yield from _end_sums(bounds, world, number, rank, peers)
     elif rank.stage is Stage.SUMMED:
         if "vote" in bounds.without:
             yield f"{number} commits", _decide(bounds, world, number)
         elif "vote in its step" in bounds.without:  # it is read before the next one
-            if g not in rank.history or all(world.sent & bounds.bit(g, step - 1, 1, p, number) for p in peers):
-                yield f"{number} votes and commits", _decide(bounds, _vote(bounds, world, number, peers), number)
+            moved = _vote(bounds, world, number)
+            if rank.generation not in rank.history or _has_voted(bounds, moved, number, rank.step - 1):
+                yield f"{number} votes and commits", _decide(bounds, moved, number)
         else:
-            yield f"{number} votes", _vote(bounds, world, number, peers)
-    elif rank.stage is Stage.VOTED and have(1):
-        if "second hop" in bounds.without:
-            yield f"{number} has all votes", _decide(bounds, world, number)
+            yield f"{number} votes", _vote(bounds, world, number)
+    elif rank.stage is Stage.VOTED and ("branch" in bounds.without or _have(bounds, world, number, 1, below)):
+        if above:
+            moved = _send(bounds, world, number, 1, above)
+            yield f"{number} has the votes of its branch", moved.with_rank(number, stage=Stage.PASSED)
         else:
-            moved = _send(bounds, world, number, 2, peers)
-            yield f"{number} has all votes", moved.with_rank(number, stage=Stage.COLLECTED)
-    elif rank.stage is Stage.COLLECTED and have(2):
-        yield f"{number} has the sum of the votes", _decide(bounds, world, number)
+            moved = _send(bounds, world, number, 2, below)
+            yield f"{number} has all votes", moved.with_rank(number, stage=Stage.HAS)
+    elif rank.stage is Stage.PASSED and _have(bounds, world, number, 2, above):
+        moved = _send(bounds, world, number, 2, below)
+        yield f"{number} has the sum of the votes", moved.with_rank(number, stage=Stage.HAS)
+    elif rank.stage is Stage.HAS:
+        yield f"{number} decides", _decide(bounds, world, number)
+
+
+def _end_sums(bounds: Bounds, world: World, number: int, rank: Rank, peers: tuple[int, ...]) -> Iterator[Next]:
+    if "end of the sums" in bounds.without:
+        yield f"{number} votes while its sums are under way", _vote(bounds, world, number)
+    if _have(bounds, world, number, 0, peers):
+        yield f"the sums of {number} end", world.with_rank(number, stage=Stage.SUMMED)
+    if _is_misled(world, peers, rank.generation, rank.step):
+        yield f"the sums of {number} end with old data", world.with_rank(number, stage=Stage.SUMMED, stale=True)
+
+
+def _has_voted(bounds: Bounds, world: World, number: int, step: int) -> bool:
+    """Whether the votes of all for ``step`` of this rank's generation are on their way."""
+    generation = world.ranks[number].generation
+    members = world.members(generation)
+    return all(
+        world.sent & bounds.bit(generation, step, 1, m, above) for m in members for above in bounds.parent(members, m)
+    )
 
 
 def _is_misled(world: World, peers: tuple[int, ...], generation: int, step: int) -> bool:
     """Whether an aborted kernel of a peer may have said that it has sent what it has not."""
     return any(world.ranks[p].aborted == (generation, step + 1) for p in peers)
+
+
+def _have(bounds: Bounds, world: World, number: int, hop: int, senders: tuple[int, ...]) -> bool:
+    """Whether the messages of ``senders`` for the present step have arrived."""
+    rank = world.ranks[number]
+    return all(world.sent & bounds.bit(rank.generation, rank.step, hop, p, number) for p in senders)
 
 
 def _send(bounds: Bounds, world: World, number: int, hop: int, receivers: tuple[int, ...]) -> World:
@@ -73,15 +90,22 @@ def _send(bounds: Bounds, world: World, number: int, hop: int, receivers: tuple[
     return world._replace(sent=sent)
 
 
-def _vote(bounds: Bounds, world: World, number: int, receivers: tuple[int, ...]) -> World:
-    return _send(bounds, world, number, 1, receivers).with_rank(number, stage=Stage.VOTED)
+def _vote(bounds: Bounds, world: World, number: int) -> World:
+    """A leaf sends its vote at once."""
+    members = world.members(world.ranks[number].generation)
+    above, below = bounds.parent(members, number), bounds.children(members, number)
+    world = world.with_rank(number, stage=Stage.VOTED)
+    if not above or below:
+        return world
+    return _send(bounds, world, number, 1, above).with_rank(number, stage=Stage.PASSED)
 
 
 def _decide(bounds: Bounds, world: World, number: int) -> World:
     """The rank has the sum of all votes."""
     rank = world.ranks[number]
     g, peers = rank.generation, world.members(rank.generation)
-    alone = rank.woke and any(world.has_left(p, g) for p in peers if p != number)
+    neighbours = (*bounds.parent(peers, number), *bounds.children(peers, number))
+    alone = rank.woke and any(world.has_left(p, g) for p in neighbours)
     intact = (not rank.lost or "vouch" in bounds.without) and (not alone or "look after a freeze" in bounds.without)
     if not rules.counts(g, summed=True, intact=intact):
         return _broken(bounds, world, number)
@@ -93,17 +117,16 @@ def _decide(bounds: Bounds, world: World, number: int) -> World:
 # -- the end of a generation, on one rank ------------------------------------------------------------------------------
 def _end(bounds: Bounds, world: World, number: int, rank: Rank, *, kill: bool) -> Iterator[Next]:
     """The rank gives its generation up, for any reason, or dies; perhaps while it sends."""
-    peers = tuple(p for p in world.members(rank.generation) if p != number)
     what = "is killed" if kill else "gives its generation up"
     worlds = {"": world}
     if rank.acts and not rank.broken:
-        if rank.stage is Stage.SUMMED and "vote" not in bounds.without:
-            worlds |= {f" while it votes, {p}": _vote(bounds, world, number, p) for p in parts(peers) if p}
-        elif rank.stage is Stage.VOTED and all(
-            world.sent & bounds.bit(rank.generation, rank.step, 1, p, number) for p in peers
-        ):
-            hops = {p: _send(bounds, world, number, 2, p) for p in parts(peers) if p}
-            worlds |= {f" while it sends its chunk, {p}": moved for p, moved in hops.items()}
+        members = world.members(rank.generation)
+        above, below = bounds.parent(members, number), bounds.children(members, number)
+        sends = (rank.stage is Stage.VOTED and not above and _have(bounds, world, number, 1, below)) or (
+            rank.stage is Stage.PASSED and _have(bounds, world, number, 2, above)
+        )
+        some = [part for part in parts(below) if sends and 0 < len(part) < len(below)]
+        worlds |= {f" while it sends the sum, {p}": _send(bounds, world, number, 2, p) for p in some}
     for when, moved in worlds.items():
         if kill:
             yield f"{number} {what}{when}", moved.with_rank(number, alive=False)._replace(kills=world.kills + 1)
@@ -131,7 +154,7 @@ def _faults(bounds: Bounds, world: World, number: int, rank: Rank) -> Iterator[N
     if world.kills < bounds.kills:
         yield from _end(bounds, world, number, rank, kill=True)
     if rank.frozen:
-        woke = rank.stage >= Stage.VOTED
+        woke = rank.stage in (Stage.VOTED, Stage.PASSED)
         yield f"{number} goes on", world.with_rank(number, frozen=False, woke=woke)
     elif world.freezes < bounds.freezes:
         yield f"{number} is frozen", world.with_rank(number, frozen=True)._replace(freezes=world.freezes + 1)

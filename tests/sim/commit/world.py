@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
+from elastrain.elastic.comm import tree
+
 
 class Transport(IntEnum):
     """What sums the gradients of a step."""
@@ -27,8 +29,11 @@ class Stage(IntEnum):
     """Its sums are under way."""
     SUMMED = 2
     VOTED = 3
-    COLLECTED = 4
-    """It has the votes of all, and has sent its chunk of their sum."""
+    """Its own vote is in its part of the sum; it waits for those of its children in the tree."""
+    PASSED = 4
+    """It has sent the sum of its branch to its parent, and waits for the sum of all."""
+    HAS = 5
+    """It has the sum of all votes, and has sent it to its children."""
 
 
 STALE = -1
@@ -102,13 +107,23 @@ class Bounds:
     losses: int = 1
     """Leases that expire while their ranks live."""
     shards: int = 1
+    fan: int = 2
+    """Children of a rank in the tree that votes travel over."""
     without: frozenset[str] = frozenset()
     """Parts of the rule that are left out, to see that the search finds what they are for."""
 
     def bit(self, generation: int, step: int, hop: int, sender: int, receiver: int) -> int:
-        """The message of ``hop`` (0: gradients, 1: vote, 2: chunk of the sum of all votes)."""
+        """The message of ``hop`` (0: gradients, 1: votes of a branch, to the parent; 2: their sum, to a child)."""
         number = ((generation - 1) * self.steps + step) * 3 + hop
         return 1 << ((number * self.ranks + sender) * self.ranks + receiver)
+
+    def parent(self, members: tuple[int, ...], number: int) -> tuple[int, ...]:
+        """Of ``number`` in the tree; none of the first member."""
+        above = tree.parent(members.index(number), self.fan)
+        return () if above is None else (members[above],)
+
+    def children(self, members: tuple[int, ...], number: int) -> tuple[int, ...]:
+        return tuple(members[place] for place in tree.children(members.index(number), len(members), self.fan))
 
     def shard(self, rank: int) -> int:
         return rank % self.shards

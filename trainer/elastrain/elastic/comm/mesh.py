@@ -19,7 +19,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -136,11 +136,17 @@ class Mesh:
         """Fill a contiguous CPU tensor with the next bytes from ``peer``, then call ``then()``, which may send."""
         self._peers[peer].incoming.append((_bytes_of(into), then))
 
-    def run(self) -> None:
-        """Return when all queued buffers have been sent and received.
+    def has_left(self, peer: int) -> bool:
+        """Whether ``peer`` has closed its end, and all its data was read. For the thread of :meth:`run`."""
+        return self._peers[peer].has_left
+
+    def run(self, hops: int = 1) -> None:
+        """Return when all queued buffers have been sent and received. Every peer that takes part has one by now.
+
+        ``hops``: ranks that wait for each other, one after the other, before this rank receives its last buffer.
 
         Raises :class:`PeerLost` if a connection ends from which data was expected, and naming the peers if no byte
-        moves for :data:`COLLECTIVE_SECONDS`, or for :data:`QUIET_SECONDS` after it was called off.
+        moves for :data:`COLLECTIVE_SECONDS`, or for :data:`QUIET_SECONDS` a hop after it was called off.
 
         A lost peer needs no data any more: a rank that has received the peer's part completes the exchange, since other
         ranks may have completed it too. If all peers are lost, no other rank can have the sum, and it raises
@@ -150,10 +156,10 @@ class Mesh:
         the only rank that has it: the others have given it up, and repeat the step without it. After a freeze the
         exchange therefore completes only if no peer has left.
         """
-        frozen = False
+        frozen, peers = False, [peer for peer in self._peers.values() if peer.events]
         with selectors.DefaultSelector() as selector:
             looked = moved = time.monotonic()
-            while self._follow(selector):
+            while self._follow(selector, peers):
                 ready = selector.select(POLL_SECONDS)
                 for key, events in ready:
                     if events & selectors.EVENT_READ:
@@ -163,23 +169,23 @@ class Mesh:
                 now = time.monotonic()
                 frozen, looked = frozen or now - looked >= POLL_SECONDS + FROZEN_SECONDS, now
                 moved = now if ready else moved
-                self._check_patience(now, moved)
-        if self._peers and all(p.refuses for p in self._peers.values()):
+                self._check_patience(now, moved, hops)
+        if peers and all(p.refuses for p in peers):
             raise PeerLost("no peer has received the data")
-        if frozen and (left := [str(p.rank) for p in self._peers.values() if p.has_left]):
+        if frozen and (left := [str(p.rank) for p in peers if p.has_left]):
             raise PeerLost(f"ranks {', '.join(left)} have left while this rank was frozen")
 
-    def _check_patience(self, now: float, moved: float) -> None:
+    def _check_patience(self, now: float, moved: float, hops: int) -> None:
         off = self._called_off_at
-        bound = COLLECTIVE_SECONDS if off is None else QUIET_SECONDS
+        bound = COLLECTIVE_SECONDS if off is None else QUIET_SECONDS * hops
         quiet = now - (moved if off is None else max(moved, off))
         if quiet >= bound or (off is not None and now - off >= LAST_SECONDS):
             slow = ", ".join(str(p.rank) for p in self._peers.values() if p.events)
             raise PeerLost(f"no data has come from, or gone to, ranks {slow} for {quiet:.3g} s")
 
-    def _follow(self, selector: selectors.BaseSelector) -> bool:
+    def _follow(self, selector: selectors.BaseSelector, peers: Sequence[_Peer]) -> bool:
         """Register each connection for the events that its queues need. Returns whether any are left."""
-        for peer in self._peers.values():
+        for peer in peers:
             events = peer.events
             if events == peer.watched:
                 continue

@@ -9,9 +9,10 @@ minimum (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms", 2009). C
 piece is added and returned while the next ones travel. The order of the additions depends only on the number of ranks,
 and all ranks end with the same bits.
 
-Small tensors go the same way. One hop, from every rank to every rank, would take a third of a millisecond less. But a
-rank that was frozen before it sent its part would find all other parts in its sockets when it wakes, and would commit a
-step that its peers have given up. With two hops, a rank has the sum only after all peers have received its part.
+Small tensors, as the votes for a step, travel over a tree (:mod:`elastrain.elastic.comm.tree`): what they cost is the
+number of messages. One hop, from every rank to every rank, would be the shortest way. But a rank that was frozen before
+it sent its part would find all other parts in its sockets when it wakes, and would commit a step that its peers have
+given up.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ from elastrain.elastic.comm.header import Label
 from elastrain.elastic.comm.mesh import Mesh
 from elastrain.elastic.comm.peer import PeerLost
 from elastrain.elastic.comm.transport import completed, future_on
+from elastrain.elastic.comm.tree import TreeSum
 
+SMALL_BYTES = 1 << 15
+"""Up to this size a sum travels over the tree. All ranks choose alike: their tensors have one size."""
 PIECE_BYTES = 1 << 21
 """Bytes that are added and returned at a time; large enough to hide the cost of Python in between."""
 WINDOW = 4
@@ -103,7 +107,10 @@ class TcpAllreduce:
 
     def _sum(self, flats: list[torch.Tensor], label: Label) -> None:
         """Begin all sums before waiting for one: both ends of a connection then see the same order."""
-        self._mesh.announce(label, sum(flat.nbytes for flat in flats))
+        if (size := sum(flat.nbytes for flat in flats)) <= SMALL_BYTES:
+            TreeSum(self._mesh, self._rank, [flat for flat in flats if len(flat)]).run(label)
+            return
+        self._mesh.announce(label, size)
         whole = [flat if len(flat) >= self._world_size else _padded(flat, self._world_size) for flat in flats]
         for place, flat in enumerate(whole):
             _Exchange(self._mesh, self._rank, flat, partial(self._rows, place)).begin()
