@@ -65,7 +65,9 @@ class Report(Model):
 def rank_at(place: str, ranks: int) -> int | None:
     """None: no rank has this place."""
     if place == "between":
-        return next((r for r in range(1, ranks) if len(tree.children(r, ranks)) == min(tree.FAN, ranks - 1 - tree.FAN)), None)
+        return next(
+            (r for r in range(1, ranks) if len(tree.children(r, ranks)) == min(tree.FAN, ranks - 1 - tree.FAN)), None
+        )
     return 0 if place in ("root", PAIRS) else ranks - 1
 
 
@@ -157,13 +159,14 @@ def _vote(sums: TcpAllreduce, play: Callable[[int], None], step: int) -> float:
 
 
 def tables(report: Report) -> list[Table]:
-    table = Table("Processor time of one rank for the votes of one step, ms", ["ranks", "hops", PAIRS, *PLACES, "connections"])
+    rows = []
     for ranks in sorted({run.ranks for run in report.runs}):
         of = [run for run in report.runs if run.ranks == ranks]
         cells = [_cell([run.cpu for run in of if run.way == way]) for way in (PAIRS, *PLACES)]
         most = max(run.connections for run in of if run.way != PAIRS)
-        table.row(str(ranks), str(2 * tree.depth(ranks)), *cells, f"{most} (was {ranks - 1})")
-    return [table]
+        rows.append((str(ranks), str(2 * tree.depth(ranks)), *cells, f"{most} of {ranks - 1}"))
+    header = ("ranks", "hops", PAIRS, *PLACES, "peers it talks to")
+    return [Table("Processor time of one rank for the votes of one step, ms", header, tuple(rows))]
 
 
 def _cell(values: list[float]) -> str:
@@ -172,7 +175,9 @@ def _cell(values: list[float]) -> str:
 
 def main(
     *,
-    ranks: Annotated[str, typer.Option(help="Sizes of the generation, separated by commas; at least 2.")] = "2,8,32,128,512",
+    ranks: Annotated[
+        str, typer.Option(help="Sizes of the generation, separated by commas; at least 2.")
+    ] = "2,8,32,128,512",
     steps: Annotated[int, typer.Option(min=1, help="Of each run.")] = 100,
     runs: Annotated[int, typer.Option(min=1, help="Of each size and place, in turns.")] = 5,
     json: program.Json = None,
@@ -195,7 +200,10 @@ def main(
             for size in sizes:
                 done += [found for way in (PAIRS, *PLACES) if (found := measure(size, way, steps)) is not None]
             output.keep(report())
-    output.show(tables(report()), [f"Minimum / median / maximum of {runs} runs of {steps} steps.", f"Goal: at most {GOAL:g} ms.", *where.lines])
+    output.show(
+        tables(report()),
+        [f"Minimum / median / maximum of {runs} runs of {steps} steps.", f"Goal: at most {GOAL:g} ms.", *where.lines],
+    )
 
 
 if __name__ == "__main__":

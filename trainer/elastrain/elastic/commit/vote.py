@@ -6,8 +6,9 @@ may do afterwards can damage a gradient of the step on any rank. For gradients o
 its own sums: a kernel that an abort has ended may leave its peers with old data that looks like a sum, and then the
 rank that has aborted does not vote.
 
-The vote is a sum of its own on every transport. It travels over the host's connections, in two hops: a rank that has
-the sum knows that all have voted, and that all have sent what the others need to know it too.
+The vote is a sum of its own on every transport. It travels over the host's connections, up a tree of the ranks and down
+again (:mod:`elastrain.elastic.comm.tree`): a rank that has the sum knows that all have voted, and has passed it on to
+those that get it from this rank.
 """
 
 from __future__ import annotations
