@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from elastrain.api.settings import RankSettings
+from elastrain.api.shape import ONE_RANK
 from elastrain.elastic.assemble import world_for
 from elastrain.elastic.checkpoint import CheckpointKeeper
 from elastrain.elastic.commit import control
@@ -20,7 +21,7 @@ from elastrain.elastic.commit.step import Step
 from elastrain.elastic.group.world import World
 from elastrain.elastic.state import digest
 
-REPLICAS = cast("Any", SimpleNamespace(votes=False, tensor=1))
+REPLICAS = cast("Any", SimpleNamespace(votes=False, shape=ONE_RANK))
 
 
 def alone(**tracked: Any) -> World:
