@@ -146,8 +146,8 @@ class SimulatedMember:
                         "broken": effect.broken, "store_port": effect.store_port,
                     }
                 )  # fmt: skip
-                self._dirty = True
-                if not self._writing:
+                self._dirty = self._dirty or not effect.later
+                if self._dirty and not self._writing:
                     self._writing = True
                     self._spawn(self._write())
             case _:

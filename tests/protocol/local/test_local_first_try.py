@@ -76,8 +76,8 @@ def test_etcd_takes_other_ports_if_they_are_in_use(monkeypatch: pytest.MonkeyPat
         faster.bind(("127.0.0.1", 0))
         faster.listen()
         taken = faster.getsockname()[1]
-        choices = iter([[taken, etcd_server._free_ports(1)[0]], etcd_server._free_ports(2)])
-        monkeypatch.setattr(etcd_server, "_free_ports", lambda _count: next(choices))
+        choices = iter([[taken, etcd_server._free_ports("127.0.0.1", 1)[0]], etcd_server._free_ports("127.0.0.1", 2)])
+        monkeypatch.setattr(etcd_server, "_free_ports", lambda *_: next(choices))
         with EtcdServer() as server:
             assert server.pid is not None
             assert server.client_port != taken

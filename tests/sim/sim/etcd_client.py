@@ -55,6 +55,7 @@ class LeaseKeeper:
         self.confirmed = client.process.clock.now
         self._client, self._on_state, self._on_answer = client, on_state, on_answer
         self._wanted: dict[str, bytes] = {}
+        self._deferred: dict[str, bytes] = {}
         self._written: dict[str, bytes | None] = {}
         self._doubted: set[str] = set()
         self._busy = self._closed = self._failing = False
@@ -71,19 +72,27 @@ class LeaseKeeper:
         return self._written == self._wanted
 
     def set(self, key: str, value: bytes, *, later: bool = False) -> None:
-        if later and key in self._wanted and self._written.get(key) == self._wanted[key]:
-            self._written[key] = value
+        if later and key in self._wanted:
+            self._deferred[key] = value
+            return
+        self._deferred.pop(key, None)
         self._wanted[key] = value
         self.kick()
 
     def unset(self, key: str) -> None:
         self._wanted.pop(key, None)
+        self._deferred.pop(key, None)
         self.kick()
 
     def rewrite(self, key: str) -> None:
+        self._take_deferred()
         self._written[key] = None
         self._doubted.add(key)
         self.kick()
+
+    def _take_deferred(self) -> None:
+        self._wanted |= self._deferred
+        self._deferred.clear()
 
     def close(self) -> None:
         """Revoke it: the keys vanish."""
@@ -141,6 +150,7 @@ class LeaseKeeper:
         self._busy = False
         if isinstance(error, LeaseLost):
             self.id = 0
+            self._take_deferred()
             self._written.clear()
             self._on_answer()
             self._turn()

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from elastrain.api.settings import BatchSettings, CheckpointSpec, LearningRate
+from elastrain.api.settings import BatchSettings, CheckpointSpec, LearningRate, RankSettings
 from elastrain.data.order import Order
 from elastrain.data.share import Place
 from elastrain.elastic.assemble import strategy_for
@@ -236,7 +236,7 @@ def test_a_loader_is_refused_with_the_way_out_if_its_batches_do_not_fit(order, w
 
 
 def test_a_job_is_refused_if_the_noise_of_its_gradients_is_not_measured() -> None:
-    session = SimpleNamespace(welcome=SimpleNamespace(settings=SimpleNamespace(shards=1)))
+    session = SimpleNamespace(welcome=SimpleNamespace(settings=RankSettings()))
     with pytest.raises(ValueError, match=r"spec.batch: not with elastrain.join\(numerics='bitwise'\)"):
         strategy_for("bitwise", session, ChosenBatch(bounds()).small)
     strategy = strategy_for("exact", session, ChosenBatch(bounds()).small)

@@ -75,6 +75,7 @@ class Lease:
         self._callbacks = callbacks
         self._changed = threading.Condition()
         self._wanted: dict[str, bytes] = {}
+        self._deferred: dict[str, bytes] = {}
         self._written: dict[str, bytes | None] = {}  # None: unknown, after an attempted write
         self._doubted: set[str] = set()  # reportedly deleted by another client, and not written since
         self._id = 0
@@ -109,8 +110,10 @@ class Lease:
         """Declare that ``key`` holds ``value`` while the lease lives. ``later``: with the next declaration of this key,
         or when all keys are written again under a new lease."""
         with self._changed:
-            if later and key in self._wanted and self._written.get(key) == self._wanted[key]:
-                self._written[key] = value
+            if later and key in self._wanted:
+                self._deferred[key] = value
+                return
+            self._deferred.pop(key, None)
             self._wanted[key] = value
             self._changed.notify_all()
 
@@ -118,11 +121,13 @@ class Lease:
         """Declare that ``key`` does not exist. Deletions precede other writes."""
         with self._changed:
             self._wanted.pop(key, None)
+            self._deferred.pop(key, None)
             self._changed.notify_all()
 
     def rewrite(self, key: str) -> None:
         """Write ``key`` again without a local change, after another client deleted it."""
         with self._changed:
+            self._take_deferred()
             self._written[key] = None
             self._doubted.add(key)
             self._changed.notify_all()
@@ -263,10 +268,15 @@ class Lease:
             return surplus, None
         return next(((key, value) for key, value in self._wanted.items() if self._written.get(key) != value), None)
 
+    def _take_deferred(self) -> None:
+        self._wanted |= self._deferred
+        self._deferred.clear()
+
     def _forget(self) -> None:
         self._id = 0
         with self._changed:
             self._written.clear()  # the keys ended with the lease
+            self._take_deferred()
         self._callbacks.on_lost()
 
     def _report(self, error: EtcdError | None) -> None:
