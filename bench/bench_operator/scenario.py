@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench_harness.program import Failed
 from bench_operator.cluster import NAMESPACE, ControlPlane
 from bench_operator.members import RunningPods
 from bench_operator.results import Cost, Idle, Rescale, Restart, Run
@@ -118,8 +119,13 @@ class Scenario:
             patching = time.monotonic() - began
 
         cost = self.cost("rescale", change, len(self._jobs) * workers)
-        created = self._system.audit.created_pods(mark)
-        waits = sorted(created[f"{name}-{workers - 1}"] - at for name, at in changed.items())
+        created: dict[str, float] = {}
+        for pod, at in self._system.audit.created_pods(mark).items():  # numbers go on where a worker was replaced
+            job = pod.rpartition("-")[0]
+            created[job] = max(at, created.get(job, at))
+        if without := sorted(changed.keys() - created.keys()):
+            raise Failed(f"{len(without)} of {len(changed)} jobs have got no further worker, the first {without[0]}")
+        waits = sorted(created[name] - at for name, at in changed.items())
         return Rescale(
             cost=cost,
             patching_seconds=round(patching, 2),

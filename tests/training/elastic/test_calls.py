@@ -7,6 +7,7 @@ import torch
 
 from conditions import eventually
 from elastrain.api import messages as m
+from elastrain.api.loops import LoopId
 from elastrain.api.settings import CheckpointSpec
 from elastrain.elastic.checkpoint import tier_at
 
@@ -230,6 +231,31 @@ def test_code_after_loops_that_are_over_runs_alone_in_a_joiner(world, expected):
         assert r["gathered"] == [{"worker": "b"}]
     joined = final["b"]["results"][len(passed) :]
     assert [r["sums"] for r in joined] == [r["sums"] for r in final["a"]["results"][EPOCHS - len(joined) :]]
+
+
+def test_a_rank_starts_anew_if_the_checkpoint_is_of_a_later_loop_than_the_one_that_it_waits_in(world, expected):
+    """It has begun as a joiner of a job whose last report is a second old, and whose ranks were all lost then. Code
+    between the loops would run once more, on the state behind it."""
+    spec = CheckpointSpec(path=str(world.folder / "checkpoints"), every_steps=1)
+    start(world, "a", HOLD=str(STEPS + 2), checkpoint=spec)
+    world.propose("a")
+    let_pass(world, *POINTS)
+    at(world, "body", "a")
+    volume = tier_at(str(world.folder / "checkpoints"), keep=2)
+    world.wait("a checkpoint of the second loop", lambda: any(c.step > STEPS for c in volume.complete()))
+    world.located = lambda: m.Located(step=1, training=True, loop=LoopId(STEPS))
+    start(world, "b", checkpoint=spec)
+    world.ranks["a"].kill()
+    world.ranks["a"].process.wait(10)
+    world.propose("b")
+    world.wait("b asks to be started anew", lambda: world.ranks["b"].has("misplaced", ahead=True))
+    world.ranks["b"].kill()
+    world.ranks["b"].process.wait(10)
+    world.located = lambda: m.Located(step=1, training=False, loop=LoopId(STEPS))
+    let_pass(world, "body")
+    start(world, "c", checkpoint=spec)
+    world.propose("c")
+    assert_same(world.finished("c")["c"], expected, 1)
 
 
 def test_a_state_that_code_between_loops_may_have_changed_is_not_saved(world, expected):

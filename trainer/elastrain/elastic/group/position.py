@@ -137,6 +137,12 @@ class Position:
             log.warning(unused)
         self._session.ready(step, self.loop)
 
+    def is_elsewhere(self, step: int) -> bool:
+        """Whether the script cannot continue from a saved state of ``step`` committed steps: it is in a later loop, or
+        in one that was over. What a process that starts is told of the job may be a second old, and a checkpoint newer.
+        """
+        return self.has_left(step) or step > self.loop.end
+
     def has_left(self, step: int) -> bool:
         """Whether the script cannot continue from a state of ``step`` committed steps: it is in a later loop."""
         return step <= self._passed.end

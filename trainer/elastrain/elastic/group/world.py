@@ -400,8 +400,8 @@ class World:
         """
         entry = self.saving.resume(entry, communicator, self.state.load, partial_state=self._handover.partial_state)
         self._strategy.whole().agree(communicator)
-        if communicator.rank in entry.sources and self.position.has_left(self.step):
-            self.position.start_anew(communicator, f"the script has left the loop of step {self.step}")
+        if communicator.rank in entry.sources and self.position.is_elsewhere(self.step):
+            self.position.start_anew(communicator, f"the script is in another loop than the state of step {self.step}")
         return entry
 
     # -- reports -----------------------------------------------------------------------------------------------------
