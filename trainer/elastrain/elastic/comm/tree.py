@@ -1,8 +1,8 @@
 """Small sums over a tree of the ranks: up to rank 0, which has the sum, and down again to all.
 
 Each rank talks to its parent and to at most :data:`FAN` children. A rank's cost therefore does not grow with the
-generation, and the way of a sum grows with its logarithm: two hops up to nine ranks, six for 512. With a star, a chain
-or all pairs the sums would be the same; the fan is where the time of the way and that of a rank are both small.
+generation, and the way of a sum grows with its logarithm: two hops up to nine ranks, six for 512. A star
+is the shortest way and costs its root most, a chain the reverse; with this fan both are small.
 
 Who has the sum knows two things (docs/architecture.md, "When a step counts"):
 
