@@ -17,7 +17,9 @@ from elastrain.elastic.comm import nccl, stock
 from elastrain.elastic.comm.backend import Backend
 from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.comm.nccl import IdStore
+from elastrain.elastic.comm.peer import PeerLost
 from elastrain.elastic.comm.stock import Breaker, StockGroup
+from elastrain.elastic.strategies.fsdp import _Stock
 
 PROMPTLY = 5.0
 """Seconds; gloo's own bound is 30 minutes."""
@@ -38,6 +40,42 @@ def add(group: dist.ProcessGroup, value: float) -> list[float]:
 def test_neighbours_are_connected_to_each_other_alone(connect, each) -> None:
     sums = each(lambda c: add(form(c).group, float(c.rank)), connect(4))
     assert sums == [[1.0] * 3] * 2 + [[5.0] * 3] * 2
+
+
+WRONG = {
+    "allreduce": ([torch.zeros(2), torch.zeros(3)],),
+    "_allgather_base": (torch.zeros(5), torch.zeros(2)),
+    "_reduce_scatter_base": (torch.zeros(2), torch.zeros(5)),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_call_is_the_scripts_error_and_not_the_loss_of_a_peer(name, connect, each) -> None:
+    """Else the group would form anew for ever, and make the same call."""
+
+    def call(c: Communicator) -> list[float]:
+        carrier = _Stock(form(c), c, CPU)
+        with pytest.raises(RuntimeError):  # PeerLost is none
+            carrier.run(name, WRONG[name])
+        tensor = torch.ones(3)
+        carrier.run("allreduce", ([tensor],))  # the group is whole
+        carrier.close()
+        return tensor.tolist()
+
+    assert each(call, connect(2)) == [[2.0] * 3] * 2
+
+
+@pytest.mark.parametrize("name", ["allreduce", "send"])
+def test_a_collective_of_a_group_that_a_peer_has_left_is_the_loss_of_a_peer(name, connect, each) -> None:
+    def call(carrier: _Stock, peer: int) -> None:
+        carrier.abort("the test")
+        with pytest.raises(PeerLost, match="Connection closed by peer"):
+            carrier.run(name, ([torch.ones(3)],) if name == "allreduce" else ([torch.ones(3)], peer, 0))
+        carrier.close()
+
+    ranks = connect(2)
+    connected = each(lambda c: _Stock(form(c), c, CPU), ranks)  # both, before one of them ends it
+    each(lambda c: call(connected[c.rank], 1 - c.rank), ranks)
 
 
 def test_an_abort_ends_the_collective_of_a_rank_whose_peer_does_not_come_and_a_new_group_serves(connect, each) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
 import sys
 from collections.abc import Iterator, Sequence
@@ -32,6 +33,20 @@ from elastrain.elastic.comm.nccl import IdStore
 from elastrain.elastic.comm.peer import PeerLost
 from elastrain.elastic.comm.subgroup import Subgroup
 from elastrain.elastic.comm.transport import COLLECTIVE_SECONDS, CONNECT_SECONDS, first_line
+
+_OF_GLOO = re.compile(r"^\[\S*/gloo/\S*\] ")
+"""What gloo itself says begins with its source line; torch's checks of a call do not."""
+
+
+def blames_peer(text: str) -> bool:
+    """Whether an error of a collective is of a peer, the network, or a group that was ended. Pure. Others are this
+    rank's own, such as a wrong call."""
+    return _OF_GLOO.match(text) is not None or nccl.blames_peer(text)
+
+
+def cause_in(text: str) -> str:
+    """What an error says, without source line and advice. Pure."""
+    return _OF_GLOO.sub("", text).partition(". This is typically")[0]
 
 
 class StockGroup(Protocol):

@@ -17,7 +17,6 @@ elsewhere ends no collective of that time: the group is broken when the update i
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -41,9 +40,6 @@ from elastrain.elastic.strategies.inner_group import GATHERS, SCATTERS, SUMS, In
 
 UPDATE_SECONDS = 10.0
 """Bound of an update whose generation has broken, until its collectives are ended: a mate may be frozen."""
-
-_SOURCE_LINE = re.compile(r"^\[\S+\] ")
-"""Of torch, before what gloo says."""
 
 _OUTSIDE = (
     "a forward of a sharded model needs all ranks of its group, which run equally many in the loop body and in "
@@ -243,6 +239,7 @@ class _Stock:
         self.abort, self.close = connected.abort, connected.close
 
     def run(self, name: str, arguments: Sequence[Any]) -> Any:
+        """Raises ``RuntimeError`` for a wrong call."""
         collective = getattr(self._connected.group, name)
         if self._device.type == "cuda":
             self._communicator.devices.uses(self._device)
@@ -253,7 +250,9 @@ class _Stock:
                 work.wait()
                 return done(arguments)  # a second wait for a send or a receipt would be for another one
         except RuntimeError as e:
-            raise PeerLost(_SOURCE_LINE.sub("", first_line(e)).partition(". This is typically")[0]) from e
+            if self._communicator.over is None and not stock.blames_peer(str(e)):
+                raise
+            raise PeerLost(stock.cause_in(first_line(e))) from e
         return work
 
 
