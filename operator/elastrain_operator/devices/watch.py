@@ -9,7 +9,6 @@ from datetime import datetime
 from typing import Any
 
 from elastrain.reflector import Reflector, Source
-from elastrain_operator import clock
 from elastrain_operator.allocation.resources import CLAIM
 from elastrain_operator.allocation.snapshot import Snapshot
 from elastrain_operator.cluster.nodes import DWELL
@@ -29,8 +28,10 @@ class Devices:
     def __init__(self, source: Source, on_change: Callable[[], None]) -> None:
         self._on_change = on_change
         self._wanted = asyncio.Event()
+        self._found: Published | None = None
+        """Of the slices; None: they have changed since."""
         self._published: Published | None = None
-        """None: slices or taints have changed since."""
+        """The same, with its taints marked; None: not yet."""
         self._since: dict[Mild, datetime] = {}
         """When each mild taint was first observed."""
         self._lasting: frozenset[Mild] = frozenset()
@@ -88,17 +89,19 @@ class Devices:
 
     def _present(self, now: datetime) -> Published:
         """The devices now; taints that are too new to move workers are marked. Kept until one of both changes."""
+        if self._found is None:  # once for all slices that have changed
+            self._found = slices.published(self._slices.values.values())
+            known = self._since
+            self._since = {mild: known.get(mild, now) for d in self._found.devices for mild in slices.mild(d)}
+            self._published = None
         lasting = frozenset(mild for mild, at in self._since.items() if now - at >= DWELL)
         if self._published is None or lasting != self._lasting:
             self._lasting = lasting
-            self._published = slices.at_present(slices.published(self._slices.values.values()), lasting)
+            self._published = slices.at_present(self._found, lasting)
         return self._published
 
     def _slice_changed(self, *_: object) -> None:
-        known = self._since
-        found = slices.published(self._slices.values.values())
-        self._since = {mild: known.get(mild, clock.now()) for d in found.devices for mild in slices.mild(d)}
-        self._published = None
+        self._found = None
         self._on_change()
 
     def _changed(self, *_: object) -> None:
