@@ -106,9 +106,9 @@ class FencedEtcd:
 
         def take(batch: Batch) -> None:
             nonlocal newest
-            lost, newest = batch.revision < newest, batch.revision
+            lost, newest = batch.has_lost(newest), batch.revision
             on_events(batch)
-            if batch.snapshot and (lost or self._token is None):
+            if lost or (batch.snapshot and self._token is None):
                 self._claim_anew()
 
         return self._etcd.watch_prefix(prefix, take, on_state, sift)

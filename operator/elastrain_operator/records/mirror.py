@@ -255,7 +255,7 @@ class Mirror:
 
     def _note_revision(self, batch: Batch) -> bool:
         """Whether etcd has lost data since the last batch: all of it, or its newest after the restore of a snapshot."""
-        lost = batch.snapshot and batch.revision < self._revision
+        lost = batch.has_lost(self._revision)
         if lost:
             log.warning("etcd has lost data", revision=batch.revision, before=self._revision)
             self._echoes.clear()

@@ -56,6 +56,11 @@ class Batch:
     ranges: tuple[Range, ...] = ()
     """Ranges of a snapshot."""
 
+    def has_lost(self, before: int) -> bool:
+        """Whether etcd has lost data since revision ``before``: all of it, or its newest after the restore of a
+        snapshot."""
+        return self.snapshot and self.revision < before
+
 
 @dataclass(frozen=True, slots=True)
 class WatchState:
