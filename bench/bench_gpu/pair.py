@@ -19,10 +19,10 @@ import torch
 import torch.distributed as dist
 
 from bench_gpu.report import ENV_DRY, Figures, NotPossible
-from elastrain.elastic.comm import nccl
 from elastrain.elastic.comm.header import Label
+from elastrain.elastic.comm.stock import nccl
+from elastrain.elastic.comm.stock.watchdog import Mates
 from elastrain.elastic.comm.transport import wait_for
-from elastrain.elastic.comm.watchdog import Mates
 
 CYCLES = 20
 LEAKED_MIB, LEAKED = 64.0, 10

@@ -17,7 +17,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from elastrain.elastic.comm import backend, nccl
+from elastrain.elastic.comm import backend
+from elastrain.elastic.comm.stock import nccl
 from elastrain.elastic.strategies import strategy
 
 STUCK = timedelta(seconds=15)
@@ -90,7 +91,7 @@ class Gloo:
 
 
 def open_backend(store: dist.Store, rank: int, world_size: int, _device: torch.device) -> Gloo:
-    """In the place of :func:`elastrain.elastic.comm.nccl.open_backend`: rank 0's store has the port in NCCL's id."""
+    """In the place of ``nccl.open_backend``: rank 0's store has the port in NCCL's id."""
     if rank == 0:
         there = dist.TCPStore("127.0.0.1", 0, world_size, is_master=True, wait_for_workers=False)
         store.set("0", str(there.port))

@@ -11,12 +11,12 @@ import torch
 from bench_harness.played_ranks import SECRET
 from conditions import eventually
 from elastrain.api.records import Generation, GenerationMember
-from elastrain.elastic.comm import nccl
-from elastrain.elastic.comm import watchdog as module
 from elastrain.elastic.comm.backend import Backend, Offer
 from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.comm.exchange import Meeting
-from elastrain.elastic.comm.watchdog import MATE, Mates, Observation, Watchdog, mates_of
+from elastrain.elastic.comm.stock import nccl
+from elastrain.elastic.comm.stock import watchdog as module
+from elastrain.elastic.comm.stock.watchdog import MATE, Mates, Observation, Watchdog, mates_of
 
 
 def workers(*slots: int, port: int = 1) -> Generation:

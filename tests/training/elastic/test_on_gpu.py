@@ -11,12 +11,13 @@ import torch
 
 from bench_gpu import stand_in
 from elastrain.data.order import Slice
-from elastrain.elastic.comm import backend, nccl
+from elastrain.elastic.comm import backend
 from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.comm.header import Label
 from elastrain.elastic.comm.peer import PeerLost
+from elastrain.elastic.comm.stock import nccl
+from elastrain.elastic.comm.stock.watchdog import Mates
 from elastrain.elastic.comm.transport import wait_for
-from elastrain.elastic.comm.watchdog import Mates
 from elastrain.elastic.commit.vote import Vote, cast
 from elastrain.elastic.state.portions import Transfer
 from elastrain.elastic.state.receiver import StateReceiver

@@ -14,8 +14,8 @@ from conditions import eventually
 from elastrain.api.messages import RANK_MESSAGE, AgentMessage, Broken, Proposed, Welcome
 from elastrain.api.records import Generation, GenerationMember
 from elastrain.api.settings import RankSettings
-from elastrain.elastic.comm.nccl import InitialisationFailed
 from elastrain.elastic.comm.peer import PeerLost
+from elastrain.elastic.comm.stock.nccl import InitialisationFailed
 from elastrain.elastic.group import connecting
 from elastrain.elastic.group.machine.events import StopFor
 from elastrain.elastic.group.shell import Session

@@ -13,13 +13,14 @@ import torch
 import torch.distributed as dist
 
 from elastrain.elastic import torch_private
-from elastrain.elastic.comm import nccl, stock
 from elastrain.elastic.comm.backend import Backend
 from elastrain.elastic.comm.communicator import Communicator
-from elastrain.elastic.comm.nccl import IdStore
 from elastrain.elastic.comm.peer import PeerLost
-from elastrain.elastic.comm.stock import Breaker, StockGroup
-from elastrain.elastic.strategies.fsdp import _Stock
+from elastrain.elastic.comm.stock import groups as stock
+from elastrain.elastic.comm.stock import nccl
+from elastrain.elastic.comm.stock.groups import Breaker, StockGroup
+from elastrain.elastic.comm.stock.nccl import IdStore
+from elastrain.elastic.strategies.sharding.fsdp import _Stock
 
 PROMPTLY = 5.0
 """Seconds; gloo's own bound is 30 minutes."""

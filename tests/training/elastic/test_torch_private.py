@@ -16,9 +16,9 @@ from torch.distributed.fsdp._fully_shard import _fsdp_param, _fsdp_state
 from elastrain.elastic import torch_private, torch_probes
 from elastrain.elastic.job import Job
 from elastrain.elastic.strategies.bitwise import Bitwise
-from elastrain.elastic.strategies.fully_sharded import FullySharded
 from elastrain.elastic.strategies.replicated import Replicated
-from elastrain.elastic.strategies.sharded import Sharded
+from elastrain.elastic.strategies.sharding.fully_sharded import FullySharded
+from elastrain.elastic.strategies.sharding.sharded import Sharded
 from elastrain.elastic.torch_probes import EVERY_JOB, ONE_COPY, SHARDED, Need, Unusable, check, untested
 
 

@@ -12,11 +12,12 @@ import torch
 
 from conditions import eventually
 from elastrain.elastic.comm import communicator as communicator_module
-from elastrain.elastic.comm import devices, mesh, nccl
+from elastrain.elastic.comm import mesh
 from elastrain.elastic.comm.backend import Backend, Offer
 from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
 from elastrain.elastic.comm.exchange import Meeting
 from elastrain.elastic.comm.header import Kind
+from elastrain.elastic.comm.stock import devices, nccl
 from elastrain.elastic.comm.transport import CalledOff
 from elastrain.elastic.commit.vote import Vote, cast
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastrain.elastic.comm import watchdog
-from elastrain.elastic.comm.watchdog import HUNG_UP, STUCK_SECONDS, Act, Observation, Watchdog, judge
+from elastrain.elastic.comm.stock import watchdog
+from elastrain.elastic.comm.stock.watchdog import HUNG_UP, STUCK_SECONDS, Act, Observation, Watchdog, judge
 
 QUIET = Observation(now=100.0, device_since=99.0, hung_up_at=None, error=None, broken_at=None)
 

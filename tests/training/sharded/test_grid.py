@@ -18,7 +18,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from elastrain.api.shape import Shape
 from elastrain.elastic.checkpoint import Grid
 from elastrain.elastic.state import parts
-from elastrain.elastic.strategies.sharded import Sharded
+from elastrain.elastic.strategies.sharding.sharded import Sharded
 
 CPU = torch.device("cpu")
 

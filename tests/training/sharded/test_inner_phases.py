@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from elastrain.elastic.comm.peer import GroupLost, PeerLost
-from elastrain.elastic.strategies import fsdp
-from elastrain.elastic.strategies.inner_group import InnerGroup
+from elastrain.elastic.strategies.sharding import fsdp
+from elastrain.elastic.strategies.sharding.inner_group import InnerGroup
 
 NAME = "dp_shard"
 

@@ -12,8 +12,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, _collective_utils, distribute_tensor
 
 from elastrain.api.shape import MeshDimension, Shape
-from elastrain.elastic.strategies import alike, placed
-from elastrain.elastic.strategies.sharded import Sharded
+from elastrain.elastic.strategies.sharding import alike, placed
+from elastrain.elastic.strategies.sharding.sharded import Sharded
 
 CPU = torch.device("cpu")
 

@@ -41,7 +41,7 @@ TEXTS = {
         IN_C10D + "unhandled system error, NCCL version 2.18.6\nncclSystemError: System call (e.g. socket) failed",
         "elastrain.elastic.group.shell.NotConnected: could not connect to 8 generations in a row; the last: "
         "PeerLost: could not connect to every peer: [Errno 113] No route to host",
-        "elastrain.elastic.comm.nccl.InitialisationFailed: NCCL has not connected 4 ranks within 30 s; set NCCL_DEBUG",
+        "elastrain.elastic.comm.stock.nccl.InitialisationFailed: NCCL has not connected 4 ranks within 30 s",
     ],
     "": [
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79 GiB",

@@ -23,9 +23,9 @@ from elastrain.elastic.group.world import World
 from elastrain.elastic.shares import EqualShares, MeasuredShares
 from elastrain.elastic.state.capture import Stateful
 from elastrain.elastic.strategies.bitwise import Bitwise, make_deterministic
-from elastrain.elastic.strategies.fully_sharded import FullySharded
 from elastrain.elastic.strategies.replicated import Replicated
-from elastrain.elastic.strategies.sharded import Sharded
+from elastrain.elastic.strategies.sharding.fully_sharded import FullySharded
+from elastrain.elastic.strategies.sharding.sharded import Sharded
 from elastrain.elastic.strategies.strategy import Measure, Strategy
 
 log = structlog.get_logger(__name__)

@@ -27,7 +27,7 @@ from elastrain.elastic.reshard.remesh import ShardedTensor, sharded_tensors
 from elastrain.elastic.reshard.restore import NOTHING, Home, RestorePlan, ShardRef
 from elastrain.elastic.reshard.snapshots import Snapshots
 from elastrain.elastic.state import capture, digest
-from elastrain.elastic.strategies.fully_sharded import FullySharded
+from elastrain.elastic.strategies.sharding.fully_sharded import FullySharded
 
 log = structlog.get_logger(__name__)
 

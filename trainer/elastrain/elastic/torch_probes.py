@@ -128,7 +128,7 @@ EVERY_JOB = (
 def _tiny_mesh(size: int) -> DeviceMesh:
     group = dist.ProcessGroup(dist.HashStore(), 0, size)
     number = next(_numbers)
-    first = number << 10  # no other mesh has these ranks (elastrain.elastic.strategies.group_mesh)
+    first = number << 10  # no other mesh has these ranks (elastrain.elastic.strategies.sharding.group_mesh)
     return private.make_mesh("cpu", torch.arange(first, first + size), first, {"dp_shard": group}, -number)
 
 

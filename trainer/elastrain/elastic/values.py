@@ -14,7 +14,7 @@ from elastrain.elastic.contract import Call, Phase
 from elastrain.elastic.group.shell import ExitRequested
 from elastrain.elastic.group.world import World
 from elastrain.elastic.loop import Loop
-from elastrain.elastic.strategies.sharded import Sharded
+from elastrain.elastic.strategies.sharding.sharded import Sharded
 from elastrain.elastic.strategies.strategy import Strategy
 
 if TYPE_CHECKING:

@@ -22,18 +22,18 @@ from typing import NoReturn
 import torch
 
 from elastrain.api.records import Generation
-from elastrain.elastic.comm import nccl
 from elastrain.elastic.comm.backend import Backend, Offer, agree
 from elastrain.elastic.comm.channel import Channels, Purpose
-from elastrain.elastic.comm.devices import Devices
 from elastrain.elastic.comm.exchange import Meeting
 from elastrain.elastic.comm.handshake import Identity
 from elastrain.elastic.comm.header import Kind, Label, RanksDiverged
 from elastrain.elastic.comm.mesh import Mesh
 from elastrain.elastic.comm.peer import PeerLost
+from elastrain.elastic.comm.stock import nccl
+from elastrain.elastic.comm.stock.devices import Devices
+from elastrain.elastic.comm.stock.watchdog import Mates, mates_of
 from elastrain.elastic.comm.tcp_allreduce import StagedAllreduce, TcpAllreduce
 from elastrain.elastic.comm.transport import CONNECT_SECONDS, Transport, completed, described, first_line
-from elastrain.elastic.comm.watchdog import Mates, mates_of
 
 FAREWELL_SECONDS = 10.0
 """Bound of waiting, outside of the training thread, until all ranks have left a healthy generation."""
@@ -157,7 +157,7 @@ class Communicator:
         """End every collective that is blocked, on this rank and, by the closed connections, on its peers.
 
         Idempotent, any thread, does not block. The first cause stays, and is recorded first. If a device does not
-        return, the rank ends itself (:mod:`elastrain.elastic.comm.watchdog`).
+        return, the rank ends itself (:mod:`elastrain.elastic.comm.stock.watchdog`).
         """
         with self._lock:
             if self._broken is None:

@@ -14,8 +14,8 @@ from elastrain.api.records import Generation
 from elastrain.elastic.comm.backend import Offer
 from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.comm.exchange import Meeting
-from elastrain.elastic.comm.nccl import InitialisationFailed
 from elastrain.elastic.comm.peer import PeerLost
+from elastrain.elastic.comm.stock.nccl import InitialisationFailed
 from elastrain.elastic.comm.transport import CalledOff, described, first_line
 
 log = structlog.get_logger(__name__)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from elastrain.elastic.comm import nccl, watchdog
 from elastrain.elastic.comm.header import left_early
+from elastrain.elastic.comm.stock import nccl, watchdog
+from elastrain.elastic.comm.stock.watchdog import Mates
 from elastrain.elastic.comm.transport import wait_for
-from elastrain.elastic.comm.watchdog import Mates
 
 if TYPE_CHECKING:
     import socket

@@ -1,9 +1,9 @@
 """Models that ``fully_shard`` has spread over the ranks of a group; groups replicate each other (HSDP).
 
 FSDP2 gathers parameters and scatters gradients inside a group, and sums gradients over the groups, all over the
-generation in force (:mod:`elastrain.elastic.strategies.fsdp`). The sharding never changes, so nothing of FSDP is
-touched when groups come and go. With tensor parallelism, ranks that compute each layer together have the same samples;
-the first of them contributes their loss and counts.
+generation in force (:mod:`elastrain.elastic.strategies.sharding.fsdp`). The sharding never changes, so nothing of FSDP
+is touched when groups come and go. With tensor parallelism, ranks that compute each layer together have the same
+samples; the first of them contributes their loss and counts.
 
 *The commit rule.* A rank publishes its control vector only when it holds all its gradients, and the vector is summed in
 two hops: a rank that has the sum knows that every rank holds every complete gradient. A rank that has published it and
@@ -30,15 +30,16 @@ from elastrain.elastic.comm.backend import Offer, look, propose_within
 from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.comm.header import Kind, RanksDiverged
 from elastrain.elastic.reduction import sum_of_products, sum_of_squares
-from elastrain.elastic.strategies import alike, placed, reached
+from elastrain.elastic.strategies import reached
 from elastrain.elastic.strategies.scheduled import Scheduled
+from elastrain.elastic.strategies.sharding import alike, placed
 from elastrain.elastic.strategies.strategy import ElasticModule, Strategy
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-    from elastrain.elastic.strategies.fsdp import Ranks
-    from elastrain.elastic.strategies.inner_group import InnerGroup
+    from elastrain.elastic.strategies.sharding.fsdp import Ranks
+    from elastrain.elastic.strategies.sharding.inner_group import InnerGroup
 
 _NOT_YET = "is not supported with spec.parallelism.shards yet (docs/sharded.md)"
 
@@ -60,7 +61,7 @@ class Sharded(Strategy):
         """The ranks of this rank's group, for ``fully_shard``; always the same one. Raises ``RuntimeError``."""
         if self._mesh is None:
             torch_probes.check(self.needs)
-            from elastrain.elastic.strategies.group_mesh import group_mesh
+            from elastrain.elastic.strategies.sharding.group_mesh import group_mesh
 
             self._mesh, self._groups = group_mesh(device.type, self.grid, self._shard)
         return self._mesh
@@ -85,7 +86,7 @@ class Sharded(Strategy):
 
     def ranks(self, communicator: Communicator) -> Ranks:
         """The ranks of a group are neighbours, by shard."""
-        from elastrain.elastic.strategies.fsdp import Ranks
+        from elastrain.elastic.strategies.sharding.fsdp import Ranks
 
         rank, shape = communicator.rank, self.shape
         inner = {name: shape.along(rank, name) for name in shape.names}
@@ -151,7 +152,7 @@ class ShardedModule(ElasticModule):
         sharded over it as it must be."""
         super().__init__(module)
         placed.check(module, mesh, shape)
-        from elastrain.elastic.strategies.fsdp import ShardedComm, communicate_by
+        from elastrain.elastic.strategies.sharding.fsdp import ShardedComm, communicate_by
 
         self._ranks, self._shape = ranks, shape
         self._comm = ShardedComm(self._serves, groups)

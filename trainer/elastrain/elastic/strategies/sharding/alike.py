@@ -14,7 +14,7 @@ from elastrain.api.shape import Shape
 from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.comm.header import Kind, RanksDiverged
 from elastrain.elastic.state import digest
-from elastrain.elastic.strategies import placed
+from elastrain.elastic.strategies.sharding import placed
 
 _SHOWN = 3
 """Names of parameters in a message."""

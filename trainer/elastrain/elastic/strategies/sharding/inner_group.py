@@ -1,8 +1,8 @@
 """The process group of a dimension of ``job.mesh``: it lasts as long as the process, and what carries it is exchanged.
 
 FSDP, DTensor and code of the script call any collective of it. Each is carried by what connects the ranks in the
-generation in force (:mod:`elastrain.elastic.strategies.fsdp`): a stock process group of torch, or elastrain's own
-connections. A mesh, and all that holds it, therefore goes on while ranks come and go.
+generation in force (:mod:`elastrain.elastic.strategies.sharding.fsdp`): a stock process group of torch, or elastrain's
+own connections. A mesh, and all that holds it, therefore goes on while ranks come and go.
 """
 
 from __future__ import annotations

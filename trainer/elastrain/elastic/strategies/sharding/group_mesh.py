@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from elastrain.api.shape import SHARDS, Shape
 from elastrain.elastic import torch_private
-from elastrain.elastic.strategies.inner_group import InnerGroup
+from elastrain.elastic.strategies.sharding.inner_group import InnerGroup
 
 _FIRST = 1 << 20
 """Number of the first rank of the first mesh. ``DeviceMesh`` compares by these numbers alone, and DTensor caches what

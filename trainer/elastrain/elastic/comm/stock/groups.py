@@ -2,8 +2,9 @@
 
 What runs inside a replica of a model is torch's: any collective, at the speed of its library. elastrain gives the ranks
 to each other, over connections that are authenticated, and ends the group when one of them is lost. NCCL is ended as in
-:mod:`elastrain.elastic.comm.nccl`. Of gloo's calls none ends a collective that waits for a frozen peer (``abort()``,
-``shutdown()`` and ``set_timeout()`` return, and it waits on). Shutting the group's sockets ends it within 20 ms.
+:mod:`elastrain.elastic.comm.stock.nccl`. Of gloo's calls none ends a collective that waits for a frozen peer
+(``abort()``, ``shutdown()`` and ``set_timeout()`` return, and it waits on). Shutting the group's sockets ends it within
+20 ms.
 
 gloo's connections are neither authenticated nor checked: a rank that passes another size ends the process. On CPUs it
 serves jobs that ask for it; elastrain's own connections are the default (:mod:`elastrain.elastic.comm.subgroup`).
@@ -26,11 +27,11 @@ import torch
 import torch.distributed as dist
 
 from elastrain.elastic import torch_private
-from elastrain.elastic.comm import nccl
 from elastrain.elastic.comm.backend import Backend
 from elastrain.elastic.comm.communicator import Communicator
-from elastrain.elastic.comm.nccl import IdStore
 from elastrain.elastic.comm.peer import PeerLost
+from elastrain.elastic.comm.stock import nccl
+from elastrain.elastic.comm.stock.nccl import IdStore
 from elastrain.elastic.comm.subgroup import Subgroup
 from elastrain.elastic.comm.transport import COLLECTIVE_SECONDS, CONNECT_SECONDS, first_line
 
@@ -67,7 +68,7 @@ def form(communicator: Communicator, ranks: Sequence[int], device: torch.device,
     """Connect ``ranks`` of the generation, this rank among them, in this order; all of them call it.
 
     Raises :class:`PeerLost`, ``GenerationBroken``, and for NCCL also
-    :class:`elastrain.elastic.comm.nccl.InitialisationFailed`. Blocks up to ``CONNECT_SECONDS``.
+    :class:`elastrain.elastic.comm.stock.nccl.InitialisationFailed`. Blocks up to ``CONNECT_SECONDS``.
     """
     among = Subgroup(communicator, ranks)
     store = IdStore(communicator.generation, among.place, among.gather_bytes, root_reads=backend is Backend.GLOO)

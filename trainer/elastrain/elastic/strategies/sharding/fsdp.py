@@ -1,8 +1,8 @@
 """The collectives of a sharded model, over the generation in force.
 
 Those inside a group (of FSDP, of DTensor, of the script over ``job.mesh``) go by :class:`InnerGroup`: over a stock
-process group of torch (:mod:`elastrain.elastic.comm.stock`), or over elastrain's own connections. FSDP's all-reduce
-hook adds the sums of the groups, always over elastrain's own.
+process group of torch (:mod:`elastrain.elastic.comm.stock.groups`), or over elastrain's own connections. FSDP's
+all-reduce hook adds the sums of the groups, always over elastrain's own.
 
 None raises in a loop body because of a peer: an exception would leave FSDP in the middle of a forward. After a loss
 they fill with stand-ins, the rest of the loop body computes on those, and the step is discarded. A layer that is
@@ -29,14 +29,14 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from elastrain.elastic import torch_private
-from elastrain.elastic.comm import stock
 from elastrain.elastic.comm.backend import Backend
 from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
 from elastrain.elastic.comm.peer import GroupLost, PeerLost
-from elastrain.elastic.comm.stock import StockGroup
+from elastrain.elastic.comm.stock import groups as stock
+from elastrain.elastic.comm.stock.groups import StockGroup
 from elastrain.elastic.comm.subgroup import Subgroup
 from elastrain.elastic.comm.transport import first_line
-from elastrain.elastic.strategies.inner_group import GATHERS, SCATTERS, SUMS, InnerGroup, done, stand_in
+from elastrain.elastic.strategies.sharding.inner_group import GATHERS, SCATTERS, SUMS, InnerGroup, done, stand_in
 
 UPDATE_SECONDS = 10.0
 """Bound of an update whose generation has broken, until its collectives are ended: a mate may be frozen."""
@@ -144,8 +144,7 @@ class ShardedComm:
         return add
 
     def run(self, group: InnerGroup, name: str, arguments: Sequence[Any]) -> Any:
-        """As of :class:`~elastrain.elastic.strategies.inner_group.Serves`. Raises ``RuntimeError`` for what the carrier
-        cannot do, and :class:`GroupLost`."""
+        """As of :class:`Serves`. Raises ``RuntimeError`` for what the carrier cannot do, and :class:`GroupLost`."""
         inside, carrier, communicator = self._serves(), self._carriers.get(group.name), self._communicator
         if not inside and carrier is None:
             raise RuntimeError(_OUTSIDE)

@@ -6,7 +6,7 @@ or abort the communicator unseen; a kernel that an abort has ended leaves garbag
 Properties of NCCL that shape this module (sources in docs/sharded.md):
 
 - A kernel whose peer is gone spins forever. Only an abort ends it, or ``ncclCommRevoke``, which frees nothing.
-- An abort frees memory that kernels of other ranks of the node may use (:mod:`elastrain.elastic.comm.watchdog`).
+- An abort frees memory that kernels of other ranks of the node may use (:mod:`elastrain.elastic.comm.stock.watchdog`).
 - Kernels of two communicators run on a device only one after the other. Forming a communicator therefore launches none:
   its first kernel belongs to the first step of its generation, and the host has waited for the previous generation.
 - In the non-blocking mode NCCL 2.26 hangs at random, and Python cannot wait for the end of an initialisation. The
@@ -32,8 +32,8 @@ import torch.distributed as dist
 from elastrain.elastic import torch_private
 from elastrain.elastic.comm.header import Label
 from elastrain.elastic.comm.peer import PeerLost
+from elastrain.elastic.comm.stock.watchdog import Mates
 from elastrain.elastic.comm.transport import COLLECTIVE_SECONDS, CONNECT_SECONDS, CalledOff, first_line
-from elastrain.elastic.comm.watchdog import Mates
 
 log = structlog.get_logger(__name__)
 

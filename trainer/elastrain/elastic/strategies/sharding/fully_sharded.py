@@ -1,7 +1,7 @@
 """A model of which there is one copy over all ranks: ``shards: all``.
 
-It trains as a group does (:mod:`elastrain.elastic.strategies.sharded`), but the number of shards is that of the ranks,
-and changes with it (:mod:`elastrain.elastic.reshard`).
+It trains as a group does (:mod:`elastrain.elastic.strategies.sharding.sharded`), but the number of shards is that of
+the ranks, and changes with it (:mod:`elastrain.elastic.reshard`).
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from elastrain.api.shape import ONE_RANK, SHARDS, Shape
 from elastrain.elastic import torch_private, torch_probes
 from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.state.capture import Stateful
-from elastrain.elastic.strategies.sharded import Sharded
+from elastrain.elastic.strategies.sharding.sharded import Sharded
 from elastrain.elastic.strategies.strategy import ElasticModule
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from elastrain.elastic.reshard.move import Change, Source
-    from elastrain.elastic.strategies.fsdp import Ranks
+    from elastrain.elastic.strategies.sharding.fsdp import Ranks
 
 
 class FullySharded(Sharded):
@@ -77,7 +77,7 @@ class FullySharded(Sharded):
 
     def ranks(self, communicator: Communicator) -> Ranks:
         by_place = sorted(range(communicator.world_size), key=self.places.__getitem__)
-        from elastrain.elastic.strategies.fsdp import Ranks
+        from elastrain.elastic.strategies.sharding.fsdp import Ranks
 
         return Ranks({SHARDS: by_place}, twins=lambda names: [communicator.rank])
 
@@ -90,7 +90,7 @@ class FullySharded(Sharded):
         its state.
         """
         from elastrain.elastic.reshard import move, remesh
-        from elastrain.elastic.strategies.group_mesh import group_mesh
+        from elastrain.elastic.strategies.sharding.group_mesh import group_mesh
 
         assert self._model is not None and self._mesh is not None
         old, place = self._mesh, change.places[communicator.rank]

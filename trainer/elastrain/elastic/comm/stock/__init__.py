@@ -1,0 +1,1 @@
+"""torch's own process groups: NCCL and gloo, how they are formed, watched and ended."""
