@@ -373,7 +373,7 @@ class _Allocator:
     def _leaving(self, job: Job, going: frozenset[str]) -> str:
         """The nodes that the job's workers should leave, in its message."""
         left = {w.node for w in job.workers if w.node in going}
-        nodes = [(n.name, why_left(n, job.kind.place)) for n in self._snapshot.nodes if n.name in left]
+        nodes = [(n.name, why_left(n, job.kind.place)) for n in self._snapshot.nodes if n.name in left] if left else []
         nodes += dict.fromkeys((w.node, w.ends) for w in job.workers if w.ends and w.node not in left)
         return explanations.leaves(nodes) if nodes else ""
 
