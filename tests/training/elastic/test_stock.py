@@ -12,9 +12,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from conditions import eventually
 from elastrain.elastic import torch_private
 from elastrain.elastic.comm.backend import Backend
-from elastrain.elastic.comm.communicator import Communicator
+from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
 from elastrain.elastic.comm.peer import PeerLost
 from elastrain.elastic.comm.stock import groups as stock
 from elastrain.elastic.comm.stock import nccl
@@ -139,6 +140,28 @@ class ReadByAll(IdStore):
         super().__init__(*arguments, root_reads=True)
 
 
-def test_a_torch_whose_connections_cannot_be_found_is_refused_by_name() -> None:
-    with pytest.raises(RuntimeError, match=r"0 of 2 connections.*this version of torch.*ELASTRAIN_BACKEND=gloo"):
-        Breaker([b"an address of another form"], 2)
+def test_a_peer_that_ends_before_its_connection_is_found_is_a_lost_peer_and_a_new_group_serves(
+    connect, each, monkeypatch
+) -> None:
+    """Else the script of a survivor would fail."""
+    connected, ended = threading.Barrier(2, timeout=PROMPTLY), threading.Barrier(2, timeout=PROMPTLY)
+
+    def then_rank_1_ends(published: list[bytes], least: int) -> Breaker:
+        connected.wait()
+        if threading.current_thread().name == "rank 1":
+            Breaker(published, least).shut()
+            eventually(lambda: not list(stock._connections(published)), PROMPTLY)
+        ended.wait()
+        return Breaker(published, least)
+
+    def lose(c: Communicator) -> tuple[str | None, BaseException | None]:
+        threading.current_thread().name = f"rank {c.rank}"
+        with pytest.raises(GenerationBroken, match="0 of 1 connections of a gloo group are left"), c.guard():
+            form(c)
+        return c.broken, c.failure
+
+    monkeypatch.setattr(stock, "Breaker", then_rank_1_ends)
+    ends = each(lose, connect(2))
+    assert all(broken and failure is None for broken, failure in ends), ends
+    monkeypatch.undo()
+    assert each(lambda c: add(form(c).group, 1.0), connect(2)) == [[2.0] * 3] * 2

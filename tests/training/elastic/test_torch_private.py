@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from datetime import timedelta
 from types import SimpleNamespace
@@ -13,13 +14,16 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp._fully_shard import _fsdp_param, _fsdp_state
 
+from elastrain.api.settings import Transport
+from elastrain.api.shape import Shape
 from elastrain.elastic import torch_private, torch_probes
+from elastrain.elastic.comm.stock import groups as stock
 from elastrain.elastic.job import Job
 from elastrain.elastic.strategies.bitwise import Bitwise
 from elastrain.elastic.strategies.replicated import Replicated
 from elastrain.elastic.strategies.sharding.fully_sharded import FullySharded
 from elastrain.elastic.strategies.sharding.sharded import Sharded
-from elastrain.elastic.torch_probes import EVERY_JOB, ONE_COPY, SHARDED, Need, Unusable, check, untested
+from elastrain.elastic.torch_probes import EVERY_JOB, ONE_COPY, OVER_GLOO, SHARDED, Need, Unusable, check, untested
 
 
 @pytest.fixture(autouse=True)
@@ -29,9 +33,17 @@ def unproven(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
-@pytest.mark.parametrize("strategy", [Replicated, Bitwise, Sharded, FullySharded])
+@pytest.mark.parametrize(
+    "strategy", [Replicated, Bitwise, Sharded(Shape.of(2), 0, "gloo"), FullySharded(lambda _: (1, 0), "gloo")]
+)
 def test_every_probe_of_a_strategy_passes_on_this_torch(strategy: Any) -> None:
     check(strategy.needs)
+
+
+@pytest.mark.parametrize("demanded", ["auto", "tcp", "nccl"])
+def test_gloo_is_proven_only_if_it_is_asked_for(demanded: Transport) -> None:
+    assert Sharded(Shape.of(2), 0, demanded).needs == Sharded.needs
+    assert FullySharded(lambda _: (1, 0), demanded).needs == FullySharded.needs
 
 
 def read_only(name: str) -> Any:
@@ -57,6 +69,9 @@ def stale(self: Any, tensor: torch.Tensor) -> Any:
         (EVERY_JOB, torch_private.pytree, "keystr", None, "the transfer of the state needs .*_pytree"),
         (EVERY_JOB, torch_private, "foreach_norm", lambda tensors, ord, dtype: [torch.ones(())], "another meaning"),
         (SHARDED, _fsdp_state.FSDPState, "_root_post_backward_final_callback", None, "spec.parallelism.shards needs"),
+        (OVER_GLOO, stock, "_ends_of", lambda _: [b"of another form"], "=gloo needs .*or leave it out of the template"),
+        (OVER_GLOO, stock.Breaker, "shut", lambda _: None, "=gloo needs .*another meaning"),
+        (OVER_GLOO, stock, "_OF_GLOO", re.compile("of another form"), "=gloo needs .*another meaning"),
         (ONE_COPY, _fsdp_param.FSDPParam, "mesh_info", read_only("mesh_info"), "shards: all needs .*FSDPParam"),
         (ONE_COPY, _fsdp_param.FSDPParam, "to_sharded_dtensor", stale, "shards: all needs .*or set shards to a number"),
     ],
@@ -65,6 +80,7 @@ def test_what_does_not_serve_is_refused_by_name(
     monkeypatch: pytest.MonkeyPatch, needs: tuple[Need, ...], owner: Any, name: str, value: Any, said: str
 ) -> None:
     monkeypatch.setattr(owner, name, value, raising=False)
+    monkeypatch.setattr(torch_probes, "_GLOO_SECONDS", 1.0)
     with pytest.raises(Unusable, match=said) as refused:
         check(needs)
     assert torch.__version__ in str(refused.value) and "install torch 2.12, 2.13 or 2.15" in str(refused.value)

@@ -54,9 +54,9 @@ def strategy_for(numerics: Literal["exact", "bitwise"], session: Session, small:
             "whole models, or remove it"
         )
     if shape is None:
-        return FullySharded(partial(first_placement, session))
+        return FullySharded(partial(first_placement, session), settings.backend)
     if shape.dimensions:
-        return Sharded(shape, session.shard)
+        return Sharded(shape, session.shard, settings.backend)
     if numerics == "bitwise":
         make_deterministic()
         return Bitwise()

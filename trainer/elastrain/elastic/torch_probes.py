@@ -9,9 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import threading
+import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,6 +23,8 @@ import torch.distributed as dist
 from torch import nn
 
 from elastrain.elastic import torch_private as private
+from elastrain.elastic.comm.stock import groups as stock
+from elastrain.elastic.comm.stock.nccl import IdStore
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -30,6 +36,8 @@ _PARAM_NAMES = (
     "mesh_info", "post_forward_mesh_info", "_shard_mesh", "_spmd_mesh", "_sharding_spec", "sharded_size",
     "contiguous_sharded_stride", "padded_sharded_param_size", "_sharded_param_data", "all_gather_outputs",
 )  # fmt: skip
+_GLOO_SECONDS = 10.0
+"""Bound of the wait that the probe of gloo ends. It ends within 20 ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +174,35 @@ def _probe_stock() -> None:
     _expect(value.tolist() == [1.0, 1.0])
 
 
+def _probe_gloo() -> None:
+    """Two ranks of this process are connected; shutting their sockets ends the collective in which one waits."""
+    both, texts = threading.Barrier(2, timeout=_GLOO_SECONDS), [b"", b""]
+
+    def gather(rank: int, mine: bytes) -> list[bytes]:
+        texts[rank] = mine
+        both.wait()
+        return list(texts)
+
+    def form(rank: int) -> stock.Gloo:
+        return stock.Gloo(IdStore(0, rank, partial(gather, rank), root_reads=True), rank, 2, "localhost")
+
+    with ThreadPoolExecutor(2) as pool:
+        groups = list(pool.map(form, range(2)))
+    try:
+        groups[0].group.set_timeout(timedelta(seconds=_GLOO_SECONDS))
+        waiting, began = groups[0].group.allreduce([torch.ones(2)]), time.monotonic()
+        groups[0].abort("the probe")
+        try:
+            waiting.wait()
+        except RuntimeError as e:
+            _expect(stock.blames_peer(str(e)) and time.monotonic() - began < _GLOO_SECONDS / 2)
+        else:
+            _expect(False)
+    finally:
+        for group in groups:
+            group.close()
+
+
 def _probe_moves() -> None:
     """A tiny model moves from two shards to one, and trains there."""
     from torch.distributed.fsdp import fully_shard
@@ -199,6 +236,14 @@ SHARDED = (
         "spec.parallelism.shards",
         _probe_stock,
         "leave spec.parallelism out",
+    ),
+)
+OVER_GLOO = (
+    Need(
+        "the addresses that ProcessGroupGloo publishes, and its errors",
+        "ELASTRAIN_BACKEND=gloo",
+        _probe_gloo,
+        "leave it out of the template's env",
     ),
 )
 ONE_COPY = (

@@ -113,14 +113,12 @@ class Breaker:
 
     def __init__(self, published: Sequence[bytes], least: int) -> None:
         """``published``: the addresses at which gloo listens, as all ranks have published them. Raises
-        ``RuntimeError`` if fewer than ``least`` connections belong to them."""
+        :class:`PeerLost` if fewer than ``least`` connections belong to them: gloo closes that to a peer that has ended.
+        That this torch publishes addresses in this form is proven before (:mod:`elastrain.elastic.torch_probes`)."""
         self._held = list(_connections(published))
-        if len(self._held) < least:
+        if (found := len(self._held)) < least:
             self.close()
-            raise RuntimeError(
-                f"{len(self._held)} of {least} connections of a gloo group found: this version of torch cannot be used "
-                "with ELASTRAIN_BACKEND=gloo; leave it out of the template's env"
-            )
+            raise PeerLost(f"{found} of {least} connections of a gloo group are left: a peer has ended")
 
     def shut(self) -> None:
         """Idempotent, any thread, does not block."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from elastrain.api.settings import Transport
 from elastrain.api.shape import ONE_RANK, SHARDS, Shape
 from elastrain.elastic import torch_private, torch_probes
 from elastrain.elastic.comm.communicator import Communicator
@@ -32,9 +33,10 @@ class FullySharded(Sharded):
     keeps_gradients = False
     needs = (*Sharded.needs, *torch_probes.ONE_COPY)
 
-    def __init__(self, first: Callable[[torch.device], tuple[int, int]]) -> None:
-        """``first(device)``: number of shards, and this rank's shard, with which the script builds its model."""
-        super().__init__(ONE_RANK, 0)
+    def __init__(self, first: Callable[[torch.device], tuple[int, int]], demanded: Transport = "auto") -> None:
+        """``first(device)``: number of shards, and this rank's shard, with which the script builds its model.
+        ``demanded``: of the settings."""
+        super().__init__(ONE_RANK, 0, demanded)
         self._shards = 0
         self._first = first
         self.places: Sequence[int] = ()

@@ -50,9 +50,11 @@ class Sharded(Strategy):
     votes = True
     needs: tuple[torch_probes.Need, ...] = (*torch_probes.EVERY_JOB, *torch_probes.SHARDED)
 
-    def __init__(self, shape: Shape, shard: int) -> None:
-        """``shard``: the place of this rank in a group of this ``shape``."""
+    def __init__(self, shape: Shape, shard: int, demanded: Transport = "auto") -> None:
+        """``shard``: the place of this rank in a group of this ``shape``. ``demanded``: of the settings."""
         self.shape, self._shard = shape, shard
+        if demanded == "gloo":
+            self.needs = (*self.needs, *torch_probes.OVER_GLOO)
         self._mesh: DeviceMesh | None = None
         self._groups: list[InnerGroup] = []
         self._model: ShardedModule | None = None
