@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from bench_operator.cluster import NAMESPACE, ControlPlane
-from elastrain.api import names, roster
+from elastrain.api import names
 from elastrain.api.keys import JobKeys
-from elastrain.api.records import Generation, GenerationMember, Member, Phase
+from elastrain.api.records import Generation, GenerationMember, Member, Phase, roster
 from elastrain.etcd import EtcdClient, EtcdError, Range, Transaction
 
 RESUME_SECONDS = 0.2

@@ -13,7 +13,6 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
-from elastrain.api import roster
 from elastrain.api.base import Record
 from elastrain.api.keys import JobKeys
 from elastrain.api.records import (
@@ -26,6 +25,7 @@ from elastrain.api.records import (
     Member,
     Progress,
     Target,
+    roster,
 )
 from elastrain.etcd import Batch, KeyValue, Put
 
@@ -69,7 +69,7 @@ class JobState:
         self.target_mod_revision = 0
         """0: the key does not exist."""
         self.header: Generation | None = None
-        """The newest generation as its key has it: a large one without its members (:mod:`elastrain.api.roster`)."""
+        """The newest generation as its key has it, a large one without members (``api.records.roster``)."""
         self.generation_mod_revision = 0
         """Of the key ``generation``; 0: it does not exist."""
         self.highest_number = 0

@@ -8,8 +8,8 @@ import pytest
 from operator_metrics import OF_THE_PROCESS, metrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from elastrain.api.batch import LargerBatch
-from elastrain.api.records import BatchFigures, Health, Member, Progress, Rescale
+from elastrain.api.batch import BatchFigures, LargerBatch
+from elastrain.api.records import Health, Member, Progress, Rescale
 
 pytestmark = pytest.mark.apiserver
 

@@ -7,8 +7,7 @@ import time
 
 import pytest
 
-from elastrain.api import roster
-from elastrain.api.records import Closed, Progress, Target
+from elastrain.api.records import Closed, Progress, Target, roster
 from elastrain.etcd import EtcdClient, EtcdConfig, EtcdUnavailable, Transaction
 from elastrain.rendezvous.membership import Membership
 from players import TTL, Player, leader, workers

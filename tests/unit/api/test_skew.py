@@ -16,12 +16,12 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 import builders
-from elastrain.api import messages, roster
+from elastrain.api import messages
 from elastrain.api.base import Record
 from elastrain.api.job import status as statuses
 from elastrain.api.job.status import JobStatus, StatusModel
 from elastrain.api.keys import JobKeys
-from elastrain.api.records import UNREADABLE, Generation, Member, Outcome, Phase, Progress, Target, Termination
+from elastrain.api.records import UNREADABLE, Generation, Member, Outcome, Phase, Progress, Target, Termination, roster
 from elastrain.etcd import KeyValue
 from elastrain.jobstate import JobState
 from elastrain_pairs import records as nodecheck

@@ -8,9 +8,8 @@ import dataclasses
 import pytest
 
 import builders
-from elastrain.api import roster
 from elastrain.api.keys import JobKeys
-from elastrain.api.records import Member, Phase, Progress, Target
+from elastrain.api.records import Member, Phase, Progress, Target, roster
 from elastrain.etcd import Batch, Delete, EtcdDenied, EtcdUnavailable, KeyValue, Put, WatchState, WritesRefused
 from elastrain_operator.records import mirror as coordination
 from elastrain_operator.records.mirror import Mirror

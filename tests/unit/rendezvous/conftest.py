@@ -9,7 +9,7 @@ import pytest
 
 import builders
 from elastrain.api.records import Generation, Member, Phase, Target
-from elastrain.api.roster import KEPT
+from elastrain.api.records.roster import KEPT
 from elastrain.jobstate import RegisteredMember
 from elastrain.rendezvous.decide import Action, Condemn, DecisionState, Propose, Timing, decide, remember
 from elastrain.rendezvous.view import View

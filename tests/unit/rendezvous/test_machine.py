@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elastrain.api import roster
+from elastrain.api.base import Record
 from elastrain.api.keys import JobKeys
 from elastrain.api.records import (
     CheckpointState,
@@ -15,8 +15,8 @@ from elastrain.api.records import (
     Member,
     Phase,
     Progress,
-    Record,
     Target,
+    roster,
 )
 from elastrain.etcd import Batch, Delete, EtcdUnavailable, KeyValue, Put
 from elastrain.rendezvous.machine import MemberMachine

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from elastrain.api import roster
 from elastrain.api.keys import JobKeys
-from elastrain.api.records import Generation, GenerationMember, Leader, Member, Phase, Target
+from elastrain.api.records import Generation, GenerationMember, Leader, Member, Phase, Target, roster
 from elastrain.etcd import Batch, Delete, KeyValue, Put, Range
 from elastrain.rendezvous.decide import Propose, Timing
 from elastrain.rendezvous.election import Candidate, Claim, elect

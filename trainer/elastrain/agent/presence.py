@@ -12,10 +12,9 @@ from elastrain.agent.core import endings
 from elastrain.agent.core.events import CloseJob, JobSnapshot, Publish, PublishProgress
 from elastrain.agent.core.vouching import LeaseSeen
 from elastrain.agent.settings import Settings
-from elastrain.api import roster
 from elastrain.api.keys import JobKeys
 from elastrain.api.names import DIVERGED
-from elastrain.api.records import Progress, Termination
+from elastrain.api.records import Progress, Termination, roster
 from elastrain.api.settings import ALL
 from elastrain.etcd import EtcdClient, EtcdConfig, EtcdDenied, EtcdError, EtcdUnavailable
 from elastrain.rendezvous.membership import Membership

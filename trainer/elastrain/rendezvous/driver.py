@@ -12,9 +12,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from elastrain.api import roster
 from elastrain.api.keys import JobKeys
-from elastrain.api.records import Member
+from elastrain.api.records import Member, roster
 from elastrain.etcd import Batch, EtcdClient, EtcdError, EtcdUnavailable, Lease, Watch, WatchState
 from elastrain.rendezvous.decide import Action, Propose, Timing
 from elastrain.rendezvous.machine import MemberMachine

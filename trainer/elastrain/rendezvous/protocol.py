@@ -11,9 +11,8 @@ import hmac
 import secrets
 from dataclasses import dataclass, replace
 
-from elastrain.api import roster
 from elastrain.api.keys import JobKeys
-from elastrain.api.records import Ended, Generation, Leader, Member
+from elastrain.api.records import Ended, Generation, Leader, Member, roster
 from elastrain.etcd import Batch, Event, KeyValue, Put, Range, Transaction
 from elastrain.rendezvous.decide import Action, Condemn, DecisionState, Nothing, Propose, Timing, Wait, decide, remember
 from elastrain.rendezvous.election import Candidate, Claim, elect, place_in

@@ -1,6 +1,6 @@
 """The keys that a member watches: all of its job if it leads or the job is small, else the shared ones and its own.
 
-Pure. A job is small if it can never have more than :data:`elastrain.api.roster.INLINE` members.
+Pure. A job is small if it can never have more than :data:`elastrain.api.records.roster.INLINE` members.
 """
 
 from __future__ import annotations

@@ -6,10 +6,9 @@ vanished around an outage of etcd, last records of lost members, and adopted gen
 
 from __future__ import annotations
 
-from elastrain.api import roster
 from elastrain.api.keys import JobKeys
 from elastrain.api.loops import NO_LOOP, LoopId
-from elastrain.api.records import Generation, Leader, Member, Phase, Target
+from elastrain.api.records import Generation, Leader, Member, Phase, Target, roster
 from elastrain.etcd import Batch, KeyValue, Put
 from elastrain.jobstate import JobState, RegisteredMember, decode_record
 from elastrain.rendezvous.scope import everything

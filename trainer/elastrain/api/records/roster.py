@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Iterable
 
 from elastrain.api.base import Record
-from elastrain.api.records import Generation, GenerationMember, Roster
+from elastrain.api.records.generation import Generation, GenerationMember, Roster
 
 INLINE = 64
 """Largest number of members in the record itself."""
