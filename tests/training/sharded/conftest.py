@@ -15,19 +15,21 @@ import pytest
 from elastrain.api import manifest, names
 from elastrain.api.keys import JobKeys
 from elastrain.api.settings import CheckpointSpec, DivergenceSpec, RankSettings, shape_fields
+from elastrain.api.shape import SHARDS, Shape
 from elastrain.etcd.server import EtcdServer
 from elastrain_audit.judge import verify
 from real_job import Job
 from sharded_model import SCRIPT
 from warm import Warm
 
-SHARDS = 2
+RANKS = 2
+"""Of a group."""
 
 
 class ShardedJob(Job):
     """Each worker is one group."""
 
-    nproc = SHARDS
+    nproc = RANKS
 
     def start(
         self,
@@ -71,7 +73,7 @@ class ShardedJob(Job):
         paths = self.ask(what, *ranks, step=step)
         self.wait(f"{ranks} to {what}", lambda: not any(path.exists() for path in paths))
 
-    def finish(self, *workers: str, shards: int = SHARDS) -> dict[str, list[dict]]:
+    def finish(self, *workers: str) -> dict[str, list[dict]]:
         """Let them run freely to the end; what the ranks of each group have saved, by shard."""
         import torch
 
@@ -99,7 +101,7 @@ class GroupsOfWorkersJob(ShardedJob):
     nproc = 1
 
     def want(self, desired: int, **fields: object) -> None:
-        super().want(desired * SHARDS, **{"min": SHARDS, **fields})
+        super().want(desired * RANKS, **{"min": RANKS, **fields})
 
     def start(self, *workers: str, **options: object) -> None:
         for worker in workers:
@@ -107,18 +109,18 @@ class GroupsOfWorkersJob(ShardedJob):
             super().start(worker, **own, **options)
 
     def settings(self) -> RankSettings:
-        return RankSettings(shards=SHARDS)
+        return RankSettings(shards=RANKS)
 
     def groups(self) -> list[str]:
         """Of the newest generation, in rank order; fails the test if one is not whole."""
         workers = [m.worker for m in self.generation().members]
-        assert [w[1] for w in workers] == ["0", "1"] * (len(workers) // SHARDS), workers
-        return [w[0] for w in workers[::SHARDS]]
+        assert [w[1] for w in workers] == ["0", "1"] * (len(workers) // RANKS), workers
+        return [w[0] for w in workers[::RANKS]]
 
     def of_groups(self, *groups: str) -> dict[str, list[dict]]:
         """As :meth:`finish`; by group, its shards."""
-        ends = self.finish(*(f"{g}{n}" for g in groups for n in range(SHARDS)))
-        return {g: [ends[f"{g}{n}"][0] for n in range(SHARDS)] for g in groups}
+        ends = self.finish(*(f"{g}{n}" for g in groups for n in range(RANKS)))
+        return {g: [ends[f"{g}{n}"][0] for n in range(RANKS)] for g in groups}
 
 
 class OneCopyJob(ShardedJob):
@@ -143,9 +145,9 @@ class OneCopyJob(ShardedJob):
 
 
 class ShapeJob(ShardedJob):
-    """Runs an example. Each worker is one group of two ranks along its dimension."""
+    """Runs an example. Each worker is one group: two ranks along its dimension, times ``shards``."""
 
-    example = Path()
+    example, shards = Path(), 1
 
     def start(
         self,
@@ -161,12 +163,18 @@ class ShapeJob(ShardedJob):
         settings = self.settings().model_copy(
             update={"checkpoint": checkpoint, "divergence": DivergenceSpec(every_steps=every)}
         )
-        environment = {names.ENV_NPROC: "2", names.ENV_BACKEND: "gloo", **settings.to_environment()}
+        nproc = str(self.shape.size)
+        environment = {names.ENV_NPROC: nproc, names.ENV_BACKEND: "gloo", **settings.to_environment()}
         Job.start(self, *workers, command=command, **environment, **options)
 
+    @property
+    def shape(self) -> Shape:
+        """Of the example's mesh, whose ``dp_shard`` has one rank, with ``shards`` ranks there."""
+        shape = manifest.load(self.example.with_name("job.yaml")).spec.shape
+        return Shape(tuple(d._replace(size=self.shards) if d.name == SHARDS else d for d in shape.dimensions))
+
     def settings(self) -> RankSettings:
-        spec = manifest.load(self.example.with_name("job.yaml")).spec
-        return RankSettings(**shape_fields(spec.shape))
+        return RankSettings(**shape_fields(self.shape))
 
     def ends(self, *workers: str) -> list[dict]:
         """What the ranks have saved, by rank, after they have run freely to the end."""
@@ -175,7 +183,7 @@ class ShapeJob(ShardedJob):
         (self.folder / "run-free").touch()
         self.wait("all to end", lambda: all(self[w].process.poll() is not None for w in workers))
         assert [self[w].ends().outcome for w in workers] == ["finished"] * len(workers), self.story()
-        return [torch.load(self.folder / "out" / f"{rank}.pt") for rank in range(2 * len(workers))]
+        return [torch.load(self.folder / "out" / f"{rank}.pt") for rank in range(self.shape.size * len(workers))]
 
 
 def fixture_of(kind: type[ShardedJob]) -> Any:

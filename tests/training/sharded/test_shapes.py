@@ -1,6 +1,7 @@
 """Replicas of any shape: a pipeline, experts, context parallelism. Each is an example, and equals one process.
 
-Promises 1, 2, 4 and 5. A worker is one group of two ranks, along the dimension of the shape.
+Promises 1, 2, 4 and 5. A worker is one group: two ranks along the dimension of the shape, over which ``fully_shard``
+spreads the parameters besides where a test says so.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 from torch import nn
 
 from elastrain.api.settings import CheckpointSpec
+from elastrain.api.shape import SHARDS, Shape
 from elastrain.data.options import order_of
 
 EXAMPLES = {path.parent.name[3:]: path for path in (Path(__file__).parents[3] / "examples").glob("1[123]-*/train.py")}
@@ -56,9 +58,12 @@ def losses(name: str) -> list[float]:
     return alone(name)[1]
 
 
-def put_together(name: str, ends: list[dict]) -> dict[str, torch.Tensor]:
-    """The whole model, of the two ranks of a group."""
-    first, second = (end["state"] for end in ends)
+def put_together(name: str, shape: Shape, ends: list[dict]) -> dict[str, torch.Tensor]:
+    """The whole model, of the ranks of a group."""
+    rows = [shape.along(shard, SHARDS) for shard in range(shape.size) if not shape.coordinates(shard)[SHARDS]]
+    first, second = (
+        {key: torch.cat([ends[shard]["state"][key] for shard in row]) for key in ends[row[0]]["state"]} for row in rows
+    )
     if name == "pipeline":
         assert not first.keys() & second.keys()
         return first | second
@@ -72,59 +77,72 @@ def put_together(name: str, ends: list[dict]) -> dict[str, torch.Tensor]:
     return found
 
 
-def assert_equal(name: str, ends: list[dict]) -> None:
+def assert_equal(name: str, shape: Shape, ends: list[dict]) -> None:
     expected, _ = alone(name)
-    for group in range(0, len(ends), 2):
-        found = put_together(name, ends[group : group + 2])
+    for group in range(0, len(ends), shape.size):
+        found = put_together(name, shape, ends[group : group + shape.size])
         assert found.keys() == expected.keys()
         for key, value in expected.items():
             assert torch.allclose(found[key], value, rtol=0, atol=TOLERANCE), key
 
 
 @pytest.mark.parametrize(
-    ("name", "role"),
-    [pytest.param(name, role, marks=() if role else pytest.mark.nightly) for name in SHAPES for role in (1, 0)],
+    ("name", "shards", "role"),
+    [pytest.param(name, 1, role, marks=() if role else pytest.mark.nightly) for name in SHAPES for role in (1, 0)]
+    + [pytest.param(name, 2, role, marks=pytest.mark.nightly) for name, role in zip(SHAPES, (0, 3, 2), strict=True)],
 )
 def test_a_shape_trains_as_one_process_while_a_rank_is_killed_and_a_group_joins_and_leaves(
-    shape_job, name, role
+    shape_job, name, shards, role
 ) -> None:
-    """``role``: place along the dimension of the rank that is killed; its mate keeps its process."""
+    """``shards``: ranks over which ``fully_shard`` spreads each parameter. ``role``: place in its group of the rank
+    that is killed; its mates keep their processes."""
     job = shape_job
-    job.example = EXAMPLES[name]
+    job.example, job.shards = EXAMPLES[name], shards
     job.want(1)
     job.start("a", steps=STEPS)
     first = job.together("a")
     job.start("b", steps=STEPS)
     job.want(2)
     second = job.together("a", "b", after=first)
-    mate = str(1 - role)
-    pids = job.pids("a"), job.pids("b")[mate]
+    before = job.pids("a"), job.pids("b")
     job.kill("b", role)
     third = job.together("a", "b", after=second)
-    assert (job.pids("a"), job.pids("b")[mate]) == pids, "a rank that was not killed has another process"
+    after = job.pids("a"), job.pids("b")
+    assert after[1].pop(str(role)) != before[1].pop(str(role))
+    assert after == before, "a rank that was not killed has another process"
     job.want(1, leaving=("b",))
     job.together("a", after=third)
     ends = job.ends("a")
-    assert_equal(name, ends)
-    assert ends[0]["loss"] == ends[1]["loss"] == pytest.approx(losses(name)[-1], rel=1e-9)
+    assert_equal(name, job.shape, ends)
+    assert len({end["loss"] for end in ends}) == 1
+    assert ends[0]["loss"] == pytest.approx(losses(name)[-1], rel=1e-9)
     job.verdict()
 
 
-@pytest.mark.parametrize("name", ["pipeline", *(pytest.param(n, marks=pytest.mark.nightly) for n in SHAPES[1:])])
-def test_a_shape_resumes_from_its_checkpoint_if_all_ranks_are_lost(shape_job, name, tmp_path) -> None:
+@pytest.mark.parametrize(
+    ("name", "shards", "later"),
+    [("pipeline", 1, 1)]
+    + [
+        pytest.param(*case, marks=pytest.mark.nightly)
+        for case in (("experts", 1, 1), ("context", 1, 1), ("pipeline", 2, 1), ("experts", 2, 2), ("experts", 2, 1))
+    ],
+)
+def test_a_shape_resumes_from_its_checkpoint_if_all_ranks_are_lost(shape_job, name, shards, later, tmp_path) -> None:
+    """``shards``: over which ``fully_shard`` spreads each parameter; of the job that resumes: ``later``."""
     job = shape_job
-    job.example = EXAMPLES[name]
+    job.example, job.shards = EXAMPLES[name], shards
     checkpoint = CheckpointSpec(path=str(tmp_path / "checkpoints"), every_steps=2)
     job.want(1)
     job.start("a", steps=STEPS, checkpoint=checkpoint)
     job.together("a")
     job.wait("a checkpoint", lambda: list(tmp_path.glob("checkpoints/*/.metadata")))
     job.kill_all()
+    job.shards = later
     job.want(2)
     job.start("b", "c", steps=STEPS, checkpoint=checkpoint)
     ends = job.ends("b", "c")
     assert "resumed from checkpoint" in job["b"].out() + job["c"].out()
-    assert_equal(name, ends)
+    assert_equal(name, job.shape, ends)
 
 
 @pytest.mark.nightly
