@@ -36,6 +36,8 @@ Examples:
   bench/rescale.py --systems elastrain --scenarios all --busy      every scenario, and again beside a load
   bench/rescale.py --systems elastrain --runs 1 --events grow,term a quick look
   bench/rescale.py --systems elastrain --scenarios spare --state-mib 1024    a joiner with a gigabyte of state
+  bench/rescale.py --systems elastrain-hsdp,elastrain-one-copy --scenarios join --state-mib 0,1024,4096 \\
+    --checkpoint-every 100000        growth of a sharded job by its state; needs four times the state of memory
   bench/rescale.py --systems elastrain --network 100mbit --state-mib 1024    the same on a slow network (root)
   bench/rescale.py --systems elastrain --scenarios etcd --etcd-away 600      ten minutes without etcd
   bench/rescale.py --systems elastrain --scenarios cycles --cycles 200       what rescales leave behind
@@ -59,7 +61,7 @@ Scenarios (a system skips those with events that it has no equivalent of):
 \b
 Events:
 {events}""".format(
-    systems="\n".join(f"  {name:18}{system.about}" for name, system in SYSTEMS.items()),
+    systems="\n".join(f"  {name:20}{system.about}" for name, system in SYSTEMS.items()),
     scenarios="\n".join(f"  {n:18}{s.about}: {', '.join(s.events)}" for n, s in SCENARIOS.items()),
     events="\n".join(f"  {event.value:18}{about}" for event, about in EVENTS.items()),
 )
@@ -91,15 +93,15 @@ def measure(
     with Load() if busy else contextlib.nullcontext() as load:
         spare = load.pids if load is not None else ()
         result = Run(system, limit, output, cycles, spare).run(title, scenario)
-    return result.model_copy(update={"system": name, "busy": busy})
+    return result.model_copy(update={"system": name, "state_mib": settings.state_mib, "busy": busy})
 
 
 def turns(
-    systems: list[str], scenarios: Mapping[str, Scenario], runs: int, busy: bool
-) -> list[tuple[bool, int, str, str]]:
-    """Busy, number of the run, scenario and system of each run: quiet ones first, systems in turns."""
-    every = itertools.product((False, True) if busy else (False,), range(1, runs + 1), scenarios, systems)
-    return [one for one in every if all(SYSTEMS[one[3]].has(event) for event in scenarios[one[2]].events)]
+    systems: list[str], scenarios: Mapping[str, Scenario], states: list[int], runs: int, busy: bool
+) -> list[tuple[bool, int, int, str, str]]:
+    """Busy, number of the run, state in MiB, scenario and system of each run: quiet ones first, systems in turns."""
+    every = itertools.product((False, True) if busy else (False,), range(1, runs + 1), states, scenarios, systems)
+    return [one for one in every if all(SYSTEMS[one[4]].has(event) for event in scenarios[one[3]].events)]
 
 
 def main(
@@ -110,7 +112,9 @@ def main(
     events: Annotated[str | None, typer.Option(help="One scenario of these events, instead of --scenarios.")] = None,
     busy: Annotated[bool, typer.Option("--busy", help="Everything once more, beside a load on every core.")] = False,
     cycles: Annotated[int, typer.Option(min=FOOTPRINTS, help="Of 'cycles'; 50 or more resolve memory.")] = 50,
-    state_mib: Annotated[int, typer.Option(min=0, help="Frozen weights below the model, in steps of 64.")] = 0,
+    state_mib: Annotated[
+        str, typer.Option(help="Frozen weights below the model, in steps of 64; one run for each.")
+    ] = "0",
     device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Where elastrain's ranks train.")] = "cpu",
     checkpoint_every: Annotated[int, typer.Option(min=1, help="Steps between durable checkpoints.")] = 20,
     lease_ttl: Annotated[int, typer.Option(min=2, help="Seconds; elastrain's, where a node falls silent.")] = 2,
@@ -130,8 +134,9 @@ def main(
     chosen = choose_scenarios(scenarios, events)
     cards = program.cards(device)
     [link] = program.choose("--network", network, list(LINKS)) if network else [None]
+    states = program.numbers("--state-mib", state_mib, least=0)
     settings = Settings(
-        checkpoint_every, lease_ttl, etcd_away, state_mib, device, cards, torchft_python, LINKS[link] if link else None
+        checkpoint_every, lease_ttl, etcd_away, 0, device, cards, torchft_python, LINKS[link] if link else None
     )
     for name in names:
         if (lacks := SYSTEMS[name].missing(settings)) is not None:
@@ -149,14 +154,14 @@ def main(
             runs=tuple(done),
         )
 
-    planned = turns(names, chosen, runs, busy)
+    planned = turns(names, chosen, states, runs, busy)
     with output.measuring():
-        for i, (under_load, number, scenario, name) in enumerate(planned, 1):
-            beside = ", beside a load" if under_load else ""
+        for i, (under_load, number, mib, scenario, name) in enumerate(planned, 1):
+            beside = (f", {mib} MiB" if mib else "") + (", beside a load" if under_load else "")
             output.begins(f"{i}/{len(planned)}: {name}, {scenario}, run {number} of {runs}{beside}")
-            directory = output.logs / f"{name}-{scenario}-{number}{'-busy' if under_load else ''}"
-            run = (directory, limit, cycles)
-            done.append(measure(name, chosen[scenario], scenario, settings, under_load, run, output))
+            directory = output.logs / f"{name}-{scenario}-{mib}-{number}{'-busy' if under_load else ''}"
+            run, of_state = (directory, limit, cycles), replace(settings, state_mib=mib)
+            done.append(measure(name, chosen[scenario], scenario, of_state, under_load, run, output))
             output.keep(report())
     output.show(tables(report()), notes(report(), {name: SYSTEMS[name].about for name in names}))
     if any(len(f) >= FEWEST and leaks(f, cycles) for r in done for f in r.footprints.values()):

@@ -66,6 +66,7 @@ SCENARIOS: Mapping[str, Scenario] = {
     ),
     "kill-first": Scenario("the node that holds rank 0 dies", (Event.KILL_FIRST,), nodes=3),
     "spare": Scenario("a warm node takes the next place", (Event.GROW_SPARE, Event.KILL_SPARE)),
+    "join": Scenario("a warm node joins one that trains alone", (Event.GROW_SPARE,), nodes=1),
     "grow-many": Scenario(f"from {START_NODES} to {MAX_NODES} nodes at once", (Event.GROW_MANY,)),
     "silent": Scenario("a node falls silent, and wakes", (Event.SILENT, Event.WAKE), nodes=3, short_lease=True),
     "etcd": Scenario("etcd dies and comes back", (Event.ETCD,)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 
 from bench_harness.names import WORKLOAD
@@ -37,10 +38,8 @@ def tables(report: Report) -> list[Table]:
 
 def notes(report: Report, about: dict[str, str]) -> list[str]:
     """What a reader needs to judge the figures. ``about``: the systems in words."""
-    scenarios = {(r.system, r.busy, r.scenario) for r in report.runs}
-    fewest = min(
-        (sum((r.system, r.busy, r.scenario) == one for r in report.runs) for one in scenarios), default=FEWEST_RUNS
-    )
+    scenarios = Counter((r.subject, r.busy, r.scenario) for r in report.runs)
+    fewest = min(scenarios.values(), default=FEWEST_RUNS)
     return [
         *([] if fewest >= FEWEST_RUNS else [f"Fewer than {FEWEST_RUNS} runs of a scenario: not for publication."]),
         *report.machine.lines,
@@ -54,8 +53,8 @@ def notes(report: Report, about: dict[str, str]) -> list[str]:
 
 
 def by_system(runs: Sequence[RunResult]) -> dict[str, list[RunResult]]:
-    """In the order in which the systems first came."""
-    return {name: [r for r in runs if r.system == name] for name in dict.fromkeys(r.system for r in runs)}
+    """By subject, in the order in which they first came."""
+    return {name: [r for r in runs if r.subject == name] for name in dict.fromkeys(r.subject for r in runs)}
 
 
 def by_label(runs: Sequence[RunResult]) -> dict[str, list[EventResult]]:
@@ -91,7 +90,7 @@ def goals_table(runs: Sequence[RunResult], lease_ttl: float, title: str) -> Tabl
     """Of :data:`JUDGED` only."""
     rows = []
     for system, ours in by_system(runs).items():
-        for events in by_label(ours).values() if system in JUDGED else ():
+        for events in by_label(ours).values() if ours[0].system in JUDGED else ():
             for judged in judge(events, over_runs(ours), lease_ttl):
                 spread = judged.measured
                 figures = ("–", "–") if spread is None else (f"{spread.median:.2f}", f"{spread.max:.2f}")

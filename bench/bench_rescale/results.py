@@ -76,6 +76,8 @@ class RunResult(Model):
     """One run: a start and a series of events."""
 
     system: str = ""
+    state_mib: int = 0
+    """Frozen weights below the model."""
     busy: bool = False
     """Beside a load on every core."""
     scenario: str = "default"
@@ -91,6 +93,11 @@ class RunResult(Model):
     """Rolled-back part of all committed work, 0 to 1."""
     footprints: dict[str, tuple[Footprint, ...]] = Field(default_factory=dict)
     """By rank, one after each tenth of the cycles."""
+
+    @property
+    def subject(self) -> str:
+        """The system, with its state if that is more than the model's."""
+        return f"{self.system}, {self.state_mib} MiB" if self.state_mib else self.system
 
 
 class Report(Model):
