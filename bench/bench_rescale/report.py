@@ -103,13 +103,15 @@ def goals_table(runs: Sequence[RunResult], lease_ttl: float, title: str) -> Tabl
 def phases_table(runs: Sequence[RunResult], title: str) -> Table:
     """Medians over the rescales of the same kind."""
     rows = []
-    for events in by_label(runs).values():
-        rescales = [r for e in events for r in e.rescales]
-        for name in dict.fromkeys(r.name for r in rescales):
-            of_name = [r for r in rescales if r.name == name]
-            pause = statistics.median(r.pause for r in of_name)
-            rows.append((_name(events[0]), name, f"{1000 * pause:.0f}", _phases(of_name)))
-    return Table(title, ("event", "rescale", "pause ms", "phases ms"), tuple(rows), left=2)
+    for label in by_label(runs):
+        for subject, of_subject in by_system(runs).items():
+            events = by_label(of_subject).get(label, [])
+            rescales = [r for e in events for r in e.rescales]
+            for name in dict.fromkeys(r.name for r in rescales):
+                of_name = [r for r in rescales if r.name == name]
+                pause = statistics.median(r.pause for r in of_name)
+                rows.append((_name(events[0]), subject, name, f"{1000 * pause:.0f}", _phases(of_name)))
+    return Table(title, ("event", "system", "rescale", "pause ms", "phases ms"), tuple(rows), left=3)
 
 
 def _phases(rescales: Sequence[Phases]) -> str:

@@ -274,8 +274,23 @@ def test_undisturbed_steps_of_several_runs_are_medians_and_the_longest_of_all() 
 def test_phases_are_medians_over_the_rescales_of_the_same_kind() -> None:
     lost = [Phases(name="Lost 3→2", pause=p, seconds={"connect": p / 2}) for p in (1, 2, 6)]
     grow = Phases(name="Grow 2→3", pause=1, seconds={"transfer": 0.5})
-    rows = report.phases_table([run(1, 1, rescales=(lost[0], grow)), run(1, 1, rescales=tuple(lost[1:]))], "").rows
-    assert [row[1:] for row in rows] == [("Lost 3→2", "2000", "connect 1000"), ("Grow 2→3", "1000", "transfer 500")]
+    runs = [run(1, 1, rescales=(lost[0], grow)), run(1, 1, rescales=tuple(lost[1:]))]
+    rows = report.phases_table([*runs, runs[0].model_copy(update={"state_mib": 64})], "").rows
+    assert [row[1:] for row in rows] == [
+        ("elastrain", "Lost 3→2", "2000", "connect 1000"),
+        ("elastrain", "Grow 2→3", "1000", "transfer 500"),
+        ("elastrain, 64 MiB", "Lost 3→2", "1000", "connect 500"),
+        ("elastrain, 64 MiB", "Grow 2→3", "1000", "transfer 500"),
+    ]
+
+
+def test_runs_with_other_states_are_apart() -> None:
+    small, large = run(1, 4), run(3, 8).model_copy(update={"state_mib": 1024})
+    rows = report.events_table([small, large, small], "").rows
+    assert [row[1:4] for row in rows] == [
+        ("elastrain", "2 of 2", "1.00"),
+        ("elastrain, 1024 MiB", "1 of 1", "3.00"),
+    ]
 
 
 def test_a_goal_is_judged_with_the_undisturbed_step_of_the_same_system() -> None:
