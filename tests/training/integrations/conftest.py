@@ -17,6 +17,7 @@ import torch
 
 from elastrain.cli.local.runner import LocalJob
 from elastrain.cli.local.status import LocalStatus
+from scripted_loop import ScriptedJob
 from warm import Warm
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -169,9 +170,17 @@ def fit(require, tmp_path):
 
 
 @pytest.fixture
-def seconds(monkeypatch) -> None:
-    """Each file of events begins in another second, by which TensorBoard orders those of a run."""
+def clocks_behind(monkeypatch) -> None:
+    """Each next process of a job has a clock that is behind that of the last one: TensorBoard orders files by it."""
     from tensorboard.summary.writer import event_file_writer
 
-    clock = itertools.count(10**9)
-    monkeypatch.setattr(event_file_writer, "time", SimpleNamespace(time=lambda: next(clock), sleep=time.sleep))
+    begins, ticks = itertools.count(2 * 10**9, -1000), itertools.count()
+    clock = SimpleNamespace(time=lambda: clock.begin + next(ticks), sleep=time.sleep, begin=next(begins))
+    made = ScriptedJob.__init__
+
+    def make(job, *args, **options) -> None:
+        clock.begin = next(begins)
+        made(job, *args, **options)
+
+    monkeypatch.setattr(ScriptedJob, "__init__", make)
+    monkeypatch.setattr(event_file_writer, "time", clock)

@@ -16,7 +16,7 @@ STEPS = 8
 
 
 @pytest.fixture
-def train(require, tmp_path, seconds):
+def train(require, tmp_path, clocks_behind):
     """``train(job, way)``: 8 steps that log their number; the rows that are in the folder, or None if it is killed.
 
     ``before_row``: the process ends in this step, which all ranks have committed, before it logs.

@@ -27,6 +27,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -40,6 +41,7 @@ from elastrain.data.loader import ElasticLoader
 from elastrain.elastic.contract import Call
 from elastrain.elastic.job import Job
 from elastrain.elastic.strategies.strategy import ElasticModule
+from elastrain.integrations import events
 from elastrain.integrations.arrives import track_next
 from elastrain.integrations.files import FilesOfScript, Logs, new_id
 from elastrain.integrations.launcher import single_process
@@ -79,6 +81,7 @@ class Trackers(Logs):
         options = {"wandb": {"id": self.run, "resume": "allow"}, "tensorboard": {"purge_step": self.settled[1] + 1}}
         merged = {name: {**given, **self._options.get(name, {})} for name, given in options.items()}
         self._accelerator.show_place()
+        events.come_last_in(Path(self._accelerator.logging_dir or "", self._arguments[0]))
         Accelerator.init_trackers(self._accelerator, *self._arguments, {**self._options, **merged})
 
     def let_go(self) -> None:

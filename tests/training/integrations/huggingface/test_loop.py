@@ -297,7 +297,7 @@ def scalars(folder):
 
 
 @pytest.mark.parametrize(("dies_at", "resumes_at"), [(1, 0), (3, 0), (4, 0), (8, 0), (3, 1), (4, 2), (8, 6)])
-@pytest.mark.usefixtures("seconds")
+@pytest.mark.usefixtures("clocks_behind")
 def test_events_of_tensorboard_are_those_of_the_trainer_alone_if_rank_0_is_lost(train, tmp_path, dies_at, resumes_at):
     """``resumes_at``: all ranks are lost, and the job goes on from its checkpoint of this step."""
     options = {"report_to": ["tensorboard"], "logging_steps": 1}

@@ -18,7 +18,7 @@ STEPS = 20
 
 
 @pytest.fixture
-def train(fit, tmp_path, monkeypatch, seconds):
+def train(fit, tmp_path, monkeypatch, clocks_behind):
     """``train(job, folder)``: four epochs of five steps; what it leaves in its folder, or None if it is killed."""
     from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint
     from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger

@@ -11,6 +11,7 @@ from typing import Any
 
 from transformers.integrations import TensorBoardCallback, WandbCallback
 
+from elastrain.integrations import events
 from elastrain.integrations.files import Logs, becomes, new_id
 
 
@@ -47,6 +48,7 @@ class _OfTensorBoard(_OfJob):
     def go_on(self) -> None:
         if self.rows:
             self.let_go()
+            events.come_last_in(self.run)
             self.tb_writer = self._SummaryWriter(log_dir=self.run, purge_step=self.settled[1] + 1)
 
     def let_go(self) -> None:

@@ -15,6 +15,7 @@ from lightning.fabric.utilities.logger import _convert_params
 from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 
+from elastrain.integrations import events
 from elastrain.integrations.files import Logs, becomes, new_id
 
 
@@ -100,9 +101,11 @@ class OfCsv(_Versioned):
 class OfTensorBoard(_Versioned):
     """Each rank 0 has an events file; TensorBoard leaves out what an earlier one has behind the begin of the next."""
 
+    log_dir: str
     _kwargs: dict[str, Any]
 
     def go_on(self) -> None:
+        events.come_last_in(self.log_dir)
         self._experiment, self._kwargs["purge_step"] = None, self.settled[1] + 1
 
     def let_go(self) -> None:
