@@ -77,3 +77,46 @@ def test_script_is_safe_with_a_note_if_only_a_text_of_the_framework_differs(judg
     text = SCRIPT + '\nopen("log.txt", "w").write("own" if hasattr(accelerator, "_accumulated") else "of adapter")\n'
     answer = judge(written(tmp_path, text), only=("repeat", "one", "workers-2"))
     assert (answer.exit_code, [note.partition(":")[0] for note in answer.notes]) == (0, ["file log.txt"]), answer
+
+
+EPOCH_ENDS = """
+import torch
+from torch import nn
+from transformers import TrainerCallback
+
+import elastrain
+from elastrain.integrations.huggingface import ElasticTrainer, ElasticTrainingArguments
+
+torch.manual_seed(0)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+
+    def forward(self, x=None, labels=None):
+        return {"loss": ((self.layer(x) - labels) ** 2).mean()}
+
+
+class Halves(TrainerCallback):
+    def on_epoch_end(self, args, state, control, optimizer=None, **_):
+        for group in optimizer.param_groups:
+            group["weight_decay"] *= 0.5
+
+
+data = [{"x": torch.randn(4), "labels": torch.randn(1)} for _ in range(40)]
+with elastrain.join() as job:
+    options = {"per_device_train_batch_size": 4, "global_batch_size": 4, "num_train_epochs": 4, "weight_decay": 0.1}
+    arguments = ElasticTrainingArguments("out", save_strategy="no", report_to=[], use_cpu=True, **options)
+    ElasticTrainer(job=job, model=Net(), args=arguments, train_dataset=data, callbacks=[Halves()]).train()
+"""
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(200)
+def test_script_is_safe_if_the_runs_end_within_an_epoch_at_whose_end_it_changes_the_optimizer(
+    judge, tmp_path: Path
+) -> None:
+    answer = judge(written(tmp_path, EPOCH_ENDS), only=("one", "workers-2"))
+    assert answer.exit_code == 0, answer

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import torch
 from transformers import Trainer
 
+from elastrain.data.loader import ElasticLoader
 from elastrain.integrations.huggingface.loop import loader_of
 from elastrain.integrations.training_data import Epochs
 
@@ -22,10 +24,15 @@ class OwnLoop(Trainer):
         self.job.own_loop = True
         loader = loader_of(self, super().get_train_dataloader())
         batches = None if loader.order.length is None else loader.order.steps_per_epoch
-        self._epochs = Epochs(loader, partial(self.job.steps, loader), batches=batches)
+        self._epochs = Epochs(loader, partial(self._steps, loader), batches=batches)
         self.args.per_device_train_batch_size = self.args.global_batch_size
         self.args.gradient_accumulation_steps = 1
         return super()._inner_training_loop(*args, **options)
+
+    def _steps(self, loader: ElasticLoader, epochs: int) -> Iterator[Any]:
+        yield from self.job.steps(loader, epochs=epochs)
+        if self.job.ended:  # before the Trainer's last step, whose loop would go on with an epoch without a batch
+            self.control.should_training_stop = True
 
     def get_train_dataloader(self) -> Any:
         return super().get_train_dataloader() if self._epochs is None else self._epochs
