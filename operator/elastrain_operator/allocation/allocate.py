@@ -106,7 +106,6 @@ class _Allocator:
             grant.limit, grant.hold = job.usable, Stop.UNUSED
         if job.quota_room is not None and max(job.quota_room, job.size) < grant.limit:
             grant.limit, grant.hold = max(job.quota_room, job.size), Stop.QUOTA
-            grant.why = f"not grown: {self._quotas.shortage(job, grant.limit)}"
         return grant
 
     def run(self) -> None:
@@ -337,13 +336,18 @@ class _Allocator:
         if grant.waits:
             grant.stop = Stop.OTHERS_LEAVE
         elif grant.hold and grant.granted >= grant.limit:
-            reason = (
-                self._vain[job.uid] if grant.hold is Stop.VAIN else explanations.recent(worth.rest(job, self._policy))
-            )
-            return grant.hold, grant.why or reason
+            return grant.hold, grant.why or self._why_held(grant)
         elif grant.stop is not Stop.QUOTA:
             grant.stop = Stop.NO_ROOM if idle.nodes else Stop.NO_NODE
         return grant.stop or Stop.NO_ROOM, explanations.not_grown(grant, idle, quota)
+
+    def _why_held(self, grant: Grant) -> str:
+        match grant.hold:
+            case Stop.QUOTA:
+                return f"not grown: {self._quotas.shortage(grant.job, grant.granted)}"
+            case Stop.VAIN:
+                return self._vain[grant.job.uid]
+        return explanations.recent(worth.rest(grant.job, self._policy))
 
     def _idle_for(self, kind: WorkerShape) -> Idle:
         if kind not in self._idle:

@@ -70,6 +70,8 @@ def demand(pod_spec: Mapping[str, Any]) -> Amounts:
 CLAIM = "resourceclaimtemplate/"
 """Begins the name under which a demand has claims of a template (``namespace/name``), until the allocator's books say
 which devices those are (:mod:`elastrain_operator.devices.books`)."""
+CLAIMS, OF_CLASS = "count/resourceclaims.resource.k8s.io", ".deviceclass.resource.k8s.io/devices"
+"""ResourceQuotas count claims by this name, and the devices of a class by its name and this end."""
 
 
 def with_claims(amount: Amounts, pod_spec: Mapping[str, Any], namespace: str) -> Amounts:

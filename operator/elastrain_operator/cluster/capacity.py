@@ -14,9 +14,20 @@ import structlog
 from elastrain_operator import clock
 from elastrain_operator.allocation import promise as promises
 from elastrain_operator.allocation.allocate import allocate
-from elastrain_operator.allocation.snapshot import Claims, Held, Job, Node, Policy, Share, Snapshot, WorkerShape
+from elastrain_operator.allocation.snapshot import (
+    Amounts,
+    Claims,
+    Held,
+    Job,
+    Node,
+    PodCharge,
+    Policy,
+    Share,
+    Snapshot,
+    WorkerShape,
+)
 from elastrain_operator.cluster import faults
-from elastrain_operator.cluster.quotas import Quota, bounded
+from elastrain_operator.cluster.quotas import Quota, bounded, counted
 from elastrain_operator.facts import Pod
 from elastrain_operator.metrics import process as metrics
 from elastrain_operator.waiting import until
@@ -69,6 +80,8 @@ class ClaimedDevices(Protocol):
     """The part of :class:`elastrain_operator.devices.watch.Devices` that is used."""
 
     def problem(self, snapshot: Snapshot) -> str | None: ...
+
+    def charge(self, demand: Amounts, pod: PodCharge) -> PodCharge: ...
 
     def resolve(self, snapshot: Snapshot, workers: Collection[str], now: datetime) -> Snapshot: ...
 
@@ -206,7 +219,7 @@ class Capacity:
             self._not_known(cluster.problem, denied=cluster.denied, looks=cluster.looks)
             return None, 0.0
         self._unknown, now = NOT_YET, clock.now()
-        snapshot, before = timed(self._snapshot, cluster, now)
+        snapshot, before = timed(self._snapshot, cluster, devices, now)
         if devices is not None:
             if problem := devices.problem(snapshot):
                 self._not_known(problem, denied=False, looks=True)
@@ -228,13 +241,18 @@ class Capacity:
         )
         return min((s for s in times if s is not None), default=None), before + during + after
 
-    def _snapshot(self, cluster: ClusterView, now: datetime) -> Snapshot:
-        jobs = tuple(self._job(c, cluster, now) for c in self._claims.values() if c.job)
+    def _snapshot(self, cluster: ClusterView, devices: ClaimedDevices | None, now: datetime) -> Snapshot:
+        charged = [(c, c.job, _charge(c, c.job, devices)) for c in self._claims.values() if c.job]
+        pods: dict[str, list[tuple[int, PodCharge]]] = {}
+        for _, job, charge in charged:
+            pods.setdefault(job.namespace, []).append((len(job.workers), charge))
+        quotas = {namespace: counted(cluster.quotas(namespace), there) for namespace, there in pods.items()}
+        jobs = tuple(self._job(c, bounded(j, charge, quotas[j.namespace]), cluster, now) for c, j, charge in charged)
         leaving = [held for c in self._claims.values() for held in c.leaving]
         leaving += [held for job, held in self._pods.values() if job not in self._claims]
         reserved = [item for kinds in self._reserved.values() for item in kinds.items()]
-        quotas = [q.room for namespace in {j.namespace for j in jobs} for q in cluster.quotas(namespace)]
-        return Snapshot(cluster.nodes(now), jobs, tuple(leaving), tuple(reserved), tuple(quotas))
+        rooms = [q.room for there in quotas.values() for q in there]
+        return Snapshot(cluster.nodes(now), jobs, tuple(leaving), tuple(reserved), tuple(rooms))
 
     def _known_faults(self, jobs: Iterable[Job], now: datetime) -> dict[str, str]:
         """Faults of earlier passes, by UID: of jobs that have not changed since, for a while."""
@@ -272,15 +290,13 @@ class Capacity:
         self._shares[job.uid] = share
         self._on_share(job.uid)
 
-    def _job(self, claims: Claims, cluster: ClusterView, now: datetime) -> Job:
-        """The allocator's view of a job: its claims, and what became of its grants."""
-        job = claims.job
-        assert job is not None
+    def _job(self, claims: Claims, job: Job, cluster: ClusterView, now: datetime) -> Job:
+        """The allocator's view of the ``job`` of these claims, and what became of its grants."""
         given = self._shares.get(job.uid)
         priority = cluster.priority(claims.priority_class) if claims.priority is None else claims.priority
         return self._promises.follow(
             replace(
-                bounded(job, claims.charge, cluster.quotas(job.namespace)),
+                job,
                 # Admission decides whether the job may use its class.
                 priority=priority if job.admitted else min(priority, cluster.priority("")),
                 size=given.size if given and given.size is not None else job.size,
@@ -302,6 +318,10 @@ class Capacity:
             if claims.job and self._unknown.differs(self._shares.get(uid)):
                 self._shares[uid] = self._unknown
                 self._on_share(uid)
+
+
+def _charge(claims: Claims, job: Job, devices: ClaimedDevices | None) -> PodCharge:
+    return claims.charge if devices is None else devices.charge(job.kind.demand, claims.charge)
 
 
 def rest(spent: float) -> float:

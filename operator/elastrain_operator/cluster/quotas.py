@@ -10,11 +10,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from elastrain_operator.allocation.resources import charged
+from elastrain_operator.allocation.resources import CLAIMS, OF_CLASS, charged
 from elastrain_operator.allocation.snapshot import Job, PodCharge, QuotaRoom
 from elastrain_operator.raw import mapping, objects, text
 
-_OF_PODS = ("pods", "count/pods", "cpu", "memory", "ephemeral-storage")
+_OF_PODS = ("pods", "count/pods", "cpu", "memory", "ephemeral-storage", CLAIMS)
 _PREFIXES = ("requests.", "limits.", "hugepages-")
 _OTHERS = "requests.storage"
 """Of claims of volumes."""
@@ -37,7 +37,7 @@ def quota(body: Mapping[str, Any]) -> Quota | None:
     most: dict[str, int] = {}
     left: dict[str, int] = {}
     for resource, limit in hard.items():
-        if resource.startswith(_OTHERS) or not (resource in _OF_PODS or resource.startswith(_PREFIXES)):
+        if resource.startswith(_OTHERS) or not _bounds_pods(resource):
             continue
         try:
             most[resource] = charged(resource, str(limit))
@@ -49,6 +49,10 @@ def quota(body: Mapping[str, Any]) -> Quota | None:
     namespace = text(meta.get("namespace"))
     key = f"{namespace}/{text(meta.get('name'))}"
     return Quota(namespace, QuotaRoom(key, tuple(sorted(most.items())), tuple(sorted(left.items()))), _scopes(spec))
+
+
+def _bounds_pods(resource: str) -> bool:
+    return resource in _OF_PODS or resource.startswith(_PREFIXES) or resource.endswith(OF_CLASS)
 
 
 def _scopes(spec: Mapping[str, Any]) -> tuple[tuple[str, str, tuple[str, ...]], ...]:
@@ -79,6 +83,22 @@ def _has(pod: PodCharge, scope: str, operator: str, values: tuple[str, ...]) -> 
         case "NotIn":
             return name not in values
     return False
+
+
+def counted(quotas: Iterable[Quota], pods: Iterable[tuple[int, PodCharge]]) -> list[Quota]:
+    """The ``quotas`` of a namespace with all claims of the ``pods`` that exist (how many, what is counted of each):
+    Kubernetes makes a pod's claims, and counts them, after the pod."""
+    least: dict[str, int] = {}
+    for number, pod in pods:
+        for resource, amount in pod.amounts:
+            if resource == CLAIMS or resource.endswith(OF_CLASS):
+                least[resource] = least.get(resource, 0) + number * amount
+    return [replace(q, room=_with_least(q.room, least)) if least else q for q in quotas]
+
+
+def _with_least(room: QuotaRoom, used: Mapping[str, int]) -> QuotaRoom:
+    hard = dict(room.hard)
+    return replace(room, left=tuple((r, min(left, hard[r] - used.get(r, 0))) for r, left in room.left))
 
 
 def bounded(job: Job, pod: PodCharge, quotas: Iterable[Quota]) -> Job:
