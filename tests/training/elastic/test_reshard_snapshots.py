@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,7 +12,8 @@ import torch
 from conditions import eventually
 from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.reshard.restore import ShardRef
-from elastrain.elastic.reshard.snapshots import TIME_SHARE, Snapshots, send_seconds
+from elastrain.elastic.reshard.snapshots import TIME_SHARE, Snapshots, same_bits, send_seconds
+from elastrain.elastic.state import transfer
 from elastrain.elastic.state.parts import bounds
 
 
@@ -57,6 +59,7 @@ def test_snapshots_are_paced_only_after_one_of_each_generation_counts(connect, e
         take(first)
         eventually(lambda: not snapshots.pending(), within=10, what="the first snapshot to arrive at full speed")
         assert not snapshots.committed(first + 1, copying=0)
+        tensor.local.add_(1)
         take(first + 1)
         assert snapshots.pending(), "the second one takes its time"
         snapshots.wait()
@@ -65,3 +68,109 @@ def test_snapshots_are_paced_only_after_one_of_each_generation_counts(connect, e
     kept = [Snapshots(most=20) for _ in range(2)]
     for first in (0, 7):
         each(lambda c, first=first: rank(c, kept[c.rank], first), connect(2))
+
+
+class Live:
+    """Two tensors that a rank trains, and one that is frozen; all ranks draw the same changes."""
+
+    def __init__(self, rank: int, seed: int = 0) -> None:
+        self.rank, self.random = rank, random.Random(seed)
+        self.values = [torch.full((2, 3), float(rank)), torch.zeros(0, 4), torch.full((2,), rank + 0.5).bfloat16()]
+
+    def change(self, *numbers: int) -> None:
+        for number in numbers:
+            self.values[number] += 1
+
+    @property
+    def tensors(self) -> list[Any]:
+        return [SimpleNamespace(rows=2 * len(v), tensor=v, local=v) for v in self.values]
+
+    def copied(self) -> list[torch.Tensor]:
+        return [v.clone() for v in self.values]
+
+
+def take(snapshots: Snapshots, c: Communicator, step: int, live: Live) -> None:
+    snapshots.take(ShardRef(step, 2, c.rank, c.generation), live.tensors, rest={}, step_seconds=0.0)
+    snapshots.wait()
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Tensors of each snapshot that is sent."""
+    counts: list[int] = []
+    send = transfer.send_tensors
+    monkeypatch.setattr(transfer, "send_tensors", lambda of, *a: counts.append(len(of)) or send(of, *a))
+    return counts
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_kept_snapshots_hold_what_each_rank_had_whatever_has_changed_between_them(connect, each, seed) -> None:
+    """Of both ranks: own rows and the predecessor's, of the newest snapshot and of the one before."""
+
+    def rank(c: Communicator) -> None:
+        snapshots, mine, other = Snapshots(most=20), Live(c.rank, seed), Live(1 - c.rank, seed)
+        snapshots.enter(c, places=[0, 1], partners=[1, 0], step=0, counts=None)
+        states: list[tuple[list[torch.Tensor], list[torch.Tensor]]] = []
+        for step in range(1, 9):
+            take(snapshots, c, step, mine)
+            states.append((mine.copied(), other.copied()))
+            for held, (own, theirs) in zip(snapshots.held, states[-len(snapshots.held) :], strict=True):
+                snapshot = snapshots.of(held.copy)
+                assert all(map(torch.equal, snapshot.own, own)) and all(map(torch.equal, snapshot.theirs, theirs)), step
+            if mine.random.random() < 0.8:
+                snapshots.committed(step, copying=0)
+            numbers = [n for n in range(3) if mine.random.random() < 0.4]
+            other.random = mine.random
+            mine.change(*numbers)
+            other.change(*numbers)
+        snapshots.close()
+
+    each(rank, connect(2))
+
+
+def test_what_has_not_changed_since_the_snapshot_that_counts_is_neither_copied_nor_sent(connect, each, sent) -> None:
+    def rank(c: Communicator) -> None:
+        snapshots, live = Snapshots(most=20), Live(c.rank)
+        snapshots.enter(c, places=[0, 1], partners=[1, 0], step=0, counts=None)
+        take(snapshots, c, 1, live)
+        take(snapshots, c, 2, live)  # none counts yet
+        snapshots.committed(3, copying=0)
+        live.change(0)
+        take(snapshots, c, 4, live)
+        old, new = (snapshots.of(held.copy) for held in snapshots.held)
+        assert [a is b for a, b in zip(old.own, new.own, strict=True)] == [False, True, True]
+        assert [a is b for a, b in zip(old.theirs, new.theirs, strict=True)] == [False, True, True]
+        snapshots.close()
+
+    each(rank, connect(2))
+    assert sorted(sent) == [1] * 2 + [3] * 4
+
+
+def test_a_snapshot_of_another_generation_is_shared_with_none(connect, each, sent) -> None:
+    def rank(c: Communicator, snapshots: Snapshots, live: Live, counts: Any) -> Any:
+        snapshots.enter(c, places=[0, 1], partners=[1, 0], step=1, counts=counts)
+        take(snapshots, c, 1, live)
+        snapshots.committed(2, copying=0)
+        snapshots.close()
+        return snapshots.held[-1].copy
+
+    ranks = [(Snapshots(most=20), Live(number)) for number in range(2)]
+    counts = [None, None]
+    for _ in range(2):
+        counts = each(lambda c, counts=counts: rank(c, *ranks[c.rank], counts[c.rank]), connect(2))
+    assert sent == [3] * 4
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        (torch.tensor([0.0, 1.0]), torch.tensor([0.0, 1.0]), True),
+        (torch.tensor([0.0]), torch.tensor([-0.0]), False),
+        (torch.tensor([float("nan")]), torch.tensor([float("nan")]), True),
+        (torch.ones(2, 2).t(), torch.ones(2, 2), False),
+        (torch.zeros(0, 3), torch.zeros(0, 3), True),
+        (torch.ones(2, dtype=torch.bfloat16), torch.ones(2, dtype=torch.bfloat16), True),
+    ],
+)
+def test_contents_are_compared_to_the_bit(one: torch.Tensor, other: torch.Tensor, same: bool) -> None:
+    assert same_bits(one, other) is same

@@ -3,6 +3,7 @@
 Every few steps each rank copies its shard, and sends the copy to its *partner* beside the steps that follow. It
 receives that of its *predecessor* (:mod:`elastrain.elastic.reshard.restore`). A snapshot *counts* when every rank has
 both parts; ranks learn it from the sum of the next vote. Two are kept: the newest that counts, and the one on its way.
+What is the same in both to the bit, such as frozen weights, they share: it is neither copied nor sent again.
 
 No step is committed that would leave more than ``most`` steps without a snapshot: a rank that waits for its copies
 does not vote before they have come (:meth:`Snapshots.pending`).
@@ -10,8 +11,10 @@ does not vote before they have come (:meth:`Snapshots.pending`).
 
 from __future__ import annotations
 
+import ctypes
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -22,6 +25,7 @@ import torch
 from elastrain.elastic.comm import channel
 from elastrain.elastic.comm.channel import Purpose
 from elastrain.elastic.comm.communicator import Communicator
+from elastrain.elastic.encoding.leaves import raw_bytes
 from elastrain.elastic.reshard.remesh import ShardedTensor
 from elastrain.elastic.reshard.restore import Copy, ShardRef
 from elastrain.elastic.state import capture, transfer
@@ -49,9 +53,9 @@ class Snapshot:
     held: ShardRef
     rest: Any
     """The tree of what is not sharded."""
-    own: list[torch.Tensor]
+    own: list[torch.Tensor] = field(default_factory=list)
     """This rank's rows of each sharded tensor, in their order; on the host."""
-    theirs: list[torch.Tensor]
+    theirs: list[torch.Tensor] = field(default_factory=list)
     """The predecessor's."""
     complete: bool = False
 
@@ -161,13 +165,18 @@ class Snapshots:
             return
         self._wait(ring)
         self._taken, self._hurry = held.step, threading.Event()
-        snapshot = self._room(replace(held, predecessor=ring.shard), tensors)
-        snapshot.rest = capture.copied(rest, device="cpu")
-        for copy, tensor in zip(snapshot.own, tensors, strict=True):
-            copy.copy_(tensor.local)
+        base = next((s for s in self._kept if self._covered and s.held.step == self._counts), None)
+        room, self._spare = _Room(self._spare, self._kept), None
+        snapshot = Snapshot(replace(held, predecessor=ring.shard), capture.copied(rest, device="cpu"))
+        shapes = _shapes(tensors, held.shards, held.shard)
+        before = [None] * len(tensors) if base is None or _shapes_of(base.own) != shapes else base.own
+        for tensor, shape, old in zip(tensors, shapes, before, strict=True):
+            snapshot.own.append(room.copy_of(tensor.local, shape, old))
+        same = [old is copy for old, copy in zip(before, snapshot.own, strict=True)]
         self._kept = [*self._kept, snapshot]
         seconds = send_seconds(self._every, step_seconds, covered=self._covered)
-        tasks = (self._send, (ring, snapshot, seconds)), (self._receive, (ring, snapshot))
+        shapes = _shapes(tensors, held.shards, ring.shard)
+        tasks = (self._send, (ring, snapshot, same, seconds)), (self._receive, (ring, snapshot, base, shapes, room))
         ring.threads = [threading.Thread(target=f, args=a, name="elastrain-snapshot") for f, a in tasks]
         for thread in ring.threads:
             thread.start()
@@ -208,18 +217,10 @@ class Snapshots:
         self._wait(ring)
         self._ring = None
 
-    def _room(self, held: ShardRef, tensors: Sequence[ShardedTensor]) -> Snapshot:
-        """Memory for a snapshot: that of one that is no longer needed, if it fits."""
-        spare, self._spare = self._spare, None
-        own, theirs = _shapes(tensors, held.shards, held.shard), _shapes(tensors, held.shards, held.predecessor)
-        if spare is not None and (_shapes_of(spare.own), _shapes_of(spare.theirs)) == (own, theirs):
-            spare.held, spare.complete = held, False
-            return spare
-        return Snapshot(held, None, [_empty(shape) for shape in own], [_empty(shape) for shape in theirs])
-
     # -- threads -----------------------------------------------------------------------------------------------------
-    def _send(self, ring: _Ring, snapshot: Snapshot, seconds: float) -> None:
-        hurry, began, total, sent = self._hurry, time.monotonic(), sum(copy.nbytes for copy in snapshot.own), 0
+    def _send(self, ring: _Ring, snapshot: Snapshot, same: Sequence[bool], seconds: float) -> None:
+        changed = [copy for copy, known in zip(snapshot.own, same, strict=True) if not known]
+        hurry, began, total, sent = self._hurry, time.monotonic(), sum(copy.nbytes for copy in changed), 0
 
         def rest(nbytes: int) -> None:
             nonlocal sent
@@ -228,20 +229,64 @@ class Snapshots:
                 hurry.wait(early)
 
         with ring.ends_by_errors():
-            ring.outgoing.sendall(snapshot.held.step.to_bytes(8, "big"))
-            transfer.send_tensors(snapshot.own, ring.outgoing, Stage(transfer.PIECE_BYTES), rest)
+            ring.outgoing.sendall(snapshot.held.step.to_bytes(8, "big") + bytes(same))
+            transfer.send_tensors(changed, ring.outgoing, Stage(transfer.PIECE_BYTES), rest)
 
-    def _receive(self, ring: _Ring, snapshot: Snapshot) -> None:
+    def _receive(
+        self, ring: _Ring, snapshot: Snapshot, base: Snapshot | None, shapes: Sequence[Shape], room: _Room
+    ) -> None:
         with ring.ends_by_errors():
             step = int.from_bytes(channel.receive(ring.incoming, bytearray(8)), "big")
             if step != snapshot.held.step:
                 raise RuntimeError(f"a snapshot of step {snapshot.held.step} and one of step {step} meet")
+            same = channel.receive(ring.incoming, bytearray(len(shapes)))
+            before = base.theirs if base is not None else []
+            snapshot.theirs = [before[n] if same[n] else room.of(shape) for n, shape in enumerate(shapes)]
+            changed = [copy for copy, known in zip(snapshot.theirs, same, strict=True) if not known]
             stage = Stage(transfer.PIECE_BYTES)
-            transfer.receive_tensors(snapshot.theirs, ring.communicator, ring.predecessor, ring.incoming, stage)
+            transfer.receive_tensors(changed, ring.communicator, ring.predecessor, ring.incoming, stage)
             snapshot.complete = True
 
 
 Shape = tuple[tuple[int, ...], torch.dtype]
+
+
+class _Room:
+    """Memory for copies: that of a snapshot which is no longer needed, without what the kept ones share with it."""
+
+    def __init__(self, unused: Snapshot | None, kept: Sequence[Snapshot]) -> None:
+        shared = {id(tensor) for snapshot in kept for tensor in (*snapshot.own, *snapshot.theirs)}
+        self._free = defaultdict[Shape, list[torch.Tensor]](list)
+        for tensor in (*unused.own, *unused.theirs) if unused is not None else ():
+            if id(tensor) not in shared:
+                self._free[_shape_of(tensor)].append(tensor)
+
+    def of(self, shape: Shape) -> torch.Tensor:
+        free = self._free[shape]
+        return free.pop() if free else torch.empty(shape[0], dtype=shape[1])
+
+    def copy_of(self, live: torch.Tensor, shape: Shape, old: torch.Tensor | None) -> torch.Tensor:
+        """A copy of ``live``, which is ``old`` if that is the same to the bit."""
+        if old is not None and live.device.type == "cpu" and same_bits(live, old):
+            return old
+        copy = self.of(shape).copy_(live)
+        if old is not None and live.device.type != "cpu" and same_bits(copy, old):
+            self._free[shape].append(copy)
+            return old
+        return copy
+
+
+_memcmp = ctypes.CDLL(None).memcmp
+_memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+
+
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors on the host hold the same to the bit: ``torch.equal`` takes -0.0 for 0.0. Ends at the first
+    difference. Memory in another order counts as another content."""
+    if one.shape != other.shape or one.stride() != other.stride():
+        return False
+    a, b = raw_bytes(one), raw_bytes(other)
+    return len(a) == len(b) and _memcmp(a.data_ptr(), b.data_ptr(), len(a)) == 0
 
 
 def _shapes(tensors: Sequence[ShardedTensor], shards: int, shard: int) -> list[Shape]:
@@ -253,8 +298,8 @@ def _shapes(tensors: Sequence[ShardedTensor], shards: int, shard: int) -> list[S
 
 
 def _shapes_of(tensors: Sequence[torch.Tensor]) -> list[Shape]:
-    return [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
+    return [_shape_of(tensor) for tensor in tensors]
 
 
-def _empty(shape: Shape) -> torch.Tensor:
-    return torch.empty(shape[0], dtype=shape[1])
+def _shape_of(tensor: torch.Tensor) -> Shape:
+    return tuple(tensor.shape), tensor.dtype
