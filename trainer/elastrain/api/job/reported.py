@@ -118,7 +118,7 @@ def batch_status(b: batch.BatchFigures) -> BatchStatus:
 def rank_shares(found: Iterable[batch.RankShare]) -> list[RankShareStatus]:
     """Those that are numbers, slowest first."""
     return [
-        RankShareStatus(rank=one.rank, share=one.share, samples_per_second=one.samples_per_second)
+        RankShareStatus(rank=one.rank, share=one.share, samples_per_second=one.samples_per_second, limit=one.limit)
         for one in found
         if math.isfinite(one.share) and math.isfinite(one.samples_per_second)
     ]

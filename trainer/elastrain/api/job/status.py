@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import ConfigDict, Field, ValidationError, field_validator
 
 from elastrain.api.base import ApiModel, AwareTime, aware
+from elastrain.api.batch import ShareLimit
 
 
 class StatusModel(ApiModel):
@@ -239,6 +240,9 @@ class RankShareStatus(StatusModel):
     """Its part, in equal shares: 1 is an equal one."""
     samples_per_second: float
     """Its speed while it computes, when the shares were last changed."""
+    limit: ShareLimit | None = None
+    """What bounds its share. MaxShare: `spec.maxShare`. Loss: a rank was lost just after its share had grown beyond
+    this one, perhaps for want of memory. Absent: nothing does."""
 
 
 class AcceleratorSeconds(Figures):
@@ -386,8 +390,9 @@ class JobStatus(StatusModel):
     batch: BatchStatus | None = None
     """The batch of a step. Absent: the batch is the script's."""
     rank_shares: list[RankShareStatus] = []
-    """Speeds and shares of the slowest ranks, slowest first: at most 16. Empty: ``spec.shares`` is Equal, or the
-    generation has not decided yet."""
+    """Speeds and shares of the slowest ranks, slowest first, and of the fastest one if a bound holds it: at most 16.
+    In a sharded model each group is named by its first rank. Empty: ``spec.shares`` is Equal, or the generation has not
+    decided yet."""
     accelerator_seconds: AcceleratorSeconds | None = None
     """Use of the job's accelerator seconds."""
     unhealthy_workers: list[UnhealthyWorker] = []

@@ -383,6 +383,7 @@ class World:
             counted=position.ledger.counted(state.step),
             back=state.replicas.back,
             pace=state.shares.pace,
+            ceiling=state.shares.ceiling(lost=self.communicator is None),
         )
         return self._copies.contribution(row, generation)
 
