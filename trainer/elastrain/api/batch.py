@@ -60,5 +60,5 @@ class RankShare(BatchRecord):
     """In equal shares: 1 is an equal one."""
     samples_per_second: float
     """While it computes; as of the last decision about the shares."""
-    limit: ShareLimit | None = None
-    """What bounds it. Absent: nothing does."""
+    limit: str | None = None
+    """What bounds it: a :class:`ShareLimit`, or a newer version's. Absent: nothing does."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from datetime import datetime
 
 from elastrain.api.job import GenerationStatus, LastRescale, MeasuredSize, reported
-from elastrain.api.job.status import BatchStatus, RankShareStatus
+from elastrain.api.job.batches import BatchStatus, RankShareStatus
 from elastrain.api.records import Member, Progress
 from elastrain_operator.facts import Coordination, Pod
 

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 
 from elastrain.api import batch
-from elastrain.api.job.status import BatchStatus, LargerBatch, LastRescale, ProgressStatus, RankShareStatus
+from elastrain.api.job.batches import BatchStatus, LargerBatch, RankShareStatus
+from elastrain.api.job.status import LastRescale, ProgressStatus
 from elastrain.api.records import Progress, Rescale
 
 _CENTURY = 100 * 365 * 86400.0
