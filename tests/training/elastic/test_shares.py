@@ -322,7 +322,7 @@ def test_a_report_says_which_bound_holds_the_fastest_rank(most, limit) -> None:
     decided(shares, [0.01] * 4 + [0.015] * 16, 3 * WINDOW)
     by_rank = {one.rank: one for one in shares.reported}
     assert len(by_rank) == 16
-    assert (by_rank[3].limit if 3 in by_rank else None) is limit
+    assert (by_rank[3].limit if 3 in by_rank else None) == limit
     assert all(one.limit is None for rank, one in by_rank.items() if rank != 3)
 
 
