@@ -47,10 +47,11 @@ Counters = Mapping[tuple[str, str], int]
 
 @dataclass(frozen=True)
 class Device:
-    """A device that belongs to one node."""
+    """A device."""
 
     id: Id
     node: str
+    """Empty: it belongs to no one node."""
     attributes: Mapping[str, Value] = field(default_factory=lambda: MappingProxyType({}))
     """By domain and name: ``gpu.example.com/model``."""
     capacity: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
@@ -108,12 +109,15 @@ class Published:
     def by_node(self) -> ByNode:
         found: dict[str, list[Device]] = {}
         for device in self.devices:
-            found.setdefault(device.node, []).append(device)
+            if device.node:
+                found.setdefault(device.node, []).append(device)
         return {node: tuple(there) for node, there in found.items()}
 
     def matching(self, kind: DeviceKind) -> ByNode:
         """The devices of a kind by node. Raises :class:`NotCounted`."""
         if kind not in self._matching:
+            if any(kind.takes(d) for d in self.devices if not d.node):
+                raise NotCounted("devices that belong to no one node")
             found = {node: tuple(d for d in there if kind.takes(d)) for node, there in self.by_node.items()}
             self._matching[kind] = {node: there for node, there in found.items() if there}
         return self._matching[kind]
@@ -147,6 +151,14 @@ class Books:
     taken: tuple[Taken, ...] = ()
     templates: Mapping[str, Wants | NotCounted] = field(default_factory=lambda: MappingProxyType({}))
     """By ``namespace/name`` of the ResourceClaimTemplate."""
+    extended: Mapping[str, Wants | NotCounted] = field(default_factory=lambda: MappingProxyType({}))
+    """What one of each extended resource asks for that no node has and that a DeviceClass serves."""
+
+    def wants_of(self, resource: str) -> Wants | NotCounted:
+        """What one of a demand's resource asks for: a claim, or an extended resource of these."""
+        if resource in self.extended:
+            return self.extended[resource]
+        return self.templates.get(resource.removeprefix(CLAIM), NotCounted("a template that does not exist"))
 
     def held_by(self, pods: Collection[str]) -> tuple[frozenset[Id], frozenset[Id]]:
         """The devices that these pods hold, and those that others hold."""
@@ -161,7 +173,8 @@ def resolve(snapshot: Snapshot, books: Books, workers: Collection[str]) -> Snaps
     counted, reasons = _countable(snapshot, books)
     published = books.published
     kinds = list(dict.fromkeys(kind for wants in counted.values() for kind in wants))
-    amounts = {claim: _charged(wants, kinds, published) for claim, wants in counted.items()}
+    amounts: dict[str, Mapping[str, int]] = {claim: {} for claim in reasons}
+    amounts |= {claim: _charged(wants, kinds, published) for claim, wants in counted.items()}
     own, taken = books.held_by(workers)
     ending = _ending(books, frozenset(workers))
     return replace(
@@ -175,9 +188,19 @@ def resolve(snapshot: Snapshot, books: Books, workers: Collection[str]) -> Snaps
 
 def claimed(snapshot: Snapshot) -> list[str]:
     """The claims that workers of the snapshot have or would have."""
+    return [resource for resource in _demanded(snapshot) if resource.startswith(CLAIM)]
+
+
+def unserved(snapshot: Snapshot) -> list[str]:
+    """The extended resources that workers need and that no node has: a DeviceClass may serve them."""
+    there = {resource for node in snapshot.nodes for resource in node.room}
+    return [r for r in _demanded(snapshot) if "/" in r and not r.startswith(CLAIM) and r not in there]
+
+
+def _demanded(snapshot: Snapshot) -> list[str]:
     demands = [j.kind.demand for j in snapshot.jobs] + [w.demand for j in snapshot.jobs for w in j.workers]
     demands += [h.demand for h in snapshot.leaving] + [kind.demand for kind, _ in snapshot.reserved]
-    return list(dict.fromkeys(r for demand in demands for r, _ in demand if r.startswith(CLAIM)))
+    return list(dict.fromkeys(r for demand in demands for r, _ in demand))
 
 
 def count(devices: Sequence[Device], budgets: Mapping[tuple[str, str], Counters], taken: Iterable[Device]) -> int:
@@ -206,13 +229,13 @@ def _countable(snapshot: Snapshot, books: Books) -> tuple[dict[str, Wants], dict
     reasons: dict[str, str] = {}
     claims_of: Counter[str] = Counter()
     order = []
-    for claim in claimed(snapshot):
+    for claim in (r for r in _demanded(snapshot) if r.startswith(CLAIM) or r in books.extended):
         namespace = claim.removeprefix(CLAIM).partition("/")[0]
         claims_of[namespace] += 1
         order.append((claims_of[namespace], claim))
     kinds: set[DeviceKind] = set()
     for _, claim in sorted(order):
-        wants = books.templates.get(claim.removeprefix(CLAIM), NotCounted("a template that does not exist"))
+        wants = books.wants_of(claim)
         try:
             if isinstance(wants, NotCounted):
                 raise wants
@@ -223,7 +246,8 @@ def _countable(snapshot: Snapshot, books: Books) -> tuple[dict[str, Wants], dict
             kinds |= wants.keys()
             counted[claim] = wants
         except NotCounted as error:
-            reasons[claim] = f"resource claims ({error})"
+            what = "resource claims" if claim.startswith(CLAIM) else claim
+            reasons[claim] = f"{what} ({error})"
     return counted, reasons
 
 
@@ -316,11 +340,10 @@ def _shape(kind: WorkerShape, amounts: Mapping[str, Mapping[str, int]]) -> Worke
 
 
 def _resolved(demand: Amounts, amounts: Mapping[str, Mapping[str, int]]) -> Amounts:
-    if not any(resource.startswith(CLAIM) for resource, _ in demand):
+    if not any(resource in amounts for resource, _ in demand):
         return demand
     total: dict[str, int] = {}
     for resource, number in demand:
-        parts = amounts.get(resource, {}) if resource.startswith(CLAIM) else {resource: 1}
-        for name, amount in parts.items():
+        for name, amount in amounts.get(resource, {resource: 1}).items():
             total[name] = total.get(name, 0) + number * amount
     return frozen(total)

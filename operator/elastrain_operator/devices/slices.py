@@ -17,6 +17,8 @@ MOST_REQUESTS = 16
 """Requests of one claim that are counted."""
 MOST_SELECTORS = 4000
 """Characters of the selectors of one claim that are kept: tenants write them, and their number is not bounded."""
+IMPLICIT = "deviceclass.resource.kubernetes.io/"
+"""Begins the name of the extended resource by which containers ask for devices of a class without a claim."""
 
 
 @dataclass(frozen=True)
@@ -29,15 +31,18 @@ class Slice:
     of: int
     """Slices that the pool has in this generation."""
     devices: tuple[Device, ...]
+    """Those of no one node have none in ``node``."""
     counters: Counters
 
 
 @dataclass(frozen=True)
 class DeviceClass:
-    """The selectors of a DeviceClass."""
+    """A DeviceClass."""
 
     name: str
     selectors: tuple[str, ...]
+    extended: str = ""
+    """The extended resource that it serves (``extendedResourceName``); empty: none but :data:`IMPLICIT`."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +59,7 @@ Template = tuple[DeviceRequest, ...] | NotCounted
 
 
 def slice_of(body: Raw) -> Slice | None:
-    """A slice; its devices that belong to one node each. None: it has no pool."""
+    """A slice and its devices. None: it has no pool."""
     spec = mapping(body.get("spec"))
     pool, driver = mapping(spec.get("pool")), text(spec.get("driver"))
     if not (driver and pool.get("name")):
@@ -68,9 +73,8 @@ def slice_of(body: Raw) -> Slice | None:
         for c in objects(spec.get("sharedCounters"))
         for key, amount in _amounts(mapping(c.get("counters"))).items()
     }
-    placed = tuple(d for d in devices if d.node)
     return Slice(
-        own, number(pool.get("generation")) or 0, number(pool.get("resourceSliceCount")) or 1, placed, counters
+        own, number(pool.get("generation")) or 0, number(pool.get("resourceSliceCount")) or 1, tuple(devices), counters
     )
 
 
@@ -113,7 +117,8 @@ def at_present(found: Published, lasting: Collection[Mild]) -> Published:
 
 def device_class(body: Raw) -> DeviceClass:
     """A DeviceClass."""
-    return DeviceClass(str(body["metadata"]["name"]), _selectors(mapping(body.get("spec"))))
+    spec = mapping(body.get("spec"))
+    return DeviceClass(str(body["metadata"]["name"]), _selectors(spec), text(spec.get("extendedResourceName")))
 
 
 def template(body: Raw) -> Template:
@@ -154,6 +159,15 @@ def charged(requests: Template) -> dict[str, int]:
         name = request.device_class + OF_CLASS
         total[name] = total.get(name, 0) + request.count
     return total
+
+
+def extended(resource: str, classes: Mapping[str, DeviceClass]) -> Wants | NotCounted | None:
+    """What one of an extended resource asks for if a class serves it; None: no class does."""
+    serving = [c.name for c in classes.values() if resource in (c.extended, IMPLICIT + c.name)]
+    # The scheduler takes the class that was made last: of several, which one is not known here.
+    if len(serving) > 1:
+        return NotCounted(f"{resource}, which several DeviceClasses serve")
+    return wants((DeviceRequest(serving[0], (), 1, ()),), classes) if serving else None
 
 
 def taken(body: Raw) -> Taken | None:

@@ -14,7 +14,7 @@ from elastrain_operator.allocation.resources import CLAIM, frozen
 from elastrain_operator.allocation.snapshot import Amounts, PodCharge, Snapshot
 from elastrain_operator.cluster.nodes import DWELL
 from elastrain_operator.devices import books, slices
-from elastrain_operator.devices.books import Books, Published, Taken
+from elastrain_operator.devices.books import Books, Published, Taken, Wants
 from elastrain_operator.devices.selectors import NotCounted
 from elastrain_operator.devices.slices import DeviceClass, Mild, Slice, Template
 from elastrain_operator.waiting import until
@@ -23,8 +23,8 @@ API = "/apis/resource.k8s.io/v1"
 
 
 class Devices:
-    """Four watches, which begin with the first claim that a job's template names: a cluster without such jobs pays
-    nothing."""
+    """Four watches, which begin with the first claim that a job's template names, or the first extended resource that
+    no node has: a cluster without such jobs pays nothing."""
 
     def __init__(self, source: Source, on_change: Callable[[], None]) -> None:
         self._on_change = on_change
@@ -58,7 +58,7 @@ class Devices:
 
     def problem(self, snapshot: Snapshot) -> str | None:
         """Why the devices that a snapshot asks for are not known yet; None: they are, or will not be."""
-        if books.claimed(snapshot):
+        if books.claimed(snapshot) or books.unserved(snapshot):
             self._wanted.set()
             if waits := [k for k in self._all if not k.listed and k.problem is None]:
                 return f"the {waits[0].what} of the cluster are not listed yet"
@@ -76,16 +76,17 @@ class Devices:
     def resolve(self, snapshot: Snapshot, workers: Collection[str], now: datetime) -> Snapshot:
         """See :func:`elastrain_operator.devices.books.resolve`."""
         claims = books.claimed(snapshot)
-        if not claims:
-            return snapshot
         classes = {c.name: c for c in self._classes.values.values()}
+        served = {r: ask for r in books.unserved(snapshot) if (ask := slices.extended(r, classes)) is not None}
+        if not (claims or served):
+            return snapshot
         missing = next((k for k in self._all if not k.listed), None)
         known = {name.removeprefix(CLAIM): self._template(name.removeprefix(CLAIM)) for name in claims}
-        wants = {
-            name: slices.wants(found, classes) if missing is None else NotCounted(f"the {missing.what} cannot be read")
-            for name, found in known.items()
-        }
-        found = Books(self._present(now), tuple(self._claims.values.values()), wants)
+        wants: dict[str, Wants | NotCounted] = {name: slices.wants(found, classes) for name, found in known.items()}
+        if missing is not None:
+            unread = NotCounted(f"the {missing.what} cannot be read")
+            wants, served = dict.fromkeys(wants, unread), dict.fromkeys(served, unread)
+        found = Books(self._present(now), tuple(self._claims.values.values()), wants, served)
         return books.resolve(snapshot, found, workers)
 
     def next_change(self, now: datetime) -> float | None:

@@ -73,6 +73,22 @@ def run(cluster: Cluster, scenario) -> None:
     asyncio.run(main())
 
 
+EXTENDED = Snapshot(NODES, (Job("a", "ns", "a", 1, 4, WorkerShape((("example.com/gpu", 1), ("pods", 1)))),))
+
+
+def test_extended_resource_that_no_node_has_is_looked_up_among_the_classes():
+    cluster = Cluster()
+    cluster.bodies["deviceclasses"][0]["spec"]["extendedResourceName"] = "example.com/gpu"
+
+    async def scenario(devices):
+        assert devices.problem(EXTENDED) is not None
+        await until(lambda: devices.problem(EXTENDED) is None)
+        found = devices.resolve(EXTENDED, (), NOW)
+        assert (found.nodes[0].room[GPU], dict(found.jobs[0].kind.demand)) == (2, {GPU: 1, "pods": 1})
+
+    run(cluster, scenario)
+
+
 def test_nothing_is_read_until_a_job_claims_devices():
     cluster = Cluster()
 

@@ -10,9 +10,18 @@ from hypothesis import strategies as st
 
 from elastrain_operator.allocation.allocate import allocate
 from elastrain_operator.allocation.resources import CLAIM, with_claims
-from elastrain_operator.allocation.snapshot import Held, Job, Node, Policy, Snapshot, Taint, Worker, WorkerShape
+from elastrain_operator.allocation.snapshot import (
+    Held,
+    Job,
+    Node,
+    Policy,
+    Snapshot,
+    Taint,
+    Worker,
+    WorkerShape,
+)
 from elastrain_operator.devices import slices
-from elastrain_operator.devices.books import MOST_KINDS, Books, Published, Taken, resolve
+from elastrain_operator.devices.books import MOST_KINDS, Books, Published, Taken, resolve, unserved
 from elastrain_operator.devices.selectors import NotCounted
 from elastrain_operator.devices.slices import DeviceClass
 from operator_fixtures import NOW
@@ -204,6 +213,7 @@ def test_partition_is_charged_to_what_it_makes_impossible():
 
 # ---- what is not counted ---------------------------------------------------------------------------------------------
 FIRST = {"name": "r", "firstAvailable": [{"name": "x", "deviceClassName": DRIVER}]}
+SMALL = {"cel": {"expression": f"device.capacity['{DRIVER}'].memory.isLessThan(quantity('60Gi'))"}}
 EXACT = {"deviceClassName": DRIVER, "count": 1}
 LONG = "f" * 5000
 
@@ -248,6 +258,51 @@ def test_constraint_of_one_device_is_none():
 def test_device_that_several_claims_share_is_not_counted():
     books = Books(publish(raw_slice("n0", gpu("g0", allowMultipleAllocations=True))), (), {"ns/t": asks()})
     assert "several claims share" in resolve(snapshot(job()), books, ()).jobs[0].unknown[0]
+
+
+@pytest.mark.parametrize("where", [{"allNodes": True}, {"nodeSelector": {"nodeSelectorTerms": []}}])
+def test_devices_that_belong_to_no_one_node_are_not_counted_as_none(where):
+    fabric = raw_slice("n0", gpu("g0"), pool="fabric")
+    del fabric["spec"]["nodeName"]
+    fabric["spec"] |= where
+    books = Books(
+        publish(raw_slice("n0", gpu("g0", "40Gi")), fabric), (), {"ns/t": asks(1, BIG), "ns/s": asks(1, SMALL)}
+    )
+    found = resolve(snapshot(job("big"), job("small", claim="s")), books, ())
+    assert [j.unknown for j in found.jobs] == [("resource claims (devices that belong to no one node)",), ()]
+
+
+# ---- extended resources that a class serves --------------------------------------------------------------------------
+@pytest.mark.parametrize("resource", ["nvidia.com/gpu", f"deviceclass.resource.kubernetes.io/{DRIVER}"])
+def test_extended_resource_that_a_class_serves_is_counted_as_its_devices(resource):
+    classes = {DRIVER: DeviceClass(DRIVER, CLASSES[DRIVER].selectors, "nvidia.com/gpu")}
+    wants = slices.extended(resource, classes)
+    job = Job("a", "ns", "a", 1, 100, WorkerShape(((resource, 2), ("pods", 1))))
+    books = Books(publish(raw_slice("n0", *(gpu(f"g{i}") for i in range(5)))), (), {}, {resource: wants})
+    found = resolve(snapshot(job), books, ())
+    assert dict(found.jobs[0].kind.demand) == {"pods": 1, GPU: 2}
+    assert allocate(found, Policy(hysteresis=0), NOW).shares["a"].size == 2
+
+
+def test_extended_resource_of_a_class_that_is_not_counted_is_left_to_the_scheduler():
+    classes = {"odd": DeviceClass("odd", ("f()",), "nvidia.com/gpu")}
+    books = Books(publish(), (), {}, {"nvidia.com/gpu": slices.extended("nvidia.com/gpu", classes)})
+    found = resolve(snapshot(Job("a", "ns", "a", 1, 1, WorkerShape((("nvidia.com/gpu", 1), ("pods", 1))))), books, ())
+    assert (found.jobs[0].kind.demand, len(found.jobs[0].unknown)) == ((("pods", 1),), 1)
+    assert found.jobs[0].unknown[0].startswith("nvidia.com/gpu (a selector")
+
+
+def test_several_classes_of_one_extended_resource_are_not_guessed():
+    classes = {n: DeviceClass(n, (), "nvidia.com/gpu") for n in "ab"}
+    assert "several DeviceClasses" in str(slices.extended("nvidia.com/gpu", classes))
+    assert slices.extended("amd.com/gpu", classes) is None
+
+
+@pytest.mark.parametrize(("resource", "asked"), [("nvidia.com/gpu", False), ("amd.com/gpu", True)])
+def test_extended_resource_that_a_node_has_is_its_device_plugin_s(resource, asked):
+    job = Job("a", "ns", "a", 1, 1, WorkerShape(((resource, 1), ("cpu", 1), ("pods", 1))))
+    found = Snapshot((Node("n0", {"pods": 100, "nvidia.com/gpu": 8}),), (job,))
+    assert unserved(found) == ([resource] if asked else [])
 
 
 def test_kinds_of_one_tenant_do_not_use_up_the_number_that_is_counted():
