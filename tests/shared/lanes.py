@@ -32,6 +32,7 @@ LANES: dict[str, tuple[str, ...]] = {
         "tests/protocol/operator/test_admitted_pods_on_apiserver.py",
         "tests/protocol/operator/test_credentials_on_apiserver.py",
         "tests/protocol/operator/test_fenced_writes.py",
+        "tests/protocol/operator/test_health_checks.py",
         "tests/protocol/operator/test_lifecycle_on_apiserver.py",
         "tests/protocol/operator/test_metrics_on_apiserver.py",
         "tests/protocol/operator/test_operator_on_apiserver.py",

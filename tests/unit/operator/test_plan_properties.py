@@ -66,8 +66,8 @@ class World(JobWorld):
         for deletion in made.delete:
             self._check_deletion(seen, self.pods[deletion.pod], ended, silent, asked)
         true = [c.type for c in status.conditions if c.status == "True"]
-        finals = set(true) & {"Suspended", "Succeeded", "Failed"}
-        assert len(finals) <= 1, "at most one of Suspended, Succeeded, Failed is True"
+        finals = set(true) & {"Suspended", "Succeeded", "Failed", "PodsReady"}
+        assert len(finals) <= 1, "at most one of Suspended, Succeeded, Failed, PodsReady is True"
         assert JobStatus.model_validate(status.model_dump(mode="json", by_alias=True)) == status, "status round-trips"
         assert status.restarts.user <= self.script_failures, "a failure is counted once"
         assert status.restarts.infrastructure <= self.other_losses, "a worker that was asked to leave is not lost"
