@@ -52,8 +52,7 @@ class ApiError(CallError):
     @property
     def retry_after(self) -> float:
         """Seconds for which the API server asks for patience; 0: it names none."""
-        seconds = self.details.get("retryAfterSeconds")
-        return float(seconds) if isinstance(seconds, (int, float)) and seconds > 0 else 0.0
+        return _seconds(self.details.get("retryAfterSeconds"))
 
 
 class NotLeading(ApiError):
@@ -82,7 +81,8 @@ def decoded(what: str, code: int, text: bytes) -> dict[str, Any]:
 def error_of(what: str, code: int, text: bytes, retry_after: str = "") -> ApiError:
     """The error in an answer: a Status object; any other body (a proxy's page) is quoted. ``retry_after``: the header,
     in seconds, which counts if the object names none."""
-    details: dict[str, Any] = {"retryAfterSeconds": int(retry_after)} if retry_after.isdigit() else {}
+    seconds = retry_after.isascii() and retry_after.isdigit() and retry_after[:9]
+    details: dict[str, Any] = {"retryAfterSeconds": int(seconds)} if seconds else {}
     try:
         status = orjson.loads(text)
         details |= status.get("details") or {}
@@ -93,6 +93,8 @@ def error_of(what: str, code: int, text: bytes, retry_after: str = "") -> ApiErr
 
 
 Status = Mapping[str, Any]
+MOST_PATIENCE = 300.0
+"""Most seconds that an answer (``retryAfterSeconds``, ``Retry-After``) makes its caller wait."""
 
 _TEXTS: tuple[tuple[re.Pattern[str], RefusalKind], ...] = (
     (re.compile(r"(exceeded|failed|status unknown for) quota: |insufficient quota "), RefusalKind.QUOTA_EXCEEDED),
@@ -175,4 +177,5 @@ def _mapping(value: Any) -> Status:
 
 
 def _seconds(value: Any) -> float:
-    return float(value) if isinstance(value, (int, float)) and value > 0 else 0.0
+    """A wait that others ask for: webhooks and proxies do too, and may name any number."""
+    return min(float(value), MOST_PATIENCE) if isinstance(value, (int, float)) and value > 0 else 0.0

@@ -81,6 +81,22 @@ def test_wait_is_the_one_that_the_api_server_asks_for():
     assert refused(plain.status).retry == 1.0
 
 
+@pytest.mark.parametrize("named", [2**31 - 1, 10**30, 1e308, float("inf"), float("nan"), -1, True, "7", None])
+def test_no_answer_asks_for_more_than_five_minutes(named):
+    """A webhook may name 68 years, and a proxy more seconds than a date has."""
+    status = {"message": "no", "reason": "TooManyRequests", "details": {"retryAfterSeconds": named}, "code": 429}
+    assert 0 <= refused(status).retry <= 300
+    assert 0 <= answers.ApiError("create", 429, "", "no", status["details"]).retry_after <= 300
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [("7", 7), ("9" * 30, 300), ("9" * 5000, 300), ("²", 0), ("٣", 0), ("-1", 0), ("Wed, 21 Oct 2026 07:28:00 GMT", 0)],
+)
+def test_any_header_of_a_proxy_is_read(header, seconds):
+    assert answers.error_of("create", 503, b"<html>", header).retry_after == seconds
+
+
 def test_only_what_passes_by_itself_is_repeated_at_once():
     repeated = {
         name
