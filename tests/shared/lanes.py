@@ -54,6 +54,7 @@ LANES: dict[str, tuple[str, ...]] = {
         "tests/protocol/operator/test_failover_on_apiserver.py",
         "tests/protocol/operator/test_gangs_on_apiserver.py",
         "tests/protocol/operator/test_groups_on_apiserver.py",
+        "tests/protocol/operator/test_ipv6_on_apiserver.py",
         "tests/protocol/operator/test_karpenter.py",
         "tests/protocol/operator/test_namespaces_on_apiserver.py",
         "tests/protocol/operator/test_sharing_on_apiserver.py",
