@@ -148,7 +148,7 @@ def amount(resource: str, value: int) -> str:
     """An amount for people: cores, GiB, pieces."""
     if resource == "cpu":
         return f"{value / 1000:g}"
-    if resource == "memory" or resource.startswith("hugepages-") or resource == "ephemeral-storage":
+    if resource == "memory" or resource.startswith("hugepages-") or resource.endswith("storage"):
         return f"{value / 2**30:.3g} GiB"
     return str(value)
 

@@ -111,9 +111,9 @@ _BOTH = ("cpu", "memory", "ephemeral-storage")
 
 
 def charge(pod_spec: Mapping[str, Any]) -> Amounts:
-    """What ResourceQuotas count of a pod, by the names of their resources: ``pods``, ``requests.nvidia.com/gpu``,
-    ``limits.memory``, ..."""
-    found = {PODS: 1, f"count/{PODS}": 1}
+    """What ResourceQuotas count of a pod, and of the claims of volumes that Kubernetes makes for it, by the names of
+    their resources: ``pods``, ``requests.nvidia.com/gpu``, ``limits.memory``, ``persistentvolumeclaims``, ..."""
+    found = {PODS: 1, f"count/{PODS}": 1, **_volumes(pod_spec)}
     for resource, amount in demand(pod_spec):
         if resource != PODS:
             found[f"requests.{resource}"] = amount
@@ -122,6 +122,27 @@ def charge(pod_spec: Mapping[str, Any]) -> Amounts:
     limits, overhead = _whole_limits(pod_spec), amounts(mapping(pod_spec.get("overhead")))
     limits = {r: a + overhead.get(r, 0) for r, a in limits.items()}
     return frozen({**found, **{f"limits.{r}": a for r, a in limits.items() if r in _BOTH}})
+
+
+VOLUMES, STORAGE, OF_STORAGE = "persistentvolumeclaims", "requests.storage", ".storageclass.storage.k8s.io/"
+"""ResourceQuotas count claims of volumes by the first two names, for all storage classes and, after the class and the
+third, for one."""
+
+
+def _volumes(pod_spec: Mapping[str, Any]) -> dict[str, int]:
+    """What quotas count of the claims of a pod's ephemeral volumes. They are made after the pod: if one is refused,
+    the pod stays Pending."""
+    found: Counter[str] = Counter()
+    for volume in objects(pod_spec.get("volumes")):
+        claim = mapping(mapping(mapping(volume.get("ephemeral")).get("volumeClaimTemplate")).get("spec"))
+        if claim:
+            size = amounts(mapping(mapping(claim.get("resources")).get("requests"))).get("storage", 0)
+            name = claim.get("storageClassName")  # absent: the cluster's default, which is not read
+            classes = ("", f"{name}{OF_STORAGE}") if isinstance(name, str) and name else ("",)
+            for prefix in classes:
+                found.update({f"{prefix}{VOLUMES}": 1, f"{prefix}{STORAGE}": size})
+            found[f"count/{VOLUMES}"] += 1
+    return dict(found)
 
 
 def charged(resource: str, text: str) -> int:
@@ -145,6 +166,11 @@ def frozen(amount: Mapping[str, int]) -> Amounts:
 @lru_cache(maxsize=1024)
 def _shared(amount: Amounts) -> Amounts:
     return amount
+
+
+def follows(resource: str) -> bool:
+    """Whether quotas count this when Kubernetes makes the claims of a pod, which is after the pod."""
+    return resource == CLAIMS or resource.endswith((OF_CLASS, VOLUMES, STORAGE))
 
 
 def _requests(container: Mapping[str, Any]) -> dict[str, int]:

@@ -10,14 +10,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from elastrain_operator.allocation.resources import CLAIMS, OF_CLASS, charged
+from elastrain_operator.allocation.resources import charged, follows
 from elastrain_operator.allocation.snapshot import Job, PodCharge, QuotaRoom
 from elastrain_operator.raw import mapping, objects, text
 
-_OF_PODS = ("pods", "count/pods", "cpu", "memory", "ephemeral-storage", CLAIMS)
+_OF_PODS = ("pods", "count/pods", "cpu", "memory", "ephemeral-storage")
 _PREFIXES = ("requests.", "limits.", "hugepages-")
-_OTHERS = "requests.storage"
-"""Of claims of volumes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +35,7 @@ def quota(body: Mapping[str, Any]) -> Quota | None:
     most: dict[str, int] = {}
     left: dict[str, int] = {}
     for resource, limit in hard.items():
-        if resource.startswith(_OTHERS) or not _bounds_pods(resource):
+        if not _bounds_pods(resource):
             continue
         try:
             most[resource] = charged(resource, str(limit))
@@ -52,7 +50,7 @@ def quota(body: Mapping[str, Any]) -> Quota | None:
 
 
 def _bounds_pods(resource: str) -> bool:
-    return resource in _OF_PODS or resource.startswith(_PREFIXES) or resource.endswith(OF_CLASS)
+    return resource in _OF_PODS or resource.startswith(_PREFIXES) or follows(resource)
 
 
 def _scopes(spec: Mapping[str, Any]) -> tuple[tuple[str, str, tuple[str, ...]], ...]:
@@ -91,7 +89,7 @@ def counted(quotas: Iterable[Quota], pods: Iterable[tuple[int, PodCharge]]) -> l
     least: dict[str, int] = {}
     for number, pod in pods:
         for resource, amount in pod.amounts:
-            if resource == CLAIMS or resource.endswith(OF_CLASS):
+            if follows(resource):
                 least[resource] = least.get(resource, 0) + number * amount
     return [replace(q, room=_with_least(q.room, least)) if least else q for q in quotas]
 
