@@ -65,7 +65,7 @@ def train(require, tmp_path):
         class Ends(TrainerCallback):
             def on_step_end(self, args, state, control, **_):
                 if state.global_step == 4:
-                    ends(control)
+                    ends(control, args)
 
         trainer = type("Mine", (base,) if mixin is object else (mixin, base), {})(
             model=Net(), train_dataset=data, eval_dataset=data[:16],
@@ -124,6 +124,16 @@ def test_joiner_ends_as_if_it_had_been_there_from_the_beginning(train, start):
     assert_equal(alone, joined)
 
 
+def clips_more(control, args):
+    args.max_grad_norm = 0.01
+
+
+def test_joiner_has_the_arguments_that_a_callback_has_changed(train):
+    options, peer = {"optim": "sgd", "ends": clips_more}, ScriptedJob()
+    train(peer, folder="peer", **options)
+    assert_equal(train(**options), train(ScriptedJob(start=6, peer=peer, rank=1), folder="peer", **options))
+
+
 def test_joiner_of_a_job_that_has_finished_ends_at_its_last_step(train):
     peer = ScriptedJob()
     train(peer, folder="peer")
@@ -140,11 +150,11 @@ def test_early_stop_ends_after_the_same_step_as_alone(train):
     assert job.met == 1, "ranks meet before they read the best checkpoint"
 
 
-def ends_training(control):
+def ends_training(control, args):
     control.should_training_stop = True
 
 
-def ends_epoch(control):
+def ends_epoch(control, args):
     control.should_epoch_stop = True
 
 

@@ -12,20 +12,23 @@ from elastrain.integrations.arrives import Arrives
 
 _OF_A_RANK = ("is_world_process_zero", "is_local_process_zero", "stateful_callbacks")
 _DATA = ("train_dataset", "eval_dataset")
+_PLAIN = bool, int, float, str
 
 
 class Carried(Arrives):
-    """Tracked: the Trainer's state and control, the callbacks that export theirs, and plain attributes of the Trainer.
+    """Tracked: the Trainer's state and control, the callbacks that export theirs, the arguments that callbacks have
+    changed, and plain attributes of the Trainer.
 
     A joiner's loop sets its counters to 0 behind its entry, so what has arrived waits for :meth:`apply`.
     """
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
+        self._given = {**vars(trainer.args)}
         self._held: tuple[Any, ...] | None = None
 
     def present(self) -> tuple[Any, ...]:
-        """State, control, callbacks and attributes."""
+        """State, control, callbacks, arguments and attributes."""
         state = {name: value for name, value in vars(self._trainer.state).items() if name not in _OF_A_RANK}
         return state, *(self._held or self._of_events()), plain_attributes(self._trainer)
 
@@ -41,17 +44,19 @@ class Carried(Arrives):
         """The state that has arrived becomes that of the loop. ``keep``: also at the next call."""
         if (taken := self.taken(keep=keep)) is None:
             return
-        state, control, callbacks, attributes = taken
+        state, control, callbacks, arguments, attributes = taken
         t, self._held = self._trainer, None
         vars(t.state).update(state)
         vars(t.control).update(control)
+        vars(t.args).update(arguments)
         for name, callback in self._exportable().items():  # this rank may have other callbacks
             vars(callback).update(callbacks.get(name, {}))
         vars(t).update(attributes)
 
     def _of_events(self) -> tuple[Any, ...]:
         callbacks = {name: callback.state()["attributes"] for name, callback in self._exportable().items()}
-        return vars(self._trainer.control), callbacks
+        arguments = {n: v for n, v in vars(self._trainer.args).items() if type(v) in _PLAIN and v != self._given.get(n)}
+        return vars(self._trainer.control), callbacks, arguments
 
     def _exportable(self) -> dict[str, Any]:
         callbacks = self._trainer.callback_handler.callbacks
