@@ -12,6 +12,7 @@ import pytest
 from bench_harness import played_ranks
 from bench_harness.played_ranks import PATIENCE, SECRET
 from elastrain.api.records import Generation, GenerationMember
+from elastrain.elastic.comm.backend import Backend, Offer
 from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.comm.exchange import Meeting
 from elastrain.elastic.comm.meeting import MeetingPoint
@@ -70,15 +71,19 @@ def each() -> Callable[[Callable, Iterable], list]:
 
 @pytest.fixture
 def connect(generation, each) -> Iterator[Callable[..., list[Communicator]]]:
-    """Communicators of a number of ranks, of a generation for each call; they are closed at the end."""
+    """Communicators of a number of ranks, of a generation for each call; they are closed at the end.
+
+    ``sparse``: as with NCCL, which no rank forms: connected as the neighbours of a tree."""
     made: list[Communicator] = []
     numbers = itertools.count(1)
 
-    def of(world_size: int, number: int = 0) -> list[Communicator]:
+    def of(world_size: int, number: int = 0, *, sparse: bool = False) -> list[Communicator]:
         g = generation(world_size, number or next(numbers))
 
         def one(rank: int) -> Communicator:
-            return Communicator(of=g, rank=rank, meeting=Meeting(g, rank, lambda: False), address="127.0.0.1")
+            offer = Offer(card=f"GPU-{rank}", inner=Backend.NCCL) if sparse else None
+            meeting = Meeting(g, rank, lambda: False)
+            return Communicator(of=g, rank=rank, meeting=meeting, address="127.0.0.1", offer=offer)
 
         ranks = each(one, range(world_size))
         made.extend(ranks)

@@ -47,7 +47,7 @@ def test_the_generation_is_aborted_if_a_mate_gives_it_up_and_not_if_a_mate_close
     (mine, theirs), (other, closing) = socket.socketpair(), socket.socketpair()
     causes: list[str] = []
     idle = lambda now, hung_up_at: Observation(now, None, hung_up_at, None, None)  # noqa: E731 - no sum is awaited
-    watch = Watchdog([], [mine, other], idle, causes.append, pytest.fail)
+    watch = Watchdog([], [mine, other], idle, abort=causes.append, pass_on=pytest.fail, end_process=pytest.fail)
     closing.close()
     time.sleep(0.1)
     assert causes == []

@@ -13,6 +13,9 @@ from elastrain.elastic.comm.stock.watchdog import HUNG_UP, STUCK_SECONDS, Act, O
 
 QUIET = Observation(now=100.0, device_since=99.0, hung_up_at=None, error=None, broken_at=None)
 
+NOTHING = dict.fromkeys(("abort", "pass_on", "end_process"), pytest.fail)
+"""The acts of a watchdog that has none to take."""
+
 
 def seen(**changes) -> Observation:
     return Observation(**{field: changes.get(field, getattr(QUIET, field)) for field in Observation.__slots__})
@@ -34,8 +37,9 @@ def test_generation_is_aborted_if_the_awaited_sum_cannot_complete(changes, why) 
     assert judge(seen(**changes)) == (Act.ABORT, why)
 
 
-def test_a_peer_that_left_is_ignored_if_no_sum_is_awaited() -> None:
-    assert judge(seen(device_since=None, hung_up_at=50.0, error="late"))[0] is Act.NOTHING
+@pytest.mark.parametrize(("broken_at", "act"), [(None, Act.PASS_ON), (60.0, Act.NOTHING)])
+def test_a_loss_is_passed_on_and_breaks_nothing_here_if_no_sum_is_awaited(broken_at, act) -> None:
+    assert judge(seen(device_since=None, hung_up_at=50.0, error="late", broken_at=broken_at))[0] is act
 
 
 @pytest.mark.parametrize(("after", "act"), [(STUCK_SECONDS - 0.1, Act.NOTHING), (STUCK_SECONDS, Act.END_PROCESS)])
@@ -55,7 +59,9 @@ def test_process_is_ended_only_if_it_has_waited_for_a_device_since_an_abort(seen
     if seen.broken_at is not None:
         assert act is not Act.ABORT, "it has been aborted already"
     if seen.device_since is None:
-        assert act is Act.NOTHING, "no device is waited for"
+        assert act in (Act.NOTHING, Act.PASS_ON), "no device is waited for"
+    if act is Act.PASS_ON:
+        assert seen.hung_up_at is not None
 
 
 def test_a_killed_peer_is_detected_by_its_connection_during_sums() -> None:
@@ -71,7 +77,7 @@ def test_a_killed_peer_is_detected_by_its_connection_during_sums() -> None:
         broken_at = now if aborted.is_set() else None
         return Observation(now, now - 1.0, hung_up_at, None, broken_at)
 
-    watch = Watchdog([mine], [], observe, abort, causes.append)
+    watch = Watchdog([mine], [], observe, abort=abort, pass_on=pytest.fail, end_process=causes.append)
     theirs.close()
     assert aborted.wait(10), "the end of the connection was not detected"
     watch.stop()
@@ -86,7 +92,7 @@ def test_thread_ends_and_keeps_the_connections_if_it_is_stopped() -> None:
     def observe(now: float, hung_up_at: float | None) -> Observation:
         return Observation(now, None, hung_up_at, None, None)
 
-    watch = Watchdog([mine], [], observe, pytest.fail, pytest.fail)
+    watch = Watchdog([mine], [], observe, **NOTHING)
     assert watch._thread.is_alive()
     watch.stop()
     assert not watch._thread.is_alive()
@@ -105,7 +111,7 @@ def test_process_is_ended_once_if_the_device_stays_away(monkeypatch) -> None:
     def observe(now: float, hung_up_at: float | None) -> Observation:
         return Observation(now, at, hung_up_at, None, at)
 
-    watch = Watchdog([mine], [], observe, pytest.fail, ended.append)
+    watch = Watchdog([mine], [], observe, **{**NOTHING, "end_process": ended.append})
     watch._thread.join(10)
     assert len(ended) == 1
     watch.stop()

@@ -11,7 +11,7 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from enum import IntEnum, unique
 from typing import Any
 
@@ -20,6 +20,7 @@ from elastrain.elastic.comm.exchange import PROTOCOL
 from elastrain.elastic.comm.handshake import Hello, Identity, Unauthenticated
 from elastrain.elastic.comm.listener import Listener
 from elastrain.elastic.comm.peer import Patience, PeerLost, PeerSocket, raises_peer_lost
+from elastrain.elastic.comm.transport import first_line
 
 CONNECT_SECONDS = 30.0
 """Bound of one connect. Both ends are in the generation, and were alive a moment before."""
@@ -44,7 +45,7 @@ class Purpose(IntEnum):
 class Channels:
     """A rank's ends of its connections. Peers receive the ``invitation`` when the ranks meet.
 
-    Any thread may call :meth:`shut`, which ends every blocked call; the other methods are for one thread.
+    Any thread may call :meth:`shut`, which ends every blocked call; the others are for one thread for each purpose.
     """
 
     def __init__(self, address: str, identity: Identity) -> None:
@@ -123,6 +124,21 @@ class Channels:
             if called_off():
                 raise ConnectionAbortedError("this connection is no longer needed")
             time.sleep(_RETRY_SECONDS)
+
+    def meet(
+        self, invitations: Mapping[int, str], purpose: Purpose, ranks: Collection[int], called_off: Callable[[], bool]
+    ) -> dict[int, socket.socket]:
+        """A connection to each of ``ranks``, which do the same: the higher rank of two connects to the other.
+
+        Raises as of :meth:`connect`, and :class:`PeerLost` naming the ranks that have not connected within
+        :data:`CONNECT_SECONDS`.
+        """
+        mine = self._identity.rank
+        try:
+            made = {rank: self.connect(rank, invitations[rank], purpose, called_off) for rank in ranks if rank < mine}
+            return made | self.accept([r for r in ranks if r > mine], purpose, CONNECT_SECONDS, called_off)
+        except PeerLost as e:
+            raise PeerLost(f"could not connect to every peer: {first_line(e)}") from e
 
     def _greets(self, connection: socket.socket, patience: Patience, hello: Hello) -> bool:
         """False if the peer has closed the connection early: it had no time for it, or ends."""

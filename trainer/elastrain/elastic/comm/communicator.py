@@ -4,10 +4,11 @@ A communicator belongs to exactly one generation and is never resized; a rescale
 torch >= 2.14's ``_reconfigure`` (connect to a set of peers by a unique name, outside of the training thread), so that
 it can move there.
 
-Every generation of more than one rank has TCP connections between all pairs of ranks. They sum tensors in the host's
-memory (:mod:`elastrain.elastic.comm.tcp_allreduce`). Gradients on devices are summed over NCCL if each rank has a CUDA
-device of its own, and otherwise through the host's memory. All ranks take this decision
-alike (:mod:`elastrain.elastic.comm.backend`).
+Tensors in the host's memory are summed over TCP connections between all pairs of ranks
+(:mod:`elastrain.elastic.comm.tcp_allreduce`). Gradients on devices are summed over NCCL if each rank has a CUDA device
+of its own, and otherwise through the host's memory. All ranks take this decision alike
+(:mod:`elastrain.elastic.comm.backend`). With NCCL a generation begins with the connections of its tree
+(:mod:`elastrain.elastic.comm.tree`); others are made when they are needed (:meth:`Communicator.reach`).
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
 from typing import NoReturn
 
 import torch
 
 from elastrain.api.records import Generation
+from elastrain.elastic.comm import tree
 from elastrain.elastic.comm.backend import Backend, Offer, agree
 from elastrain.elastic.comm.channel import Channels, Purpose
 from elastrain.elastic.comm.exchange import Meeting
@@ -33,7 +36,7 @@ from elastrain.elastic.comm.stock import nccl
 from elastrain.elastic.comm.stock.devices import Devices
 from elastrain.elastic.comm.stock.watchdog import Mates, mates_of
 from elastrain.elastic.comm.tcp_allreduce import StagedAllreduce, TcpAllreduce
-from elastrain.elastic.comm.transport import CONNECT_SECONDS, Transport, completed, described, first_line
+from elastrain.elastic.comm.transport import Transport, completed, described, first_line
 
 FAREWELL_SECONDS = 10.0
 """Bound of waiting, outside of the training thread, until all ranks have left a healthy generation."""
@@ -167,6 +170,11 @@ class Communicator:
             self._nccl.abort(cause)
         self._channels.shut()
         self._end(cause)
+
+    def pass_on(self) -> None:
+        """A neighbour has left: end this rank's connections for the others, as of :meth:`Mesh.call_off`."""
+        if (mesh := self.mesh) is not None:
+            mesh.call_off()
 
     def ends_with(self, end: Callable[[str], None]) -> None:
         """Call ``end(cause)`` when no further step can be computed in this generation; it may be called again.
@@ -304,17 +312,28 @@ class Communicator:
     ) -> Iterator[Mesh]:
         """This rank's connections to its peers, for one exchange of ``nbytes``.
 
-        ``peers``: as of :meth:`Mesh.announce`. Raises :class:`GenerationBroken`.
+        ``peers``: as of :meth:`Mesh.announce`; :meth:`reach` comes before. Raises :class:`GenerationBroken`.
         """
+        with self._begun() as mesh:
+            label = Label(kind, self.step)
+            if peers is None:
+                tree.reach(mesh, self.rank, label)
+            mesh.announce(label, nbytes, peers)
+            yield mesh
+
+    def reach(self, peers: Collection[int]) -> None:
+        """Connect to ``peers`` before an exchange with them alone (:func:`elastrain.elastic.comm.tree.reach`)."""
+        if self.world_size > 1:
+            with self._begun() as mesh:
+                tree.reach(mesh, self.rank, Label(Kind.FORM, self.step), peers)
+
+    @contextlib.contextmanager
+    def _begun(self) -> Iterator[Mesh]:
         with self.guard():
-            mesh = self.mesh
-            if mesh is None or not mesh.begin():
+            if (mesh := self.mesh) is None:
                 raise PeerLost("the generation was called off")
-            try:
-                mesh.announce(Label(kind, self.step), nbytes, peers)
+            with mesh.exchanging():
                 yield mesh
-            finally:
-                mesh.end()
 
     # -- sums of gradients ---------------------------------------------------------------------------------------------
     def sum_bucket(self, buffer: torch.Tensor, kind: Kind = Kind.GRADIENTS) -> torch.futures.Future[torch.Tensor]:
@@ -367,22 +386,19 @@ class Communicator:
 
     # -- forming -------------------------------------------------------------------------------------------------------
     def _form(self, device: torch.device | None, called_off: Callable[[], bool]) -> None:
-        self.devices = Devices(self, self._form_mesh(called_off))
+        sparse = Backend.NCCL in (self.choice.backend, self.choice.inner)
+        peers = tree.neighbours(self.rank, self.world_size) if sparse else tree.others(self.rank, self.world_size)
+        dial = partial(self._channels.meet, self._invitations, Purpose.SUMS)
+        connections = dial(peers, called_off)
+        self.mesh = Mesh(self.rank, connections, self._channels.shut, self.world_size if sparse else None, dial)
+        self._tcp = TcpAllreduce(self.mesh, self.rank, self._failed)
+        self._transports = [self._tcp, StagedAllreduce(self._tcp, self._failed)]
+        self.devices = Devices(self, list(connections.values()))
+        if sparse:
+            self.devices.watch_connections()
         if self.choice.backend is Backend.NCCL:
             assert device is not None, "a rank that offers NCCL has a device"
             self._form_nccl(device, called_off)
-
-    def _form_mesh(self, called_off: Callable[[], bool]) -> list[socket.socket]:
-        try:
-            connections = {peer: self.connect(peer, Purpose.SUMS, called_off) for peer in range(self.rank)}
-            others = range(self.rank + 1, self.world_size)
-            connections |= self._channels.accept(others, Purpose.SUMS, CONNECT_SECONDS, called_off)
-        except PeerLost as e:
-            raise PeerLost(f"could not connect to every peer: {first_line(e)}") from e
-        self.mesh = Mesh(self.rank, connections, self._channels.shut)
-        self._tcp = TcpAllreduce(self.mesh, self.rank, self._failed)
-        self._transports = [self._tcp, StagedAllreduce(self._tcp, self._failed)]
-        return list(connections.values())
 
     def _form_nccl(self, device: torch.device, called_off: Callable[[], bool]) -> None:
         mates = self.form_mates(range(self.world_size), called_off)
@@ -395,12 +411,10 @@ class Communicator:
         self._transports.insert(0, self._nccl)
         if self._broken is not None:  # an abort while NCCL formed has not reached it
             self._nccl.abort(self._broken)
-        self.devices.watch(self._nccl, mates, self.abort)
+        self.devices.watch(self._nccl, mates)
 
     def form_mates(self, among: Collection[int], called_off: Callable[[], bool] = lambda: False) -> Mates:
         """Connections to the ranks ``among`` which are those whose device memory NCCL may map."""
         ranks = [r for r in mates_of(self.of, self.rank) if r in among]
-        found = {r: self.connect(r, Purpose.MATES, called_off) for r in ranks if r < self.rank}
-        later = [r for r in ranks if r > self.rank]
-        found |= self._channels.accept(later, Purpose.MATES, CONNECT_SECONDS, called_off)
+        found = self._channels.meet(self._invitations, Purpose.MATES, ranks, called_off)
         return Mates({rank: self._channels.hand_over(connection) for rank, connection in found.items()})

@@ -16,9 +16,9 @@ from elastrain.elastic.comm.meeting import LENGTH_BYTES, MAX_REQUEST, framed
 from elastrain.elastic.comm.peer import Patience, blames_peer, raises_peer_lost
 from elastrain.elastic.comm.transport import CalledOff
 
-PROTOCOL = 28
-"""Version of what ranks of a generation must have in common: formats (table, header, sums, pieces, control vector) and
-the order of the data."""
+PROTOCOL = 29
+"""Version of what ranks of a generation must have in common: formats (table, header, sums, pieces, control vector), who
+connects to whom, and the order of the data."""
 MEETING_SECONDS = 60.0
 """Bound of waiting for peers that do not come. A lost peer shows sooner, by a newer generation."""
 _REACH_SECONDS = 1.0

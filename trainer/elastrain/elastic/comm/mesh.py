@@ -19,7 +19,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -42,21 +42,36 @@ FROZEN_SECONDS = 0.75
 at least two seconds, and had two thirds of them left."""
 
 
-class Mesh:
-    """This rank's connections to all its peers. For one thread, whose waits end when they are shut."""
+Dial = Callable[[Collection[int], Callable[[], bool]], Mapping[int, socket.socket]]
+"""Connections to these ranks, by rank, which call it too. Raises :class:`PeerLost`, also soon after the second argument
+is true."""
 
-    def __init__(self, rank: int, connections: Mapping[int, socket.socket], shut: Callable[[], None]) -> None:
-        """Of ``rank``. ``connections``: one to each peer, by its rank; the caller closes them. ``shut()`` ends them."""
-        for connection in connections.values():
-            connection.setblocking(False)
-        self._peers = {peer: _Peer(peer, connections[peer]) for peer in sorted(connections)}
-        self._rank = rank
+
+class Mesh:
+    """This rank's connections to its peers. For one thread, whose waits end when they are shut."""
+
+    def __init__(
+        self,
+        rank: int,
+        connections: Mapping[int, socket.socket],
+        shut: Callable[[], None],
+        world_size: int | None = None,
+        dial: Dial = lambda _peers, _called_off: {},
+    ) -> None:
+        """Of ``rank``. ``connections``: by the peer's rank; the caller closes them. ``shut()`` ends them.
+
+        ``world_size``: of the generation, if all ranks may lack connections to some peers, which ``dial`` makes;
+        default: none lacks any.
+        """
+        self.world_size = world_size or len(connections) + 1
+        self.sparse = world_size is not None
+        """Whether ranks may lack connections; the same on all ranks (:func:`elastrain.elastic.comm.tree.reach`)."""
+        self._peers: dict[int, _Peer] = {}
+        self._rank, self._dial = rank, dial
         self._announced, self._mine = 0, b""
         self._expected: dict[_Peer, tuple[memoryview, Callable[[], None]]] = {}
         """Where the header of each peer arrives."""
-        for peer in self._peers.values():
-            theirs = bytearray(HEADER_BYTES)
-            self._expected[peer] = memoryview(theirs), partial(self._compare, peer.rank, theirs)
+        self._add(connections)
         self._shut = shut
         self._lock = threading.Lock()
         self._begun = 0
@@ -64,8 +79,25 @@ class Mesh:
 
     @property
     def peers(self) -> tuple[int, ...]:
-        """The ranks of all peers."""
+        """The ranks of all connected peers."""
         return tuple(self._peers)
+
+    def connect(self, peers: Collection[int]) -> None:
+        """Connect to those of ``peers`` that are not connected; they do the same at this moment.
+
+        For the thread of :meth:`run`, in an exchange that was begun. Raises :class:`PeerLost`.
+        """
+        missing = [peer for peer in peers if peer not in self._peers]
+        self._add(self._dial(missing, lambda: self._called_off_at is not None))
+
+    def _add(self, connections: Mapping[int, socket.socket]) -> None:
+        more = {}
+        for rank, connection in connections.items():
+            connection.setblocking(False)
+            more[rank] = peer = _Peer(rank, connection)
+            theirs = bytearray(HEADER_BYTES)
+            self._expected[peer] = memoryview(theirs), partial(self._compare, rank, theirs)
+        self._peers = dict(sorted((self._peers | more).items()))  # at once: other threads read it
 
     def begin(self) -> bool:
         """Whether this rank's part in an exchange may begin. If True, call :meth:`end` after it.
@@ -85,6 +117,16 @@ class Mesh:
             over = self._called_off_at is not None and not self._begun
         if over:
             self._shut()
+
+    @contextlib.contextmanager
+    def exchanging(self) -> Iterator[None]:
+        """Around an exchange. Raises :class:`PeerLost` if none may begin."""
+        if not self.begin():
+            raise PeerLost("the generation was called off")
+        try:
+            yield
+        finally:
+            self.end()
 
     def call_off(self) -> None:
         """Let no exchange begin any more. One that has begun continues while bytes move; then the connections are shut.

@@ -18,9 +18,11 @@ class Subgroup:
     """Some ranks of a generation. Its methods raise ``GenerationBroken``; their tensors then hold any values."""
 
     def __init__(self, communicator: Communicator, ranks: Sequence[int]) -> None:
-        """``ranks``: this rank among them, in the same order on all of them."""
+        """``ranks``: this rank among them, in the same order on all of them. Connects them, if they are not: every rank
+        of the generation makes its own subgroup. Raises ``GenerationBroken``."""
         self._communicator = communicator
         self._peers = {rank: place for place, rank in enumerate(ranks) if rank != communicator.rank}
+        communicator.reach(self._peers)
         self.place = ranks.index(communicator.rank)
         """This rank's among them."""
 

@@ -29,10 +29,13 @@ from elastrain.elastic.comm.header import Label
 from elastrain.elastic.comm.mesh import Mesh
 from elastrain.elastic.comm.peer import PeerLost
 from elastrain.elastic.comm.transport import completed, future_on
-from elastrain.elastic.comm.tree import TreeSum
+from elastrain.elastic.comm.tree import TreeSum, reach
 
 SMALL_BYTES = 1 << 15
 """Up to this size a sum travels over the tree. All ranks choose alike: their tensors have one size."""
+SPARSE_BYTES = 1 << 20
+"""The same while ranks lack connections: a larger sum makes them between all pairs. 2,048 ranks that enter a generation
+make none: each brings about 300 bytes."""
 PIECE_BYTES = 1 << 21
 """Bytes that are added and returned at a time; large enough to hide the cost of Python in between."""
 WINDOW = 4
@@ -49,7 +52,7 @@ class TcpAllreduce:
 
     def __init__(self, mesh: Mesh, rank: int, failed: Callable[[BaseException], None]) -> None:
         """``failed(error)`` is called, in any thread, when a sum fails; after that nothing is summed."""
-        self._mesh, self._rank, self._world_size = mesh, rank, len(mesh.peers) + 1
+        self._mesh, self._rank, self._world_size = mesh, rank, mesh.world_size
         self._failed = failed
         self._queue: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
         self._memory: dict[int, torch.Tensor] = {}
@@ -107,9 +110,11 @@ class TcpAllreduce:
 
     def _sum(self, flats: list[torch.Tensor], label: Label) -> None:
         """Begin all sums before waiting for one: both ends of a connection then see the same order."""
-        if (size := sum(flat.nbytes for flat in flats)) <= SMALL_BYTES:
+        size = sum(flat.nbytes for flat in flats)
+        if size <= (SPARSE_BYTES if self._mesh.sparse else SMALL_BYTES):
             TreeSum(self._mesh, self._rank, [flat for flat in flats if len(flat)]).run(label)
             return
+        reach(self._mesh, self._rank, label)
         self._mesh.announce(label, size)
         whole = [flat if len(flat) >= self._world_size else _padded(flat, self._world_size) for flat in flats]
         for place, flat in enumerate(whole):

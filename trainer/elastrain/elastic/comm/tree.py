@@ -15,7 +15,7 @@ All ranks end with the same bits: each sum is made once, in the order of the ran
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 
@@ -44,9 +44,29 @@ def neighbours(rank: int, world_size: int, fan: int = FAN) -> list[int]:
     return [*([] if above is None else [above]), *children(rank, world_size, fan)]
 
 
+def others(rank: int, world_size: int) -> list[int]:
+    """All ranks but this one. Pure."""
+    return [*range(rank), *range(rank + 1, world_size)]
+
+
 def depth(world_size: int, fan: int = FAN) -> int:
     """Ranks on the way from rank 0 to the furthest one, without rank 0. Pure."""
     return depth(parent(world_size - 1, fan) + 1, fan) + 1 if world_size > 1 else 0  # type: ignore[operator]
+
+
+def reach(mesh: Mesh, rank: int, label: Label, peers: Collection[int] | None = None) -> None:
+    """Connect ``rank`` to those of ``peers`` (default: all ranks) to which it has no connection yet.
+
+    Every rank calls it at the same place among its exchanges, each with its own peers, none of whom leaves it out. A
+    sum over the tree comes first: while a rank waits for slow peers, its neighbours show a loss and a rank that does
+    something else. When it ends all ranks are here, and a connect takes no longer than one as the generation forms.
+    Raises :class:`PeerLost` and :class:`elastrain.elastic.comm.header.RanksDiverged`.
+    """
+    if not mesh.sparse:
+        return
+    TreeSum(mesh, rank, [torch.zeros(1)]).run(label)
+    mesh.connect(others(rank, mesh.world_size) if peers is None else peers)
+    mesh.sparse = peers is not None
 
 
 class TreeSum:
@@ -54,7 +74,7 @@ class TreeSum:
 
     def __init__(self, mesh: Mesh, rank: int, flats: Sequence[torch.Tensor], fan: int = FAN) -> None:
         self._mesh, self._flats = mesh, flats
-        world_size = len(mesh.peers) + 1
+        world_size = mesh.world_size
         self._above, self._below = parent(rank, fan), children(rank, world_size, fan)
         self._peers = neighbours(rank, world_size, fan)
         self._hops = depth(world_size, fan)

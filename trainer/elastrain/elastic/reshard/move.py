@@ -114,6 +114,7 @@ class _Transfer:
         peers = {peer for peer, _ in (*self._outgoing, *self._incoming)}
         sent = 0
         checks: list[tuple[int, torch.Tensor, torch.Tensor]] = []
+        communicator.reach(peers)
         with communicator.exchange(self._nbytes, peers, Kind.RESHARD) as mesh:
             for peer, rows in self._outgoing:
                 data = rows.contiguous().cpu()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -23,7 +23,7 @@ class Devices:
     """Of one rank in one generation."""
 
     def __init__(self, of: Communicator, connections: Sequence[socket.socket] = ()) -> None:
-        """``connections``: one to each peer, whose end shows that it is lost."""
+        """``connections``: to peers, whose end shows that a rank is lost."""
         self.since: float | None = None
         """Monotonic time since when NCCL may have collectives under way, which only an abort ends."""
         self._of, self._connections = of, connections
@@ -45,11 +45,19 @@ class Devices:
             wait_for(self._running.pop())
         self.since = None
 
-    def watch(self, communicator: nccl.Nccl, mates: Mates, abort: Callable[[str], None]) -> None:
-        """Look after ``communicator``, of all ranks or of some; ``abort`` ends the generation."""
+    def watch(self, communicator: nccl.Nccl, mates: Mates) -> None:
+        """Look after ``communicator``, of all ranks or of some; a loss ends the generation."""
         self._watched.append(communicator)
-        near = list(mates.connections.values())
-        dog = watchdog.Watchdog(self._connections, near, self._observe, abort, watchdog.end_process)
+        self._start((), list(mates.connections.values()))
+
+    def watch_connections(self) -> None:
+        """From now on: the end of one shows that a rank is lost, to this rank and by :meth:`Communicator.pass_on` to
+        others."""
+        self._start(self._connections, ())
+
+    def _start(self, connections: Sequence[socket.socket], mates: Sequence[socket.socket]) -> None:
+        of, end = self._of, watchdog.end_process
+        dog = watchdog.Watchdog(connections, mates, self._observe, abort=of.abort, pass_on=of.pass_on, end_process=end)
         self._watchdogs.append(dog)
 
     def stop(self) -> None:

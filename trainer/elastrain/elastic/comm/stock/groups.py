@@ -77,7 +77,7 @@ def form(communicator: Communicator, ranks: Sequence[int], device: torch.device,
     mates = communicator.form_mates(ranks)
     over = lambda: communicator.over is not None  # noqa: E731
     formed = nccl.form(store, among.place, among.size, device, mates=mates, called_off=over)
-    communicator.devices.watch(formed, mates, communicator.abort)
+    communicator.devices.watch(formed, mates)
     return formed
 
 

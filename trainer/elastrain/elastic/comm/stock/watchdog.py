@@ -1,9 +1,10 @@
 """The end of a generation whose gradients NCCL sums: NCCL notices no lost peer, and ranks of a node end together.
 
 A NCCL kernel whose peer is gone waits forever: between cards of one machine it spins on memory, and over a network the
-error stays with NCCL's own thread. The generation's TCP connections to every peer close within milliseconds when a
-process is killed. One thread per generation polls these connections, asks NCCL for errors, and bounds the wait. If an
-abort does not free the rank, the thread ends the process.
+error stays with NCCL's own thread. The TCP connections of a process close within milliseconds when it is killed. Each
+rank has them to its neighbours in the tree of the generation (:mod:`elastrain.elastic.comm.tree`). A thread polls them;
+a rank that sees the end of one ends its own, so that all ranks see one, hop by hop, whatever they do. Another thread
+for each NCCL communicator asks for its errors. If an abort does not free the rank, these threads end the process.
 
 :func:`judge` decides, from one observation; the thread executes the decision.
 
@@ -46,6 +47,8 @@ class Act(Enum):
     """What the watchdog does."""
 
     NOTHING = auto()
+    PASS_ON = auto()
+    """End this rank's connections, for the others: it notices the loss itself when it needs its peers."""
     ABORT = auto()
     END_PROCESS = auto()
 
@@ -67,11 +70,12 @@ class Observation:
 def judge(seen: Observation) -> tuple[Act, str]:
     """The action to take, and its reason. Pure.
 
-    A closed connection matters only while this rank waits for its device: a peer may close it after the last step that
-    both share.
+    A closed connection breaks the generation only while this rank waits for its device: a peer may close it after the
+    last step that both share. Then no rank needs this one's connections any more.
     """
     if seen.device_since is None:
-        return Act.NOTHING, ""
+        lost = seen.hung_up_at is not None and seen.broken_at is None
+        return (Act.PASS_ON, HUNG_UP) if lost else (Act.NOTHING, "")
     if seen.broken_at is not None:
         stuck = seen.now - max(seen.broken_at, seen.device_since) >= STUCK_SECONDS
         why = f"the device has not come back within {STUCK_SECONDS:g} s of the abort"
@@ -93,16 +97,18 @@ class Watchdog:
         connections: Sequence[socket.socket],
         mates: Sequence[socket.socket],
         observe: Callable[[float, float | None], Observation],
+        *,
         abort: Callable[[str], None],
+        pass_on: Callable[[], None],
         end_process: Callable[[str], None],
     ) -> None:
-        """``connections``: one to each peer; ``mates``: those of :class:`Mates`. The thread only polls them; close them
+        """``connections``: to peers; ``mates``: those of :class:`Mates`. The thread only polls them; close them
         after :meth:`stop`.
 
         ``observe(now, hung_up_at)`` completes an observation.
         """
         self._connections, self._mates = list(connections), {mate.fileno(): mate for mate in mates}
-        self._observe, self._abort, self._end_process = observe, abort, end_process
+        self._observe, self._abort, self._pass_on, self._end_process = observe, abort, pass_on, end_process
         self._near, self._far = socket.socketpair()
         self._thread = threading.Thread(target=self._watch, name="elastrain-watchdog", daemon=True)
         self._thread.start()
@@ -138,6 +144,8 @@ class Watchdog:
                 act, why = judge(self._observe(now, hung_up_at))
                 if act is Act.ABORT:
                     self._abort(why)
+                elif act is Act.PASS_ON:
+                    self._pass_on()
                 elif act is Act.END_PROCESS:
                     self._end_process(why)
                     return
