@@ -39,6 +39,7 @@ Examples:
   bench/rescale.py --systems elastrain-hsdp,elastrain-one-copy --scenarios join --state-mib 0,1024,4096 \\
     --checkpoint-every 100000        growth of a sharded job by its state; needs four times the state of memory
   bench/rescale.py --systems elastrain --network 100mbit --state-mib 1024    the same on a slow network (root)
+  bench/rescale.py --systems elastrain --runs 1 --network 100mbit --scenarios train --train 60    false losses (root)
   bench/rescale.py --systems elastrain --scenarios etcd --etcd-away 600      ten minutes without etcd
   bench/rescale.py --systems elastrain --scenarios cycles --cycles 200       what rescales leave behind
   bench/rescale.py --systems elastrain --scenarios all --device cuda         on GPUs; nodes share them in turn
@@ -119,6 +120,7 @@ def main(
     checkpoint_every: Annotated[int, typer.Option(min=1, help="Steps between durable checkpoints.")] = 20,
     lease_ttl: Annotated[int, typer.Option(min=2, help="Seconds; elastrain's, where a node falls silent.")] = 2,
     etcd_away: Annotated[float, typer.Option(min=0, help="Seconds that etcd is away.")] = 2,
+    train: Annotated[float, typer.Option(min=0.1, help="Minutes of undisturbed training of 'train'.")] = 5,
     network: Annotated[
         str | None, typer.Option(help=f"Between elastrain's nodes: {', '.join(LINKS)}. Default: loopback. Needs root.")
     ] = None,
@@ -136,7 +138,7 @@ def main(
     [link] = program.choose("--network", network, list(LINKS)) if network else [None]
     states = program.numbers("--state-mib", state_mib, least=0)
     settings = Settings(
-        checkpoint_every, lease_ttl, etcd_away, 0, device, cards, torchft_python, LINKS[link] if link else None
+        checkpoint_every, lease_ttl, etcd_away, 0, device, cards, torchft_python, LINKS[link] if link else None, train
     )
     for name in names:
         if (lacks := SYSTEMS[name].missing(settings)) is not None:

@@ -24,9 +24,13 @@ MAX_NODES = 8
 class _ReachedEtcd(EtcdServer):
     """One that the nodes of a slow network reach."""
 
+    def __init__(self, host: str) -> None:
+        super().__init__()
+        self._host = host
+
     @property
     def endpoint(self) -> str:
-        return f"{Network.address(0)}:{self.client_port}"
+        return f"{self._host}:{self.client_port}"
 
 
 class Agents:
@@ -60,7 +64,7 @@ class Agents:
     def __enter__(self) -> Self:
         if self._network is not None:
             self._network.__enter__()
-        self._etcd = EtcdServer() if self._network is None else _ReachedEtcd()
+        self._etcd = EtcdServer() if self._network is None else _ReachedEtcd(self._network.address(0))
         self._etcd.start()
         self._config = EtcdConfig.of(self._etcd.endpoint)
         self._client = EtcdClient(self._config)
@@ -78,6 +82,10 @@ class Agents:
         """etcd and the network, which this object ends itself."""
         etcd = (self._etcd.pid,) if self._etcd.pid is not None else ()
         return etcd if self._network is None else (*etcd, *self._network.pids)
+
+    def carried(self) -> int | None:
+        """Bytes that nodes and services have sent so far; None: over loopback, not counted."""
+        return None if self._network is None else self._network.carried()
 
     def node(self, number: int) -> tuple[list[str], dict[str, str]]:
         """Command and environment of the agent that is node ``number``."""

@@ -26,8 +26,8 @@ LINKS: Mapping[str, Link] = {
     "100mbit": Link("100 Mb/s, 60 ms there and back, one packet in a thousand lost", 100, 0.030, 0.001),
 }
 """By the words of ``--network``."""
-SUBNET = "10.251.7"
-"""Of the made network, which no route leads into from elsewhere."""
+_NETS = "10.251"
+"""A made network is one of its 256 subnets, which no route leads into from elsewhere."""
 MTU = 9000
 """Large packets, so that one process carries 1 Gb/s."""
 _DEVICE = "/dev/net/tun"
@@ -50,12 +50,22 @@ class Network:
         """``nodes``: most that ever start."""
         self._link, self._nodes, self._log = link, nodes, log
         self._tag = f"el{os.getpid() % 100_000}"
+        self._subnet = ""
         self._relay: subprocess.Popen[bytes] | None = None
 
-    @staticmethod
-    def address(number: int) -> str:
+    def address(self, number: int) -> str:
         """Of a node, or of the services."""
-        return f"{SUBNET}.{number + 1}"
+        return f"{self._subnet}.{number + 1}"
+
+    def carried(self) -> int:
+        """Bytes that the nodes and the services have sent."""
+        counter = "/sys/class/net/{}/statistics/tx_bytes"
+        own = int(Path(counter.format(f"{self._tag}d0")).read_text())
+        nodes = (
+            _ip("netns", "exec", f"{self._tag}n{number}", "cat", counter.format(f"{self._tag}d{number}"))
+            for number in range(1, self._nodes + 1)
+        )
+        return own + sum(map(int, nodes))
 
     def inside(self, number: int, command: Sequence[str]) -> list[str]:
         """``command`` in the namespace of a node."""
@@ -68,6 +78,7 @@ class Network:
 
     def __enter__(self) -> Self:
         devices = []
+        self._subnet = free_subnet(_ip("-4", "-o", "address", "show"), os.getpid())
         try:
             for number in range(self._nodes + 1):
                 devices.append(self._device(number))
@@ -110,5 +121,16 @@ class Network:
         return device
 
 
-def _ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True)
+def free_subnet(addresses: str, first: int) -> str:
+    """The first from number ``first`` on of which ``ip -4 -o address`` shows no address. Pure.
+
+    Raises ``RuntimeError`` if all are taken.
+    """
+    for number in range(first, first + 256):
+        if f" {_NETS}.{number % 256}." not in addresses:
+            return f"{_NETS}.{number % 256}"
+    raise RuntimeError(f"all subnets of {_NETS}.0.0/16 are taken: end other runs with --network")
+
+
+def _ip(*words: str) -> str:
+    return subprocess.run(["ip", *words], check=True, capture_output=True, text=True).stdout

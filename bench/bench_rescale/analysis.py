@@ -37,6 +37,8 @@ class Fired:
     restarted: int | None = None
     """The member whose rank was killed."""
     recovered: bool = True
+    carried: int | None = None
+    """Bytes that all nodes sent meanwhile; None: not counted."""
     begun: float | None = None
     """Start of its preparation, such as the start of a node that stands by, if that was before ``at``."""
 
@@ -109,6 +111,9 @@ def event_result(
         discarded=max((discarded(lines, fired) for lines in survivors), default=0),
         pids_changed=any(pids_changed(lines, fired) for lines in survivors),
         rescales=rescales_within(fired, survivors, own_rescales),
+        steps=max((len(commits_at(fired.to_size, n, fired, by_node)) for n in fired.members), default=0),
+        seconds=fired.until - fired.at,
+        carried=fired.carried,
     )
 
 

@@ -26,6 +26,7 @@ class Event(StrEnum):
     WAKE = "wake"
     ETCD = "etcd"
     CYCLES = "cycles"
+    TRAIN = "train"
 
 
 EVENTS: Mapping[Event, str] = {
@@ -40,9 +41,10 @@ EVENTS: Mapping[Event, str] = {
     Event.SILENT: "SIGSTOP of agent and rank of the youngest node: its connections stay, nothing answers",
     Event.WAKE: "SIGCONT of the silent node",
     Event.ETCD: "kill -9 of etcd, which restarts on its data after --etcd-away",
+    Event.TRAIN: "nothing, for --train minutes: what is taken for a loss, and what training sends",
     Event.CYCLES: "silent and wake --cycles times; what threads, descriptors and memory each rank keeps",
 }
-NEED_AGENTS = frozenset({Event.GROW_SPARE, Event.KILL_SPARE, Event.ETCD, Event.CYCLES})
+NEED_AGENTS = frozenset({Event.GROW_SPARE, Event.KILL_SPARE, Event.ETCD, Event.CYCLES, Event.TRAIN})
 """Events without an equivalent in torchrun and torchft."""
 
 
@@ -70,6 +72,7 @@ SCENARIOS: Mapping[str, Scenario] = {
     "grow-many": Scenario(f"from {START_NODES} to {MAX_NODES} nodes at once", (Event.GROW_MANY,)),
     "silent": Scenario("a node falls silent, and wakes", (Event.SILENT, Event.WAKE), nodes=3, short_lease=True),
     "etcd": Scenario("etcd dies and comes back", (Event.ETCD,)),
+    "train": Scenario("three nodes train undisturbed", (Event.TRAIN,), nodes=3),
     "cycles": Scenario("what many rescales leave behind", (Event.CYCLES,), nodes=3, short_lease=True),
 }
 
@@ -79,7 +82,7 @@ def sizes(events: Sequence[Event], start: int = START_NODES) -> list[int]:
 
     Raises ``ValueError`` if it leaves 1 to ``MAX_NODES``, or if a node wakes and none is silent.
     """
-    same = {Event.KILL_RANK, Event.KILL_SPARE, Event.ETCD, Event.CYCLES}
+    same = {Event.KILL_RANK, Event.KILL_SPARE, Event.ETCD, Event.CYCLES, Event.TRAIN}
     more = {Event.GROW, Event.GROW_SPARE, Event.WAKE}
     path, silent = [start], 0
     for event in events:

@@ -53,6 +53,7 @@ GOALS: Mapping[Event, tuple[Goal, ...]] = {
     Event.KILL_SPARE: (_LOSS, _BACK),
     Event.SILENT: (Goal("stall", 1.0, leases=1),),
     Event.WAKE: (_JOIN,),
+    Event.TRAIN: (),
     Event.ETCD: (Goal("stall", 0.05, steps=1, or_longest=True),),
     Event.CYCLES: (),
 }

@@ -9,12 +9,14 @@ from collections.abc import Sequence
 from bench_harness.names import WORKLOAD
 from bench_harness.stats import text, text_of
 from bench_harness.tables import Table
-from bench_rescale.events import START_NODES
+from bench_rescale.events import START_NODES, Event, kind
 from bench_rescale.goals import judge
 from bench_rescale.growth import FEWEST, leaks, per_cycle
 from bench_rescale.results import EventResult, Phases, Report, RunResult, Undisturbed
 
 FEWEST_RUNS = 3
+LOST = "Lost"
+"""Reason of a generation without a rank that was taken for dead."""
 JUDGED = ("elastrain", "elastrain-hsdp")
 """Systems with goals."""
 
@@ -30,6 +32,7 @@ def tables(report: Report) -> list[Table]:
             goals_table(runs, report.lease_ttl, f"Goals{beside}"),
             phases_table(runs, f"Phases of each rescale, by elastrain's own record{beside}"),
             undisturbed_table(runs, f"Undisturbed steps{beside}"),
+            training_table(runs, f"Undisturbed training{beside}"),
             systems_table(runs, f"Systems{beside}"),
             growth_table(runs, report.cycles, f"Resources of each rank over {report.cycles} cycles{beside}"),
         ]
@@ -142,6 +145,21 @@ def undisturbed_table(runs: Sequence[RunResult], title: str) -> Table:
         for u in over_runs(of_system)
     ]
     return Table(title, ("system", "ranks", "steps", "median ms", "95 % ms", "longest ms"), tuple(rows))
+
+
+def training_table(runs: Sequence[RunResult], title: str) -> Table:
+    """Of each run: what was taken for a loss while nothing happened, and what training sent."""
+    rows = []
+    for run in runs:
+        for event in run.events if run.system in JUDGED else ():
+            if kind(event.label) is Event.TRAIN:
+                losses = sum(one.name.startswith(LOST) for one in event.rescales)
+                carried = "–" if event.carried is None else f"{event.carried / 1e9:.1f}"
+                row = (run.subject, str(event.to_size), "yes" if event.recovered else "no", f"{event.seconds / 60:.1f}")
+                counts = (str(len(event.rescales)), str(losses), str(event.steps), f"{event.stall:.2f}", carried)
+                rows.append((*row, *counts))
+    header = ("system", "nodes", "trained on", "minutes", "rescales", "losses", "steps", "longest step s", "GB sent")
+    return Table(title, header, tuple(rows))
 
 
 def systems_table(runs: Sequence[RunResult], title: str) -> Table:

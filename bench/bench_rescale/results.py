@@ -51,6 +51,12 @@ class EventResult(Model):
     """A survivor's training process was replaced."""
     rescales: tuple[Phases, ...] = ()
     """elastrain's records of the rescales that belong to this event, in order."""
+    steps: int = 0
+    """Steps that a member committed at the new size until the next thing was done: the most of all members."""
+    seconds: float = 0.0
+    """From the event until then."""
+    carried: int | None = None
+    """Bytes that all nodes sent meanwhile. None: not counted."""
 
 
 class Samples(Model):

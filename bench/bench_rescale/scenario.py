@@ -118,6 +118,8 @@ class Run:
                 return self._fire_with_spare(event, label)
             case Event.CYCLES:
                 return self._fire_cycles(label)
+            case Event.TRAIN:
+                return self._fire_train(label)
             case Event.ETCD:
                 at = time.monotonic()
                 self._agents.restart_etcd(self._system.settings.etcd_away)
@@ -165,6 +167,14 @@ class Run:
             at = self._kill_node(victim)
         return Fired(label, at, FOREVER, survivors, tuple(self._nodes), len(before), recovered=ready, begun=begun)
 
+    def _fire_train(self, label: str) -> Fired:
+        """Nothing is done. The job recovers if all nodes train on to the end."""
+        at, before, carried = time.monotonic(), tuple(self._nodes), self._agents.carried()
+        seconds = 60 * self._system.settings.train_minutes
+        recovered = self._await(f"{label}: the time to be over", lambda: time.monotonic() > at + seconds, 2 * seconds)
+        sent = None if carried is None else (self._agents.carried() or 0) - carried
+        return Fired(label, at, FOREVER, before, before, len(before), recovered=recovered, carried=sent)
+
     def _fire_cycles(self, label: str) -> Fired:
         """A node falls silent in the middle of training and wakes, again and again; the processes live."""
         at, before = time.monotonic(), tuple(self._nodes)
@@ -207,10 +217,10 @@ class Run:
         return [x.pid for x in self._logs.poll() if x.node == node][-1]
 
     # ---- waiting ---------------------------------------------------------------------------------------------------
-    def _await(self, what: str, condition: Callable[[], bool]) -> bool:
+    def _await(self, what: str, condition: Callable[[], bool], limit: float | None = None) -> bool:
         """False if ``condition`` did not hold within the limit, or a node that should run has ended."""
         self._watcher.waiting(what)
-        end = time.monotonic() + self._limit
+        end = time.monotonic() + (limit or self._limit)
         while time.monotonic() < end and all(self._processes.runs(worker(n)) for n in self._nodes):
             if condition():
                 return True

@@ -53,6 +53,8 @@ class Settings:
     """Python of a virtual environment with torch and torchft."""
     link: Link | None = None
     """Of the network between the nodes; None: loopback."""
+    train_minutes: float = 5.0
+    """Of undisturbed training."""
 
 
 class System(ABC):

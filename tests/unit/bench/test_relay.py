@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from bench_harness.network import LINKS
+from bench_harness.network import LINKS, free_subnet
 from bench_harness.relay import QUEUE_SECONDS, Link, Switch
 
 A, B, C = 3, 4, 5
@@ -50,3 +50,14 @@ def test_the_part_of_the_packets_that_is_lost_is_that_of_the_link():
 
 def test_each_link_of_the_option_goes_to_the_relay_and_back():
     assert all(Link(**json.loads(link.dump())) == link for link in LINKS.values())
+
+
+def test_two_made_networks_have_different_subnets():
+    first = free_subnet("", 263)
+    assert first == "10.251.7"
+    assert free_subnet(f"9: el1d0    inet {first}.1/24 scope global el1d0", 263) == "10.251.8"
+
+
+def test_no_subnet_is_taken_twice_if_all_are_taken():
+    with pytest.raises(RuntimeError, match="end other runs"):
+        free_subnet("".join(f" 10.251.{number}.1/24" for number in range(256)), 5)

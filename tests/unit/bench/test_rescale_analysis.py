@@ -301,6 +301,15 @@ def test_a_goal_is_judged_with_the_undisturbed_step_of_the_same_system() -> None
     assert report.goals_table([r.model_copy(update={"system": "other"}) for r in runs], 2.0, "").rows == ()
 
 
+def test_undisturbed_training_counts_rescales_losses_steps_and_bytes() -> None:
+    event = fired(at=0.0, until=120.0, label="train", survivors=(0, 1, 2), from_size=3, carried=3_000_000_000)
+    lines = [commit(t, t, node=node, world=3) for node in range(3) for t in range(1, 101)]
+    rescales = ({"reason": "Lost", "from_size": 3, "to_size": 2, "step": 50, "pause_seconds": 1.0, "phases": {}},)
+    train = analysis.event_result(event, analysis.lines_by_node(lines), rescales)
+    (row,) = report.training_table([run(1, 1).model_copy(update={"events": (train,)}), run(1, 1)], "").rows
+    assert row == ("elastrain", "3", "yes", "2.0", "1", "1", "100", "1.00", "3.0")
+
+
 def test_a_leak_is_named_in_the_table_and_too_few_footprints_are_not_judged() -> None:
     series = tuple(Footprint(threads=7 + i, fds=20, private_kib=90_000) for i in range(11))
     leaking = run(1, 1).model_copy(update={"footprints": {"node-0": series, "node-1": series[:2]}})
