@@ -14,10 +14,10 @@ from elastrain.api import names
 from elastrain.cli.shell.answers import Output
 from elastrain.cli.shell.manual import Program
 from elastrain.cli.shell.printing import print_data, print_error
-from elastrain_plan.choose import Plan, choose
+from elastrain_plan.choose import Plan, choose, duration
 from elastrain_plan.model import GB, Cluster, Constants, unit
 from elastrain_plan.record import Measured, measured
-from elastrain_plan.sensitivity import effects
+from elastrain_plan.sensitivity import ABOUT, ASSUMED, MEASURED_RANKS, effects
 
 MODEL = "A model, not a measurement."
 MTTF = 50_000.0
@@ -177,7 +177,11 @@ def document(cluster: Cluster, made: Plan, price: float | None) -> dict[str, Any
 def text(cluster: Cluster, made: Plan, price: float | None) -> str:
     """The plan for people."""
     nodes = f"{cluster.nodes} node{'s' * (cluster.nodes != 1)}"
-    lines = [f"{MODEL} {cluster.cards} cards on {nodes}, {cluster.rate * 86_400:.3g} unplanned losses a day.", ""]
+    daily = cluster.rate * 86_400
+    often = (
+        f"{daily:.3g} unplanned losses a day" if daily >= 1 else f"one unplanned loss in {duration(1 / cluster.rate)}"
+    )
+    lines = [f"{MODEL} {cluster.cards} cards on {nodes}, {often}.", ""]
     for advice in made.advice:
         lines += [
             f"{advice.setting:<12}{advice.value}",
@@ -192,7 +196,14 @@ def text(cluster: Cluster, made: Plan, price: float | None) -> str:
             f"cost        {cost['day']:,.0f} a day, of which {cost['lostDay']:,.0f} do not train; "
             f"{cost['trainedCardHour']:.4g} for an hour of a card that trains",
         ]
-    lines += ["", f"{'trains, in %, if the number is':<36}{'half':>10}{'twice':>10}"]
+    lines += ["", f"{'trains, in %, if the number is':<54}{'half':>10}{'twice':>10}"]
     for effect in effects(cluster, made.settings)[:SHOWN]:
-        lines.append(f"  {f'{effect.name}={effect.value:g}':<34}{100 * effect.half:10.3f}{100 * effect.twice:10.3f}")
+        words = f"  {f'{effect.name}={effect.value:g}':<18}{ABOUT[effect.name]}"
+        lines.append(f"{words:<54}{100 * effect.half:10.3f}{100 * effect.twice:10.3f}")
+    values = asdict(cluster.constants)
+    assumed = [name for name in ASSUMED if values[name] == getattr(Constants(), name)]
+    if assumed:
+        lines += ["", f"assumed, not measured: {', '.join(assumed)}; --set {assumed[0]}=VALUE replaces one"]
+    if cluster.cards > MEASURED_RANKS and values["connect"] == Constants().connect:
+        lines.append(f"extrapolated: connect, measured at {MEASURED_RANKS} ranks over TCP")
     return "\n".join(lines)

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from elastrain_plan import model
 from elastrain_plan.model import GB, HOUR, Cluster, Settings, Split
 
+FEW = 0.01
+"""Replicas; fewer are not counted in words."""
 REDONE_STEPS = 20
 """Default of `parallelism.maxRedoneSteps`."""
 
@@ -131,7 +133,10 @@ def _of_group(cluster: Cluster, found: Settings, card_bytes: float, *, chosen: b
 
 def _of_spares(cluster: Cluster, found: Settings, full_size: float) -> Advice:
     size, missing = model.unit(cluster, found.group), model.shortage(away(cluster), found.spares)
-    why = f"on average {missing:.2g} replicas of {size} cards are missing"
+    replica = "1 card" if size == 1 else f"{size} cards"
+    why = f"on average {missing:.2f} replicas of {replica} are missing"
+    if missing < FEW:
+        why = f"on average less than {FEW} replicas of {replica} are missing"
     if full_size:
         why = f"all replicas train for {100 * full_size:g} % of the time (--full-size); {why}"
     else:
@@ -146,12 +151,26 @@ def _of_interval(cluster: Cluster, found: Settings) -> Advice:
         between = 1 / (cluster.rate * cluster.fatal) / HOUR
         why = (
             f"Young's optimum: a save stops training for {model.stall(cluster, found.group):.2g} s, and all copies "
-            f"are lost once in {between:.3g} h"
+            f"are lost once in {duration(between * HOUR)}"
         )
     else:
         why = "as if each loss took all copies: with all_lost=0 the model needs no checkpoint"
-    minutes = found.interval * cluster.step / 60
-    return Advice("checkpoint", f"checkpoint.everySteps: {found.interval} ({minutes:.3g} min)", why)
+    seconds = found.interval * cluster.step
+    if seconds > HOUR:
+        hourly, cost = max(1, round(HOUR / cluster.step)), 100 * model.stall(cluster, found.group) / HOUR
+        why += (
+            f". The model counts no mistake of a script or a person, which only a checkpoint undoes: one each hour "
+            f"(everySteps: {hourly}) stops training for {cost:.2g} % of the time"
+        )
+    return Advice("checkpoint", f"checkpoint.everySteps: {found.interval} ({duration(seconds)})", why)
+
+
+def duration(seconds: float) -> str:
+    """In the unit that a person would take: ``70.7 min``, ``23.6 h``, ``12.7 days``, ``71.3 years``."""
+    for unit, size, until in (("min", 60.0, 120.0), ("h", HOUR, 48.0), ("days", 24 * HOUR, 730.0)):
+        if seconds < until * size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds / (8766 * HOUR):,.3g} years"
 
 
 def _of_tier(cluster: Cluster, found: Settings) -> Advice:

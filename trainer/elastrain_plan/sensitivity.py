@@ -10,6 +10,28 @@ from elastrain_plan.model import Cluster, Settings
 PARTS = frozenset({"silent", "all_lost"})
 """Constants that are parts of a whole: at most 1."""
 
+ABOUT = {
+    "mttf": "h between losses of one card",
+    "detect": "s until survivors see a loss",
+    "silent": "of losses that only a lease ends",
+    "lease": "s, TTL of a lease",
+    "decide": "s to decide on a generation",
+    "per_member": "s more, for each worker of it",
+    "connect": "s to connect, for each rank",
+    "bandwidth": "GB/s of state to a joiner",
+    "first_step": "s more of a first step",
+    "start": "s, cold start of a worker",
+    "copy": "GB/s to host memory in a save",
+    "store": "GB/s of the checkpoint store",
+    "repair": "s until a node is replaced",
+    "all_lost": "of losses that take all copies",
+}
+"""Unit and meaning of each number; without a unit: a part."""
+ASSUMED = ("silent", "copy", "store", "repair", "all_lost")
+"""Constants that the project has not measured."""
+MEASURED_RANKS = 8
+"""At which `connect` was measured; the model takes it as linear."""
+
 
 @dataclass(frozen=True, slots=True)
 class Effect:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import astuple, fields, replace
+from dataclasses import asdict, astuple, fields, replace
 from pathlib import Path
 
 import pytest
@@ -16,10 +16,10 @@ from elastrain.api.job import ElasticTrainingJob
 from elastrain.cli.main import app
 from elastrain.cli.shell.printing import document
 from elastrain_plan.app import constants, text
-from elastrain_plan.choose import choose, interval, smallest_group, spares
+from elastrain_plan.choose import choose, duration, interval, smallest_group, spares
 from elastrain_plan.model import GB, Cluster, Constants, Settings, shortage, split, writing
 from elastrain_plan.record import measured
-from elastrain_plan.sensitivity import effects
+from elastrain_plan.sensitivity import ABOUT, effects
 
 CARD = 48 * GB
 LLAMA = Cluster(cards=16_384, per_node=8, state=6_480 * GB, step=8.0, mttf=50_000.0)
@@ -156,6 +156,27 @@ def test_the_page_shows_what_each_of_its_commands_prints(command: str) -> None:
     assert f"{found['cost']['day']:,.0f}, {found['cost']['lostDay']:,.0f}" in PAGE
 
 
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(1800, "30 min"), (84_853, "23.6 h"), (1.1e6, "12.7 days"), (2.25e9, "71.3 years"), (1e13, "3.17e+05 years")],
+)
+def test_a_duration_has_the_unit_that_a_person_would_take(seconds: float, words: str) -> None:
+    assert duration(seconds) == words
+
+
+def test_a_plan_says_what_each_number_is_and_which_are_assumed() -> None:
+    assert ABOUT.keys() == {"mttf", *asdict(Constants())}
+    lab = ["plan", "--cards", "8", "--per-node", "1", "--state", "16", "--step", "0.5"]
+    shown = CliRunner().invoke(app, lab).output
+    assert "repair=1800       s until a node is replaced" in shown
+    assert "assumed, not measured: silent, copy, store, repair, all_lost" in shown
+    assert "one each hour (everySteps: 7200)" in " ".join(shown.split())
+    assert "e-0" not in shown and "e+0" not in shown
+    assert "one unplanned loss in 260 days" in shown and "extrapolated" not in shown
+    assert "extrapolated: connect" in text(LLAMA, choose(LLAMA, CARD), None)
+    assert "silent, copy, store, all_lost" in CliRunner().invoke(app, [*lab, "--set", "repair=600"]).output
+
+
 @pytest.mark.parametrize("cards", [1024, 16384, 98304])
 def test_the_page_shows_the_causes_by_scale(cards: int) -> None:
     cluster = replace(LLAMA, cards=cards)
@@ -254,6 +275,6 @@ def test_a_part_of_the_losses_is_at_most_all_of_them():
 
 def test_the_numbers_that_decide_are_shown_and_a_number_of_zero_is_not():
     shown = text(LLAMA, choose(LLAMA, CARD), None)
-    assert re.search(r"connect=0\.0135 +9\d\.\d+ +9\d\.\d+$", shown, re.MULTILINE)
+    assert re.search(r"connect=0\.0135 +s to connect, for each rank +9\d\.\d+ +9\d\.\d+$", shown, re.MULTILINE)
     sure = replace(LLAMA, constants=replace(LLAMA.constants, all_lost=0.0))
     assert "all_lost" not in {effect.name for effect in effects(sure, choose(sure, CARD).settings)}
