@@ -72,6 +72,11 @@ class Scaled:
         conditions = self._get("hpa").get("status", {}).get("conditions", [])
         return next((c["message"] for c in conditions if c["reason"] == reason), "")
 
+    def scale(self, replicas: int) -> str:
+        """By the scale subresource itself, as KEDA does between 0 and 1. Returns the refusal."""
+        done = self._apiserver.kubectl("scale", "etj", self.name, f"--replicas={replicas}")
+        return done.stderr if done.returncode else ""
+
     def make_elastic(self) -> None:
         done = self._apiserver.kubectl("patch", "etj", self.name, "--type=merge", '-p={"spec":{"replicas":null}}')
         assert done.returncode == 0, done.stderr
@@ -119,3 +124,11 @@ def test_an_autoscaler_leaves_an_elastic_job_alone_and_says_why(
     eventually(lambda: scaled.says("FailedGetScale"), PATIENCE, "the autoscaler to say what it lacks")
     assert 'the spec replicas field ".spec.replicas" does not exist' in scaled.says("FailedGetScale")
     assert scaled.is_elastic
+
+
+def test_no_scale_to_zero_ends_a_job(scaled: Scaled) -> None:
+    """KEDA's ``minReplicaCount`` is 0 by default: without an active trigger it asks for no replica."""
+    assert "should be greater than or equal to 1" in scaled.scale(0)
+    assert scaled.replicas == 1
+    assert not scaled.scale(2)
+    assert scaled.replicas == 2
