@@ -14,7 +14,7 @@ from typing import Any
 from elastrain_operator.allocation.explanations import amount
 from elastrain_operator.allocation.resources import charge, demand, scopes
 from elastrain_operator.allocation.snapshot import PodCharge, WorkerShape
-from elastrain_operator.pod.shape import of_pod
+from elastrain_operator.pod.shape import DEFAULT_SCHEDULER, of_pod, unknown
 from elastrain_operator.raw import Raw, mapping, number, objects, text
 
 LASTS = timedelta(hours=1)
@@ -37,6 +37,8 @@ class Admitted:
     priority: int | None = None
     changes: tuple[str, ...] = ()
     """What admission has changed of what a worker needs, by field, for people."""
+    unknown: tuple[str, ...] = ()
+    """Constraints of that pod that the allocator does not know, for messages."""
 
     def is_recent(self, now: datetime) -> bool:
         """Whether workers of other jobs may leave by this answer."""
@@ -48,9 +50,11 @@ def admitted(version: str, sent: Raw, got: Raw, now: datetime) -> Admitted:
     before, after = mapping(sent.get("spec")), mapping(got.get("spec"))
     try:
         shape, charged = of_pod(after), PodCharge(charge(after), scopes(after))
+        constraints = unknown({"spec": after})
     except (AttributeError, KeyError, TypeError, ValueError):
         return Admitted(version, now)
-    return Admitted(version, now, shape, charged, number(after.get("priority")), tuple(_changes(before, after)))
+    changes = tuple(_changes(before, after))
+    return Admitted(version, now, shape, charged, number(after.get("priority")), changes, constraints)
 
 
 def _changes(before: Raw, after: Raw) -> Iterator[str]:
@@ -67,9 +71,12 @@ def _changes(before: Raw, after: Raw) -> Iterator[str]:
     known = [dict(t) for t in objects(before.get("tolerations"))]
     added = [t for t in objects(after.get("tolerations")) if t.get("key") not in _DEFAULT_TOLERATIONS]
     yield from (f"toleration {text(t.get('key')) or '*'}" for t in added if dict(t) not in known)
-    for field in ("priorityClassName", "runtimeClassName", "schedulerName"):
-        if before.get(field) and before.get(field) != after.get(field):
-            yield f"{field} {before[field]} → {after.get(field)}"
+    for field, usual in (("priorityClassName", None), ("runtimeClassName", None), ("schedulerName", DEFAULT_SCHEDULER)):
+        was, became = (spec.get(field) or usual for spec in (before, after))
+        if was != became:
+            yield f"{field} {was or 'none'} → {became or 'none'}"
+    sent = {*unknown({"spec": before}), "scheduler"}
+    yield from (constraint for constraint in unknown({"spec": after}) if constraint not in sent)
     for field in ("containers", "initContainers"):
         names = {c.get("name") for c in objects(before.get(field))}
         yield from (f"{field}: {c.get('name')}" for c in objects(after.get(field)) if c.get("name") not in names)

@@ -100,6 +100,38 @@ def test_a_worker_is_counted_as_admission_has_changed_it(cluster, eventually, ch
     assert dict(shape.demand).get("cpu", 0) == cpu
 
 
+AFFINITY = (
+    '[JSONPatch{op: "add", path: "/spec/affinity", value: {"podAntiAffinity": '
+    '{"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "zone"}]}}}]'
+)
+
+
+@pytest.mark.parametrize(
+    ("patch", "said", "unknown"),
+    [
+        (
+            '[JSONPatch{op: "add", path: "/spec/schedulingGates", value: [{"name": "team/later"}]}]',
+            "scheduling gates",
+            "scheduling gates",
+        ),
+        (AFFINITY, "pod affinity", "pod affinity"),
+        (
+            '[JSONPatch{op: "replace", path: "/spec/schedulerName", value: "other"}]',
+            "schedulerName default-scheduler → other",
+            "scheduler",
+        ),
+        ('[JSONPatch{op: "add", path: "/spec/runtimeClassName", value: "kata"}]', "runtimeClassName none → kata", ""),
+    ],
+    ids=["gates", "affinity", "scheduler", "runtime class"],
+)
+def test_what_admission_adds_beside_requests_is_said_and_known_as_unknown(cluster, eventually, patch, said, unknown):
+    if not unknown:
+        cluster.call("POST", "/apis/node.k8s.io/v1/runtimeclasses", {"metadata": {"name": "kata"}, "handler": "kata"})
+    policy(cluster, "JSONPatch", patch)
+    eventually(lambda: said in answer(cluster).changes, 20, "the change is in force")
+    assert answer(cluster).unknown == ((unknown,) if unknown else ())
+
+
 def test_a_limit_of_the_namespace_gives_way_to_the_pod_s_own_resources(cluster, eventually):
     limits(cluster)
     eventually(lambda: answer(cluster).changes != (), 20, "the LimitRange is in force")

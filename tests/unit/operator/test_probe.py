@@ -187,6 +187,15 @@ def test_a_job_is_counted_as_its_pods_were_admitted_and_not_as_its_template_says
     )
 
 
+def test_constraints_that_admission_adds_are_named_as_unknown_to_the_allocator(make_spec):
+    spec = make_spec(minReplicas=2)
+    job = planned(
+        spec, probe(spec, Changing(schedulingGates=[{"name": "team/later"}], schedulerName="other"))
+    ).claims.job
+    assert job.unknown == ("scheduling gates", "scheduler")
+    assert job.altered == ("schedulerName default-scheduler → other", "scheduling gates")
+
+
 def test_an_answer_outlives_the_exclusions_at_its_time_and_keeps_the_templates_own(make_spec):
     own = {"key": "metadata.name", "operator": "NotIn", "values": ["own"]}
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{"matchFields": [own]}]}}

@@ -136,9 +136,7 @@ function batch(found) {
 
 function shares(found) {
   const words = found.slice(0, 4).map((one) => `rank ${one.rank}: ${figure(one.share)} (${figure(one.samplesPerSecond)} samples/s)`);
-  const held = found.filter((one) => one.limit).pop();
-  const bound = held ? `; rank ${held.rank} is held at ${figure(held.share)} (${held.limit === "Loss" ? "a loss after its share had grown" : "spec.maxShare"})` : "";
-  return words.join(", ") + (found.length > 4 ? ", …" : "") + bound;
+  return words.join(", ") + (found.length > 4 ? ", …" : "");
 }
 
 function sentence(rescale) {

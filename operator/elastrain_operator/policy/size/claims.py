@@ -83,7 +83,7 @@ def claims(
         refused=creation.refusal.at if creation.refusal and creation.refusal.attempts > 1 else None,
         hindered=any(_is_hindered(p) for p in active),
         paced=creation.paced,
-        unknown=_unknown(spec),
+        unknown=creation.admitted.unknown if creation.admitted and creation.admitted.shape else _unknown(spec),
         altered=creation.admitted.changes if creation.admitted else (),
     )
     named = (spec.template.get("spec") or {}).get("priorityClassName")
