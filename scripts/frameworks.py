@@ -114,6 +114,11 @@ NOTES: dict[str, dict[str, str]] = {
         "gather_for_metrics": "as `gather`",
         "reduce": "as `gather`",
         "is_main_process": "rank 0 of the present generation; loggers follow it",
+        "on_main_process": "the function is called on rank 0 of the present generation",
+        "on_last_process": "as `on_main_process`: once, as in one process",
+        "on_process": "as `on_last_process`, for any index",
+        "on_local_main_process": "the function is called by the first process of each worker",
+        "on_local_process": "as `on_local_main_process`, for any index",
         "save": (
             "all ranks call it, behind the backward or between loops; a new rank 0 writes the file if the last "
             "one is lost before it has ended"

@@ -17,6 +17,7 @@ class Event(StrEnum):
     GROW = "grow"
     GROW_MANY = "grow-many"
     GROW_SPARE = "grow-spare"
+    JOIN_ONE = "join-one"
     KILL_RANK = "kill-rank"
     TERM = "term"
     KILL_NODE = "kill-node"
@@ -33,6 +34,7 @@ EVENTS: Mapping[Event, str] = {
     Event.GROW: "one more node starts",
     Event.GROW_MANY: f"as many nodes as make {MAX_NODES} start at once",
     Event.GROW_SPARE: "a node that stands by, warm, is wanted from now on",
+    Event.JOIN_ONE: "the same, beside one node that trains alone",
     Event.KILL_RANK: "kill -9 of the rank of the youngest node; its agent lives and starts another one",
     Event.TERM: "SIGTERM of the agent of the youngest node, as when its pod is deleted",
     Event.KILL_NODE: "kill -9 of agent and rank of the youngest node, as when its container is killed; it is reported",
@@ -44,7 +46,7 @@ EVENTS: Mapping[Event, str] = {
     Event.TRAIN: "nothing, for --train minutes: what is taken for a loss, and what training sends",
     Event.CYCLES: "silent and wake --cycles times; what threads, descriptors and memory each rank keeps",
 }
-NEED_AGENTS = frozenset({Event.GROW_SPARE, Event.KILL_SPARE, Event.ETCD, Event.CYCLES, Event.TRAIN})
+NEED_AGENTS = frozenset({Event.GROW_SPARE, Event.JOIN_ONE, Event.KILL_SPARE, Event.ETCD, Event.CYCLES, Event.TRAIN})
 """Events without an equivalent in torchrun and torchft."""
 
 
@@ -68,7 +70,7 @@ SCENARIOS: Mapping[str, Scenario] = {
     ),
     "kill-first": Scenario("the node that holds rank 0 dies", (Event.KILL_FIRST,), nodes=3),
     "spare": Scenario("a warm node takes the next place", (Event.GROW_SPARE, Event.KILL_SPARE)),
-    "join": Scenario("a warm node joins one that trains alone", (Event.GROW_SPARE,), nodes=1),
+    "join": Scenario("a warm node joins one that trains alone", (Event.JOIN_ONE,), nodes=1),
     "grow-many": Scenario(f"from {START_NODES} to {MAX_NODES} nodes at once", (Event.GROW_MANY,)),
     "silent": Scenario("a node falls silent, and wakes", (Event.SILENT, Event.WAKE), nodes=3, short_lease=True),
     "etcd": Scenario("etcd dies and comes back", (Event.ETCD,)),
@@ -83,7 +85,7 @@ def sizes(events: Sequence[Event], start: int = START_NODES) -> list[int]:
     Raises ``ValueError`` if it leaves 1 to ``MAX_NODES``, or if a node wakes and none is silent.
     """
     same = {Event.KILL_RANK, Event.KILL_SPARE, Event.ETCD, Event.CYCLES, Event.TRAIN}
-    more = {Event.GROW, Event.GROW_SPARE, Event.WAKE}
+    more = {Event.GROW, Event.GROW_SPARE, Event.JOIN_ONE, Event.WAKE}
     path, silent = [start], 0
     for event in events:
         size = path[-1] + (0 if event in same else 1 if event in more else -1)

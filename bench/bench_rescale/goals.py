@@ -46,6 +46,7 @@ GOALS: Mapping[Event, tuple[Goal, ...]] = {
     Event.GROW: (_JOIN, Goal("time_to_size", 4.0)),
     Event.GROW_MANY: (),
     Event.GROW_SPARE: (_JOIN, Goal("time_to_size", 0.5)),
+    Event.JOIN_ONE: (_JOIN, Goal("time_to_size", 0.5)),
     Event.KILL_RANK: (_LOSS, _BACK),
     Event.TERM: (Goal("stall", 0.05, steps=1),),
     Event.KILL_NODE: (_LOSS,),

@@ -114,7 +114,7 @@ class Run:
                 for _ in range(1 if event is Event.GROW else MAX_NODES - len(before)):
                     self._start_node()
                 return Fired(label, at, FOREVER, before, tuple(self._nodes), len(before))
-            case Event.GROW_SPARE | Event.KILL_SPARE:
+            case Event.GROW_SPARE | Event.JOIN_ONE | Event.KILL_SPARE:
                 return self._fire_with_spare(event, label)
             case Event.CYCLES:
                 return self._fire_cycles(label)
@@ -158,7 +158,7 @@ class Run:
         # Its start has taken processor time from the others: wait until that is over.
         rest = Fired(label, time.monotonic(), FOREVER, before, before, len(before))
         ready = warm and self._settle(rest, rest.at, REST_STEPS)
-        if event is Event.GROW_SPARE:
+        if event is not Event.KILL_SPARE:
             at, survivors = time.monotonic(), before
             self._want(len(before) + 1)
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections import Counter
 from types import SimpleNamespace
 from typing import Any
@@ -38,6 +39,8 @@ class ScriptedJob:
 
     def __init__(self, *outcomes: str, start: int = 0, peer: ScriptedJob | None = None, rank: int = 0) -> None:
         self.outcomes, self.start, self.peer, self._rank = [*outcomes], start, peer, rank
+        self.left = itertools.chain(self.outcomes, itertools.repeat("committed"))
+        self.executions = 0
         self.step, self.phase, self.body, self.stopped, self.met = 0, Phase.SETUP, None, False, 0
         self.tracked: dict[str, Any] = {}
         self.callbacks: list[Any] = []
@@ -83,26 +86,26 @@ class ScriptedJob:
     def steps(self, loader, *, steps=None, epochs=1, warm_up=None):
         batches = [*self.data]
         steps = epochs * len(batches) if steps is None else steps
-        self._begin("warm-up", 0, batches[0])
-        if warm_up is None:
-            yield batches[0]
-        else:
-            warm_up(batches[0])
-        if self.peer:
-            self.receive(self.start)
-        self.step = self.start
-        self._keep()
-        if warm_up is not None:
-            self.body, self.phase = None, Phase.BOUNDARY
-            yield None
-        executions, fresh = 0, True
-        for outcome in (*self.outcomes, *["committed"] * 10_000):
-            if self.step >= steps or self.stopped:
-                break
-            executions += fresh
-            self._rank = self.ranks.get(executions, self._rank)
+        if self.phase is Phase.SETUP:
+            self._begin("warm-up", 0, batches[0])
+            if warm_up is None:
+                yield batches[0]
+            else:
+                warm_up(batches[0])
+            if self.peer:
+                self.receive(self.start)
+            self.step = self.start
+            self._keep()
+            if warm_up is not None:
+                self.body, self.phase = None, Phase.BOUNDARY
+                yield None
+        fresh = True
+        while self.step < steps and not self.stopped:
+            outcome = next(self.left)
+            self.executions += fresh
+            self._rank = self.ranks.get(self.executions, self._rank)
             batch, fresh, self.boundary = batches[self.step % len(batches)], outcome != "partial", False
-            self._begin(outcome, executions, batch)
+            self._begin(outcome, self.executions, batch)
             yield batch
             if outcome in ("committed", "adopted"):
                 for callback in self.callbacks:

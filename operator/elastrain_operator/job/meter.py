@@ -16,7 +16,7 @@ from itertools import accumulate
 from typing import Literal
 
 from elastrain.api.job import AcceleratorSeconds, JobStatus, LastRescale, RestartCounts, SparesStatus, reported
-from elastrain.api.job.status import BatchStatus
+from elastrain.api.job.batches import BatchStatus
 from elastrain.api.records import Progress, Rescale
 from elastrain_operator import clock as time_of_day
 from elastrain_operator.facts import JobRef, Observed

@@ -10,7 +10,7 @@ from elastrain import tracing
 from elastrain.api import names, podfields
 from elastrain.api.accelerators import AcceleratorUnclear, accelerator, extended
 from elastrain.api.job import JobSpec, trainer_container
-from elastrain.api.settings import DivergenceSpec, RankSettings, shape_fields
+from elastrain.api.settings import MAX_SHARE, DivergenceSpec, RankSettings, shape_fields
 from elastrain_operator.config import OperatorConfig, WorkerEtcd
 from elastrain_operator.facts import DEFAULT_GRACE, JobRef, Slot
 from elastrain_operator.pod import defaults, nodecheck, security, uses
@@ -221,6 +221,7 @@ def _environment(job: JobRef, spec: JobSpec, config: OperatorConfig, grace: floa
             max_redone_steps=spec.max_redone_steps,
             batch=spec.batch_settings(_ranks(spec)),
             shares=spec.shares,
+            max_share=spec.max_share or MAX_SHARE,
             divergence=spec.divergence or DivergenceSpec(),
         ).to_environment(),
     }

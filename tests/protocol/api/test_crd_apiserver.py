@@ -171,6 +171,8 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"batch": {"min": 8, "max": 8, "learningRate": "Linear"}, "parallelism": {"shards": "all"}}, "spec.batch",
      "batch (present) must be absent if parallelism.shards is not 1"),
     ({"shares": "Measured", "parallelism": {"shards": "all"}}, "spec.shares", "must be Equal with batch"),
+    ({"maxShare": 1.5}, "spec.maxShare", "maxShare (1.5) must be absent if shares is Equal"),
+    ({"shares": "Measured", "maxShare": 0.5}, "spec.maxShare", "greater than or equal to 1"),
     ({"checkpoint": {"path": "data"}}, "spec.checkpoint.path",
      "path (data) must begin with '/' (or, in local mode, with '.'), or be a URL"),
     ({"checkpoint": {"path": "s3://key:secret@bucket/c"}}, "spec.checkpoint.path", "must contain no credentials"),
@@ -281,9 +283,22 @@ def test_server_and_pydantic_agree_on_every_combination_of_small_sizes(apiserver
             "batch (present) may only change while suspend is true",
         ),
         ({"shares": "Measured"}, "shares (Measured) may only change while suspend is true"),
+        ({"shares": "Measured", "maxShare": 3}, "maxShare (3) may only change while suspend is true"),
         ({"divergence": {"everySteps": 10}}, "divergence (present) may only change while suspend is true"),
     ],
-    ids=["nproc", "auto", "checkpoint", "shards", "all shards", "redone", "archive", "batch", "shares", "divergence"],
+    ids=[
+        "nproc",
+        "auto",
+        "checkpoint",
+        "shards",
+        "all shards",
+        "redone",
+        "archive",
+        "batch",
+        "shares",
+        "max share",
+        "divergence",
+    ],
 )
 def test_change_is_refused_if_running_workers_would_not_follow(
     apiserver: ApiServer, created: str, change: dict[str, Any], words: str

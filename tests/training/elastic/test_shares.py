@@ -1,43 +1,38 @@
-"""Shares follow the speeds of the ranks: the decision, over played speeds, and real ranks of which one is slow."""
+"""Shares follow the speeds of the ranks: the decision, over played speeds."""
 
 from __future__ import annotations
 
-import time
+import random
 from collections.abc import Callable
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
-from torch.utils.data import TensorDataset
 
-import threaded_world
-from elastrain.api.settings import RankSettings, ShareRule
+from elastrain.api.batch import ShareLimit
+from elastrain.api.shape import Shape
 from elastrain.data.order import Order, run_of
-from elastrain.data.share import Share
+from elastrain.data.share import Place, Share
 from elastrain.elastic.comm.header import RanksDiverged
-from elastrain.elastic.job import Job
-from elastrain.elastic.shares import (
+from elastrain.elastic.shares.follow import (
     CHANGE,
     GAIN,
-    MOST,
+    LEAST,
+    LONGEST,
+    SHOWS,
     WHOLE,
     WINDOW,
-    MeasuredShares,
     Shares,
     begun,
     even,
     follow,
-    reported,
+    proportional,
 )
-from elastrain.elastic.strategies.bitwise import Bitwise
-from elastrain_audit.judge import verify
-from threaded_world import RankThread, ThreadWorld, thread_world
+from elastrain.elastic.shares.ranks import MeasuredShares, bound, reported
 
+MOST = 2.0
+"""Of the equal share."""
 Speeds = Callable[[float], list[float]]
 """Samples per second of each rank, by the time."""
 
@@ -79,6 +74,22 @@ def test_the_weights_of_uneven_parts_add_up_to_the_batch(cut) -> None:
     slices = [s for part in range(3) for s in order.micro_slices(2, part, 3, (1, 2, 5))]
     assert [i for s in slices for i in s.indices] == list(order.batch(2))
     assert sum(s.weight for s in slices) == pytest.approx(1.0, abs=1e-15)
+
+
+@given(
+    batch=st.integers(1, 200),
+    micro=st.integers(1, 20),
+    weights=st.lists(st.integers(1, 999), min_size=1, max_size=8).map(tuple),
+    cut=st.sampled_from(["micro_batch_size", "micro_batches", ""]),
+)
+def test_uneven_parts_of_a_sharded_model_have_equally_many_micro_batches_none_larger_than_asked_for(
+    batch, micro, weights, cut
+) -> None:
+    order = Order(300, batch, even=True, **({cut: micro} if cut else {}))
+    parts = [order.micro_slices(0, part, len(weights), weights) for part in range(len(weights))]
+    assert len({len(part) for part in parts}) == 1
+    assert [i for part in parts for each in part for i in each.indices] == list(order.batch(0))
+    assert cut != "micro_batch_size" or all(len(each.fetch) <= micro for part in parts for each in part)
 
 
 # -- the decision ----------------------------------------------------------------------------------------------------
@@ -142,6 +153,179 @@ def test_nothing_is_decided_from_steps_in_which_a_rank_has_no_time() -> None:
     assert now == Shares()
 
 
+# -- its bounds ------------------------------------------------------------------------------------------------------
+SECONDS = st.lists(st.floats(1e-4, 10), min_size=1, max_size=12)
+
+
+@given(seconds=SECONDS, most=st.floats(1.0, 20.0))
+def test_the_weights_add_up_to_the_whole_and_keep_their_bounds_for_any_speeds(seconds, most) -> None:
+    units = len(seconds)
+    weights = proportional(seconds, bound(units, most, 0))
+    assert sum(weights) == WHOLE
+    assert max(weights) <= WHOLE * min(most / units, 1.0) + units
+    assert min(weights) >= WHOLE * LEAST / units - units
+
+
+@given(seconds=SECONDS, most=st.floats(1.0, 20.0))
+def test_a_faster_unit_has_no_smaller_weight_for_any_speeds(seconds, most) -> None:
+    weights = proportional(seconds, bound(len(seconds), most, 0))
+    pairs = [(a, b) for a in range(len(seconds)) for b in range(len(seconds)) if seconds[a] < seconds[b]]
+    assert all(weights[a] >= weights[b] - len(seconds) for a, b in pairs)
+
+
+@given(seconds=SECONDS, part=st.floats(0.0, 1.0))
+def test_shares_are_equal_if_the_bounds_allow_no_others(seconds, part) -> None:
+    assert proportional(seconds, part / len(seconds)) == even(len(seconds))
+
+
+@given(st.lists(st.lists(st.floats(1e-4, 10), min_size=3, max_size=3), min_size=WINDOW, max_size=4 * WINDOW))
+def test_no_share_grows_beyond_max_share_in_any_decision(rows) -> None:
+    now = Shares()
+    for row in rows:
+        now = follow(now, row, bound(3, 1.5, 0))
+        assert max(now.weights, default=0) <= WHOLE / 2 + len(row)
+
+
+# -- a speed that jumps ----------------------------------------------------------------------------------------------
+def test_a_speed_that_jumps_is_followed_after_the_steps_that_show_it() -> None:
+    now = Shares()
+    for _ in range(3 * WINDOW):
+        now = follow(now, [0.01, 0.01])
+    for _ in range(SHOWS - 1):
+        now = follow(now, [0.01, 0.02])
+    assert now.weights in ((), even(2))
+    assert follow(now, [0.01, 0.02]).weights[1] / WHOLE == pytest.approx(1 / 3, abs=1e-3)
+
+
+@pytest.mark.parametrize(("batch", "least"), [(128, 0.92), (32, 0.92)])
+def test_throughput_is_near_the_sum_of_the_speeds_if_one_flaps_each_5_s(batch, least) -> None:
+    """As ``bench/shares.py`` plays it: 500 samples a second and rank, 8 at a time in the smaller case."""
+    fast = 4.0 * batch
+
+    def flapping(now: float) -> list[float]:
+        return [fast, fast * (0.5 if int(now / 5) % 2 else 1.0)]
+
+    steps = 2000
+    history, throughput = played(flapping, batch=batch, steps=steps)
+    mean_speeds = (2.0 + 1.5) / 2 * fast
+    assert throughput >= least * mean_speeds
+    phases = batch * steps / throughput / 5
+    assert sum(a.weights != b.weights for a, b in pairwise(history)) <= phases + 2, "they oscillate"
+
+
+@pytest.mark.parametrize("period", [0.3, 1.0, 2.0])
+def test_a_speed_that_flaps_too_fast_to_follow_is_averaged_and_costs_little_beside_equal_shares(period) -> None:
+    def flapping(now: float) -> list[float]:
+        return [500.0, 250.0 if int(now / period) % 2 else 500.0]
+
+    history, throughput = played(flapping, batch=128, steps=3000)
+    clock = 0.0
+    for _ in range(3000):
+        clock += 64 / min(flapping(clock))
+    assert throughput >= 0.95 * 128 * 3000 / clock
+    changes = sum(a.weights != b.weights for a, b in pairwise(history))
+    assert changes <= 3000 / 15, "each of them could be a step late"
+
+
+@pytest.mark.parametrize("noise", [0.05, 0.2])
+def test_scattered_times_of_equal_ranks_cost_at_most_a_part_in_a_hundred(noise) -> None:
+    """Each step's time has a lognormal factor; one in 50 is three times as long."""
+
+    def steps(follows: bool) -> float:
+        draw, now, clock = random.Random(5), Shares(), 0.0
+        for _ in range(3000):
+            cuts = [run_of(128, 2, part, now.weights) for part in range(2)]
+            slow = [draw.lognormvariate(0, noise) * (3.0 if draw.random() < 0.02 else 1.0) for _ in cuts]
+            seconds = [(stop - start) / 500 * factor for (start, stop), factor in zip(cuts, slow, strict=True)]
+            clock += max(seconds)
+            times = [s / (stop - start) for s, (start, stop) in zip(seconds, cuts, strict=True)]
+            now = follow(now, times) if follows else now
+        return clock
+
+    assert steps(True) <= 1.01 * steps(False)
+
+
+@given(st.lists(st.lists(st.floats(1e-3, 1e-1), min_size=2, max_size=2), min_size=100, max_size=200))
+def test_the_steps_that_show_a_jump_stay_within_their_bounds_for_any_times(rows) -> None:
+    now = Shares()
+    for row in rows:
+        now = follow(now, row)
+        assert SHOWS <= now.shows <= WINDOW * LONGEST and len(now.times) <= WINDOW * LONGEST
+
+
+# -- what the ranks make of it ---------------------------------------------------------------------------------------
+def decided(shares: MeasuredShares, times: list[float], steps: int) -> None:
+    """``shares`` after so many more steps with these times, by rank."""
+    for _ in range(steps):
+        shares.commit([*times, 0.0, float(len(times))], learning=False)
+
+
+def lost_after(steps: int) -> MeasuredShares:
+    """A rank so many steps after the shares have changed, since it takes half as long for a sample as the other one."""
+    shares = MeasuredShares()
+    shares.enter([0, 0])
+    decided(shares, [0.01, 0.02], WINDOW + steps)
+    assert max(shares.now.weights) > 0.6 * WHOLE
+    return shares
+
+
+def test_no_share_is_greater_than_before_if_a_rank_is_lost_just_after_its_share_has_grown() -> None:
+    survivor = lost_after(steps=1)
+    ceiling = survivor.ceiling(lost=True)
+    assert ceiling == WHOLE // 2
+    survivor.enter([10_000_000, 20_000_000], ceiling)
+    decided(survivor, [0.01, 0.02], 5 * WINDOW)
+    assert (survivor.now.weights or even(2)) == even(2), "the next rank would be lost by the same"
+    assert {one.limit for one in survivor.reported} <= {None, ShareLimit.LOSS}
+    assert survivor.ceiling(lost=True) == ceiling
+
+
+@pytest.mark.parametrize(("steps", "lost"), [(WINDOW, True), (1, False)])
+def test_a_share_may_grow_again_if_it_was_computed_for_a_while_or_no_rank_was_lost(steps, lost) -> None:
+    assert lost_after(steps).ceiling(lost=lost) == 0
+
+
+def test_a_share_may_grow_again_if_a_rank_is_lost_while_shares_are_equal() -> None:
+    shares = MeasuredShares()
+    shares.enter([0, 0])
+    decided(shares, [0.01, 0.01], 2 * WINDOW)
+    assert shares.ceiling(lost=True) == 0
+
+
+def test_a_new_rank_keeps_to_what_the_survivors_know() -> None:
+    new = MeasuredShares()
+    new.enter([10_000_000, 20_000_000], WHOLE // 2 + 100)
+    assert max(new.now.weights) <= WHOLE // 2 + 102
+
+
+def test_a_group_is_as_fast_as_its_slowest_rank_and_its_ranks_have_equal_parts() -> None:
+    shares = MeasuredShares(shape=Shape.flat(2))
+    shares.enter([0, 0, 0, 0])
+    decided(shares, [0.01, 0.01, 0.01, 0.03], WINDOW)
+    assert [round(w / WHOLE, 2) for w in shares.now.weights] == [0.75, 0.25]
+    share = shares.of(Share(1, 4))
+    assert share.weights[0] == share.weights[1] and share.weights[2] == share.weights[3]
+    assert [one.rank for one in shares.reported] == [2, 0]
+
+
+def test_nothing_is_decided_if_one_rank_of_a_group_has_no_time() -> None:
+    shares = MeasuredShares(shape=Shape.flat(2))
+    shares.enter([0, 0, 0, 0])
+    decided(shares, [0.01, 0.01, 0.0, 0.03], 2 * WINDOW)
+    assert shares.now.weights == ()
+
+
+@pytest.mark.parametrize(("most", "limit"), [(1.2, ShareLimit.MAX_SHARE), (2.0, None)])
+def test_a_report_says_which_bound_holds_the_fastest_rank(most, limit) -> None:
+    shares = MeasuredShares(most)
+    shares.enter([0] * 20)
+    decided(shares, [0.01] * 4 + [0.015] * 16, 3 * WINDOW)
+    by_rank = {one.rank: one for one in shares.reported}
+    assert len(by_rank) == 16
+    assert (by_rank[3].limit if 3 in by_rank else None) == limit
+    assert all(one.limit is None for rank, one in by_rank.items() if rank != 3)
+
+
 def test_the_slowest_ranks_are_reported_first_with_their_speed_and_share() -> None:
     now = Shares()
     assert reported(now) == ()
@@ -155,7 +339,8 @@ def test_the_slowest_ranks_are_reported_first_with_their_speed_and_share() -> No
 def test_ranks_with_different_shares_diverge_by_name() -> None:
     one, other = MeasuredShares(), MeasuredShares()
     other.enter([1, 3])
-    votes = [a + b for a, b in zip(*(m.votes(Share(0, 2), 2, 1.0, 8) for m in (one, other)), strict=True)]
+    cast = [m.votes(Share(0, 2), Place(1, 0, 2), seconds=1.0, samples=8) for m in (one, other)]
+    votes = [a + b for a, b in zip(*cast, strict=True)]
     with pytest.raises(RanksDiverged, match=r"spec\.shares"):
         one.check(votes)
 
@@ -180,106 +365,8 @@ def test_a_new_rank_begins_with_the_share_of_the_others_mean() -> None:
 def test_a_rank_knows_its_own_pace_after_a_decision_and_keeps_it_into_the_next_generation() -> None:
     shares = MeasuredShares()
     for _ in range(WINDOW):
-        shares.votes(Share(1, 2), 2, 3.0, 1)
+        shares.votes(Share(1, 2), Place(1, 1, 2), seconds=3.0, samples=1)
         shares.commit([1.0, 3.0, 0.0, 2.0], learning=False)
     assert shares.pace == 3 * 10**9
     shares.enter([10**9, shares.pace, 0])
     assert (shares.pace, shares.now.weights) == (3 * 10**9, begun([1, 3, 2]).weights)
-
-
-# -- real ranks ------------------------------------------------------------------------------------------------------
-STEPS, BATCH, SECONDS = 40, 24, 0.0005
-"""Of the job; seconds that a fast rank takes for a sample, at least."""
-
-
-def trained(
-    folder: Path,
-    rule: ShareRule,
-    slow: float,
-    disturb: Callable[[ThreadWorld], object] = lambda _: None,
-    **cut: int,
-) -> tuple[Any, list[Any], bool]:
-    """The model's parameters, the samples of rank b by loop body, and whether the audit is clean.
-
-    ``disturb``: called as a and b train. ``cut``: how the batch is cut further.
-    """
-    samples: list[int] = []
-
-    def script(job: Job, rank: RankThread) -> dict[str, torch.Tensor]:
-        generator = torch.Generator().manual_seed(1)
-        x, y = torch.randn(480, 4, generator=generator).double(), torch.randn(480, 1, generator=generator).double()
-        net = nn.Linear(4, 1).double()
-        with torch.no_grad():
-            for parameter in net.parameters():
-                parameter.fill_(0.1)
-        model = job.wrap(net)
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
-        job.track(optimizer=optimizer)
-        loader = job.dataloader(TensorDataset(x, y), global_batch_size=BATCH, seed=3, **cut)
-        for inputs, targets in job.steps(loader, steps=STEPS):
-            rank.body()
-            if rank.worker == "b":
-                samples.append(len(inputs))
-            time.sleep(len(inputs) * SECONDS * (slow if rank.worker == "b" else 1.0))
-            optimizer.zero_grad()
-            job.backward(nn.functional.mse_loss(model(inputs), targets))
-            optimizer.step()
-        return {name: value.detach().clone() for name, value in net.named_parameters()}
-
-    with thread_world(folder, script, RankSettings(shares=rule)) as world:
-        world.train("a", "b")
-        disturb(world)
-        world.lead()
-        a, *others = filter(None, (world.result(name) for name in world.ranks))
-    assert all(torch.equal(a[name], other[name]) for other in others for name in a)
-    return a, samples, verify(folder / "audit").ok
-
-
-def test_a_slow_rank_computes_fewer_samples_and_the_model_is_that_of_equal_shares(tmp_path) -> None:
-    equal, before, _ = trained(tmp_path / "equal", ShareRule.EQUAL, 3.0)
-    measured, after, clean = trained(tmp_path / "measured", ShareRule.MEASURED, 3.0)
-    assert clean
-    assert before[-1] == BATCH // 2
-    assert BATCH // 6 <= after[-1] <= BATCH // 3, "a quarter of the batch belongs to it"
-    for name, value in equal.items():
-        assert torch.allclose(measured[name], value, rtol=0, atol=1e-14), name
-
-
-def c_joins(world: ThreadWorld) -> None:
-    """Once the shares have changed."""
-    world.allow(2 * WINDOW)
-    world.hold("a", "b", step=2 * WINDOW)
-    world.begin("c")
-    world.propose("a", "b", "c")
-    world.connected("a", "b")
-    world.allow(STEPS)
-
-
-def test_a_slow_rank_has_no_equal_share_in_any_step_after_another_one_has_joined(tmp_path) -> None:
-    _, samples, clean = trained(tmp_path, ShareRule.MEASURED, 3.0, c_joins)
-    assert clean
-    of_three = samples[-(STEPS - 2 * WINDOW - 3) :]  # after the switch, and the step in which c receives its state
-    assert max(of_three) < BATCH // 3
-
-
-def b_dies_and_c_joins(world: ThreadWorld) -> None:
-    """Once the shares have changed."""
-    world.kills["b"] = "body", 2 * WINDOW
-    world.begin("c")
-
-
-def test_samples_and_model_are_those_of_equal_shares_if_ranks_die_and_join(tmp_path) -> None:
-    equal, *_ = trained(tmp_path / "equal", ShareRule.EQUAL, 1.0)
-    measured, _, clean = trained(tmp_path / "measured", ShareRule.MEASURED, 3.0, b_dies_and_c_joins)
-    assert clean, "each sample is computed once"
-    for name, value in equal.items():
-        assert torch.allclose(measured[name], value, rtol=0, atol=1e-14), name
-
-
-def test_the_bits_are_those_of_equal_shares_in_bitwise_mode(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(threaded_world, "strategy_for", lambda *_: Bitwise())
-    equal, before, _ = trained(tmp_path / "equal", ShareRule.EQUAL, 3.0, micro_batches=12)
-    measured, after, clean = trained(tmp_path / "measured", ShareRule.MEASURED, 3.0, micro_batches=12)
-    assert clean
-    assert len(after) < len(before), "b has computed fewer micro-batches"
-    assert all(torch.equal(measured[name], value) for name, value in equal.items())

@@ -19,17 +19,18 @@ STEPS = 8
 def train(require, tmp_path, clocks_behind):
     """``train(job, way)``: 8 steps that log their number; the rows that are in the folder, or None if it is killed.
 
-    ``before_row``: the process ends in this step, which all ranks have committed, before it logs.
+    ``before_row``: the process ends in this step, which all ranks have committed, before it logs. ``loops``: as many,
+    and behind each but the last the script logs its last step and a half.
     """
     require("lightning", "ELASTRAIN_REQUIRE_LIGHTNING")
     require("accelerate", "ELASTRAIN_REQUIRE_HUGGINGFACE")
 
-    def run(job, way, folder="own", before_row=None):
+    def run(job, way, folder="own", before_row=None, loops=1):
         folder = tmp_path / folder
         rows = {"csv": rows_of_csv, "tensorboard": rows_of_events, "accelerate": rows_of_events}[way]
         log = loop_of_accelerate if way == "accelerate" else loop_of_fabric
         try:
-            for step, write in log(job, way, folder):
+            for step, write in log(job, way, folder, loops):
                 if step == before_row:
                     raise Killed
                 write(step)
@@ -45,7 +46,7 @@ def number(job):
     return 0 if job.body.warm_up else job.step + 1
 
 
-def loop_of_fabric(job, way, folder):
+def loop_of_fabric(job, way, folder, loops=1):
     from lightning.fabric import Fabric
     from lightning.fabric.loggers import CSVLogger, TensorBoardLogger
 
@@ -55,28 +56,43 @@ def loop_of_fabric(job, way, folder):
     fabric = Fabric(accelerator="cpu", devices=1, strategy=ElasticStrategy(job), loggers=logger)
     net = torch.nn.Linear(1, 1)
     model, _ = fabric.setup(net, torch.optim.SGD(net.parameters(), 0.1))
-    data = torch.utils.data.TensorDataset(torch.ones(2 * STEPS, 1))
-    for (x,) in job.steps(job.dataloader(data, global_batch_size=2)):
-        if job.body.warm_up:
-            assert logger._experiment is None, "no folder before this process has a rank"
-        fabric.backward(model(x).sum())
-        yield number(job), lambda step: fabric.log_dict({"loss": torch.tensor(float(step)), "count": step}, step=step)
+    loader = job.dataloader(torch.utils.data.TensorDataset(torch.ones(2 * STEPS // loops, 1)), global_batch_size=2)
+
+    def write(step):
+        fabric.log_dict({"loss": torch.tensor(float(step)), "count": step}, step=int(step))
+
+    for loop in range(1, loops + 1):
+        for (x,) in job.steps(loader, epochs=loop):
+            if job.body.warm_up:
+                assert logger._experiment is None, "no folder before this process has a rank"
+            fabric.backward(model(x).sum())
+            yield number(job), write
+        if loop < loops:
+            yield job.step + 0.5, write
 
 
-def loop_of_accelerate(job, way, folder):
+def loop_of_accelerate(job, way, folder, loops=1):
     from elastrain.integrations.accelerate import ElasticAccelerator
 
     accelerator = ElasticAccelerator(job, cpu=True, log_with="tensorboard", project_dir=folder)
     net = torch.nn.Linear(1, 1)
-    data = torch.utils.data.TensorDataset(torch.ones(2 * STEPS, 1))
+    data = torch.utils.data.TensorDataset(torch.ones(2 * STEPS // loops, 1))
     model, optimizer, loader = accelerator.prepare(
         net, torch.optim.SGD(net.parameters(), 0.1), torch.utils.data.DataLoader(data, batch_size=2)
     )
     accelerator.init_trackers("run")
-    for (x,) in loader:
-        accelerator.backward(model(x).sum())
-        optimizer.step()
-        yield number(job), lambda step: accelerator.log({"loss": float(step), "count": step}, step=step)
+
+    def write(step):
+        accelerator.log({"loss": float(step), "count": step}, step=int(step))
+
+    for loop in range(1, loops + 1):
+        loader.set_epoch(loop - 1)
+        for (x,) in loader:
+            accelerator.backward(model(x).sum())
+            optimizer.step()
+            yield number(job), write
+        if loop < loops:
+            yield job.step + 0.5, write
     accelerator.end_training()
 
 
@@ -139,6 +155,20 @@ def test_rows_are_those_of_an_undisturbed_run_if_all_are_lost_and_the_job_resume
     dead.dies_at = lost
     assert train(dead, way) is None
     assert train(ScriptedJob(start=saved, peer=dead), way) == WHOLE
+
+
+@WAYS
+@pytest.mark.parametrize(
+    ("saved", "lost"), [(4, 6), *(pytest.param(*n, marks=pytest.mark.nightly) for n in ((3, 6), (4, 5)))]
+)
+def test_row_behind_a_loop_is_there_once_if_the_job_resumes_at_the_end_of_that_loop(train, way, saved, lost):
+    """The code behind it runs again, before the first loop body of the new process."""
+    expected = sorted([*WHOLE, (4, 4.5, 4.5)])
+    assert train(ScriptedJob(), way, "undisturbed", loops=2) == expected
+    dead = ScriptedJob()
+    dead.dies_at = lost
+    assert train(dead, way, loops=2) is None
+    assert train(ScriptedJob(start=saved, peer=dead), way, loops=2) == expected
 
 
 @WAYS

@@ -67,3 +67,22 @@ def test_epochs_of_a_job_can_be_those_of_accelerates_loader(require):
     epochs(Epochs(loader, iter, batches=3), 2)
     with pytest.raises(TypeError, match="its batches cannot be cut"):
         epochs(data, 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("on_main_process", {}), ("on_last_process", {}), ("on_process", {"process_index": 1})],
+)
+def test_decorated_function_of_accelerate_is_called_by_rank_0_alone(require, name, options):
+    require("accelerate", "ELASTRAIN_REQUIRE_HUGGINGFACE")
+    from elastrain.integrations.accelerate import ElasticAccelerator
+
+    job = ScriptedJob()
+    accelerator, calls = ElasticAccelerator(job, cpu=True), []
+    decorate = getattr(accelerator, name)
+    noted = decorate(**options)(calls.append) if options else decorate(calls.append)
+    job.phase = Phase.BETWEEN
+    for job._rank in (0, 1, 2, 0):
+        accelerator.show_place()
+        noted(job.rank)
+    assert calls == [0, 0]

@@ -14,7 +14,7 @@ import pytest
 
 from elastrain.api import manifest, names
 from elastrain.api.keys import JobKeys
-from elastrain.api.settings import CheckpointSpec, DivergenceSpec, RankSettings, shape_fields
+from elastrain.api.settings import CheckpointSpec, DivergenceSpec, RankSettings, ShareRule, shape_fields
 from elastrain.api.shape import SHARDS, Shape
 from elastrain.etcd.server import EtcdServer
 from elastrain_audit.judge import verify
@@ -30,6 +30,7 @@ class ShardedJob(Job):
     """Each worker is one group."""
 
     nproc = RANKS
+    shares = ShareRule.EQUAL
 
     def start(
         self,
@@ -45,7 +46,7 @@ class ShardedJob(Job):
         super().start(*workers, command=command, **environment, **options)
 
     def settings(self) -> RankSettings:
-        return RankSettings(shards=self.nproc)
+        return RankSettings(shards=self.nproc, shares=self.shares)
 
     def kill_all(self) -> None:
         """Agents and ranks, at once."""

@@ -8,7 +8,8 @@ evaluation (``die-in-evaluation``), as it writes its part of a checkpoint (``die
 (``die-before-commit``), or its disk is full (``disk-full``).
 It stays for ever in a move of shards of which a part is done (``hold-in-move``).
 
-``EVALUATE=n``: it evaluates after each n-th step. ``MICRO``: samples of a micro-batch. ``TENSOR=n``: n ranks compute
+``EVALUATE=n``: it evaluates after each n-th step. ``MICRO``: samples of a micro-batch. ``SAMPLE``: seconds that a
+sample takes at least. ``TENSOR=n``: n ranks compute
 the inner layer together. ``OWN_MODEL``: each rank builds other parameters. ``EXPERTS``: the inner layer routes samples
 to experts, and is computed again in the backward. ``OWN_CALLS``: gradients are clipped, and the whole model is
 gathered at the end, by torch's own calls.
@@ -210,6 +211,7 @@ def main() -> None:
         for x, y in job.steps(loader, steps=steps):
             if not (folder / "run-free").exists():
                 time.sleep(delay)
+            time.sleep(len(x) * float(os.environ.get("SAMPLE", "0")))
             optimizer.zero_grad()
             loss = nn.functional.cross_entropy(model(x), y)
             loss.register_hook(lambda _: die("die-before-backward"))  # before it gathers parameters again

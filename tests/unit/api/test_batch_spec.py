@@ -37,7 +37,8 @@ def test_ranks_get_the_bounds_and_how_many_they_are_at_least() -> None:
 
 def test_ranks_get_the_shares_of_the_spec() -> None:
     assert spec().shares is ShareRule.EQUAL
-    settings = RankSettings(shares=spec(shares="Measured").shares)
+    given = spec(shares="Measured", maxShare=1.5, parallelism={"shards": 2}, nprocPerNode=2)
+    settings = RankSettings(shares=given.shares, max_share=given.max_share, shards=2)
     (written,) = settings.to_environment().values()
     assert RankSettings.model_validate_json(written) == settings
 
@@ -53,7 +54,10 @@ def test_ranks_get_the_shares_of_the_spec() -> None:
         ({"batch": BOUNDS, "parallelism": {"shards": 2}, "nprocPerNode": 2}, "must be absent if parallelism.shards"),
         ({"shares": "measured"}, "'Equal' or 'Measured'"),
         ({"shares": "Measured", "batch": BOUNDS}, "must be Equal with batch"),
-        ({"shares": "Measured", "parallelism": {"shards": "all"}}, r"or if parallelism\.shards is not 1"),
+        ({"shares": "Measured", "parallelism": {"shards": "all"}}, r"if parallelism\.shards is all"),
+        ({"shares": "Measured", "parallelism": {"mesh": [{"name": "dp_shard", "size": 1}]}}, "or with a mesh"),
+        ({"maxShare": 2}, "must be absent if shares is Equal"),
+        ({"shares": "Measured", "maxShare": 0.9}, "maxShare"),
     ],
 )
 def test_a_job_is_refused_with_the_rule_if_its_batch_breaks_one(fields: Any, words: str) -> None:

@@ -157,6 +157,8 @@ def test_every_refused_field_of_the_table_is_refused_for_a_cluster(tmp_path: Pat
          "spec.checkpoint.every: 2: unknown field; did you mean everySteps?"),
         ("replicas: 2", "checkpoint: {path: /c, foo: 2}",
          "spec.checkpoint.foo: 2: unknown field; known are archive, everySeconds, everySteps, keep, memory, path"),
+        ("replicas: 2", "parallelism: {mesh: [{name: dp_shard, size: 1, sise: 2}]}",
+         "spec.parallelism.mesh[0].sise: 2: unknown field; did you mean size?"),
         ("metadata:", "metdata: {}\nmetadata:", "metdata: {}: unknown field; did you mean metadata?"),
         ("kind: ElasticTrainingJob", "kind: Job", "kind: \"Job\": must be 'ElasticTrainingJob'"),
         ("v1alpha1", "v1", "apiVersion: \"elastrain.dev/v1\": must be 'elastrain.dev/v1alpha1'"),

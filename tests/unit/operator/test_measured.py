@@ -9,8 +9,8 @@ import pytest
 import builders
 from elastrain.api.batch import BatchFigures, LargerBatch
 from elastrain.api.job import MeasuredSize
-from elastrain.api.job.status import BatchStatus
-from elastrain.api.job.status import LargerBatch as LargerBatchStatus
+from elastrain.api.job.batches import BatchStatus
+from elastrain.api.job.batches import LargerBatch as LargerBatchStatus
 from elastrain.api.records import Progress, Rescale
 from elastrain_operator.facts import Coordination, Pod
 from elastrain_operator.policy.report.training import KEPT, batch_status, measured_sizes

@@ -18,7 +18,8 @@ from elastrain.api.job import (
     RestartCounts,
     UnhealthyWorker,
 )
-from elastrain.api.job.status import BatchStatus, LargerBatch, ProgressStatus, RankShareStatus
+from elastrain.api.job.batches import BatchStatus, LargerBatch, RankShareStatus
+from elastrain.api.job.status import ProgressStatus
 from elastrain.api.records import Progress, Rescale
 from elastrain_operator.facts import Coordination, JobRef, Observed
 from elastrain_operator.job.meter import METRICS, PAUSE_BUCKETS, JobMeter, JobSeries, Tally, escaped

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 
-from elastrain.api.batch import RankShare
+import pytest
+
+from elastrain.api.batch import RankShare, ShareLimit
 from elastrain.api.records import Progress
-from elastrain.sizing.describe import shares_line
+from elastrain.sizing.describe import more_share, shares_line
 from elastrain_operator.facts import Coordination
 from elastrain_operator.policy.report import training
 
@@ -40,6 +42,30 @@ def test_the_status_keeps_them_while_no_report_can_be_read_and_drops_them_if_the
 
 def test_a_share_that_is_no_number_is_left_out() -> None:
     assert training.rank_shares([], seen(SLOW.model_copy(update={"share": math.nan}))) == []
+
+
+def test_the_status_says_which_bound_holds_a_share() -> None:
+    old = training.rank_shares([], seen(SLOW, FAST))
+    held = training.rank_shares(old, seen(SLOW, FAST.model_copy(update={"limit": ShareLimit.MAX_SHARE})))
+    assert [one.limit for one in held] == [None, ShareLimit.MAX_SHARE]
+
+
+@pytest.mark.parametrize(
+    ("limit", "words", "way"),
+    [
+        (ShareLimit.MAX_SHARE, "; spec.maxShare bounds rank 0 at 1.50", "raise spec.maxShare"),
+        (
+            ShareLimit.LOSS,
+            "; the loss of a rank whose share had grown bounds rank 0 at 1.50",
+            "if memory was the cause",
+        ),
+    ],
+)
+def test_a_line_names_the_bound_that_holds_a_share_and_the_way_out(limit, words, way) -> None:
+    shares = [SLOW, FAST.model_copy(update={"limit": limit})]
+    assert shares_line(shares).endswith(words)
+    assert more_share(shares).startswith(way)
+    assert more_share([SLOW, FAST]) == ""
 
 
 def test_a_line_names_at_most_four_ranks() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 import builders
 from elastrain.api.job import GenerationStatus, JobStatus, MeasuredSize
-from elastrain.api.job.status import BatchStatus
+from elastrain.api.job.batches import BatchStatus
 from elastrain.api.records import Generation, Member, Progress, Target
 from elastrain.sizing.speedup import Batches, Measured
 from elastrain_operator.allocation.snapshot import Held, Share, Worker

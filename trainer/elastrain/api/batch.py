@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 from pydantic import BaseModel, ConfigDict
 
 
@@ -41,6 +43,15 @@ class BatchFigures(BatchRecord):
     """Smoothed duration of an undisturbed step of so many samples at the present size; None: not measured yet."""
 
 
+class ShareLimit(StrEnum):
+    """What keeps a share from growing with the speed of its rank."""
+
+    MAX_SHARE = "MaxShare"
+    """``spec.maxShare``."""
+    LOSS = "Loss"
+    """A rank was lost just after its share had grown beyond this one, perhaps for want of memory."""
+
+
 class RankShare(BatchRecord):
     """The part of the batch that a rank computes, with ``spec.shares: Measured``."""
 
@@ -49,3 +60,5 @@ class RankShare(BatchRecord):
     """In equal shares: 1 is an equal one."""
     samples_per_second: float
     """While it computes; as of the last decision about the shares."""
+    limit: str | None = None
+    """What bounds it: a :class:`ShareLimit`, or a newer version's. Absent: nothing does."""

@@ -189,14 +189,17 @@ def _suggestion(loc: tuple[int | str, ...]) -> str:
     *parents, unknown = loc
     model: type[BaseModel] = ElasticTrainingJob
     for part in parents:
-        model = _model_of(model, str(part))
+        model = _model_of(model, part) if isinstance(part, str) else model
     known = [info.alias or name for name, info in model.model_fields.items()]
     near = difflib.get_close_matches(str(unknown), known, n=1)
     return f"; did you mean {near[0]}?" if near else f"; known are {', '.join(sorted(known))}"
 
 
 def _model_of(parent: type[BaseModel], alias: str) -> type[BaseModel]:
-    """The model of the field ``alias`` of ``parent`` (models that refuse unknown fields nest by plain fields only)."""
-    annotation = next(info.annotation for info in parent.model_fields.values() if info.alias == alias)
-    candidates = (annotation, *get_args(annotation))
-    return next(c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel))
+    """The model of the field ``alias`` of ``parent``, or of the items of a list there."""
+    candidates = [next(info.annotation for info in parent.model_fields.values() if info.alias == alias)]
+    for candidate in candidates:
+        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
+            return candidate
+        candidates += get_args(candidate)
+    raise TypeError(f"{parent.__name__}.{alias} has no model that could refuse a field")

@@ -271,13 +271,19 @@ BATCH_IS_FIXED = _fixed_unless_suspended(
 )
 """Ranks with other bounds would choose, and scale learning rates, in another way."""
 
-SHARES_ARE_OF_WHOLE_MODELS = Rule(
+SHARES_ARE_OF_REPLICAS = Rule(
     field="shares",
-    words="must be Equal with batch, or if parallelism.shards is not 1, or with a mesh: ranks of one model compute in "
-    "step",
-    cel=f"!has(self.shares) || self.shares == 'Equal' || (!has(self.batch) && {_WHOLE_MODELS})",
+    words="must be Equal with batch, or if parallelism.shards is all, or with a mesh: shares are those of replicas",
+    cel="!has(self.shares) || self.shares == 'Equal' || (!has(self.batch) && (!has(self.parallelism) || "
+    "(string(self.parallelism.shards) != 'all' && !has(self.parallelism.mesh))))",
+)
+MAX_SHARE_IS_OF_MEASURED = Rule(
+    field="maxShare",
+    words="must be absent if shares is Equal",
+    cel="!has(self.maxShare) || (has(self.shares) && self.shares == 'Measured')",
 )
 SHARES_ARE_FIXED = _fixed_unless_suspended("shares", _same("(has(self.shares) ? self.shares : 'Equal')"))
+MAX_SHARE_IS_FIXED = _fixed_unless_suspended("maxShare", _same("(has(self.maxShare) ? self.maxShare : 2.0)"))
 """Ranks with different rules would not compute the same division of a batch."""
 
 DIVERGENCE_IS_FIXED = _fixed_unless_suspended(

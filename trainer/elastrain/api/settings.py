@@ -140,6 +140,10 @@ class BatchSettings(BatchSpec):
     loop body gets more samples than that."""
 
 
+MAX_SHARE = 2.0
+"""Of the equal share: most that a rank computes of a batch, by default."""
+
+
 class ShareRule(StrEnum):
     """How a global batch is divided between the ranks."""
 
@@ -198,6 +202,8 @@ class RankSettings(ApiModel):
     """``spec.batch``. Absent: the batch is the script's."""
     shares: ShareRule = ShareRule.EQUAL
     """``spec.shares``."""
+    max_share: Annotated[float, Field(ge=1.0)] = MAX_SHARE
+    """``spec.maxShare``."""
     divergence: DivergenceSpec = DivergenceSpec()
     """``spec.divergence``."""
 

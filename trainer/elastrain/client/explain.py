@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from elastrain.api.job import Condition, ConditionType, ElasticTrainingJob, JobStatus
 from elastrain.client import Worker, queued
-from elastrain.sizing.describe import shares_line, why_this_batch
+from elastrain.sizing.describe import more_share, shares_line, why_this_batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +132,10 @@ UNEVEN = 0.9
 
 def _shares(status: JobStatus) -> list[Reason]:
     """The slowest ranks with ``spec.shares: Measured``; empty if all compute about as much."""
-    if not status.rank_shares or status.rank_shares[0].share > UNEVEN:
+    shares = status.rank_shares
+    if not shares or shares[0].share > UNEVEN:
         return []
-    return [Reason(f"{shares_line(status.rank_shares)}; 1 is an equal share")]
+    return [Reason(f"{shares_line(shares)}; 1 is an equal share", more_share(shares))]
 
 
 def _bounds(job: ElasticTrainingJob, status: JobStatus) -> Reason:

@@ -84,7 +84,7 @@ class Order:
     None: the batch is cut by samples."""
     even: bool = field(default=False, compare=False)
     """All ranks compute equally many micro-batches, some perhaps stand-ins: a forward of a sharded model needs several
-    ranks. It is no part of the order: a job may resume with whole models."""
+    ranks, and a backward all. It is no part of the order: a job may resume with whole models."""
     accept_change: bool = field(default=False, compare=False)
     """A job may go on in this order from a checkpoint of another one."""
     sampler: Sampler | None = field(default=None, compare=False)
@@ -158,11 +158,27 @@ class Order:
 
         At least one: an empty part has one stand-in of weight 0.
         """
-        batch = self._batch(step, span)
-        cut = self._cut(batch, Share(part, parts, weights), limit)
-        if self.even and len(cut) < (longest := len(self._cut(batch, Share(0, parts)))):
-            cut += (batch.slice(0, 0),) * (longest - len(cut))
-        return cut
+        batch, share = self._batch(step, span), Share(part, parts, weights)
+        if not self.even:
+            return self._cut(batch, share, limit)
+        cut = self._cut_evenly(batch, share) if weights else self._cut(batch, share)
+        return cut + (batch.slice(0, 0),) * (self._most_cuts(batch, share) - len(cut))
+
+    def _most_cuts(self, batch: _Batch, share: Share) -> int:
+        """Micro-batches that each part has with :attr:`even`: enough for the longest of them."""
+        if not share.weights:
+            return len(self._cut(batch, share._replace(part=0)))
+        things = batch.size if self.micro_batches is None else min(self.micro_batches, batch.size)
+        longest = max(things * max(share.weights) // sum(share.weights), things // share.parts) + 1
+        return longest if self.micro_batches else -(-longest // (self.micro_batch_size or longest))
+
+    def _cut_evenly(self, batch: _Batch, share: Share) -> tuple[Slice, ...]:
+        """A part with weights in equal micro-batches: a short part has as many as a long one, and smaller ones."""
+        whole, count = self._slice(batch, *share), self._most_cuts(batch, share)
+        if self.micro_batches is not None or not whole.indices:
+            return self._cut(batch, share)
+        bounds = [whole.start + _bound(len(whole.indices), count, cut) for cut in range(count + 1)]
+        return tuple(_run(whole, a, b, batch.size) for a, b in pairwise(bounds) if a < b)
 
     def _cut(self, batch: _Batch, share: Share, limit: int | None = None) -> tuple[Slice, ...]:
         whole = self._slice(batch, *share)

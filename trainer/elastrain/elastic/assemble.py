@@ -20,7 +20,7 @@ from elastrain.elastic.group.rank_state import RankState
 from elastrain.elastic.group.report import Reporter
 from elastrain.elastic.group.shell import Session
 from elastrain.elastic.group.world import World
-from elastrain.elastic.shares import EqualShares, MeasuredShares
+from elastrain.elastic.shares.ranks import EqualShares, MeasuredShares
 from elastrain.elastic.state.capture import Stateful
 from elastrain.elastic.strategies.bitwise import Bitwise, make_deterministic
 from elastrain.elastic.strategies.replicated import Replicated
@@ -73,7 +73,9 @@ def world_for(
     """The rank's place among the others. ``tracked`` is shared with the job, which adds to it. ``batch``: of a step."""
     settings = session.welcome.settings
     divergence = None if settings.shards == "all" else settings.divergence  # one copy has no replicas
-    shares = MeasuredShares() if settings.shares is ShareRule.MEASURED else EqualShares()
+    shares = EqualShares()
+    if settings.shares is ShareRule.MEASURED:
+        shares = MeasuredShares(settings.max_share, strategy.shape)
     state = RankState(tracked, keeper, Reporter(batch=batch or ScriptsBatch()), divergence, shares)
     position = Position(session, keeper.newest_step)
     copies = WholeCopies(session)

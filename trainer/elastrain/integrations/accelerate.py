@@ -24,9 +24,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -92,10 +92,30 @@ class Trackers(Logs):
         self._accelerator.show_place()
 
 
+def _on(place: str) -> Any:
+    """A decorator of the Accelerator, which would call the function in each process that sees no other one. ``place``:
+    the attribute that says whether this process calls it."""
+
+    def decorator(self: Any, function: Callable[..., Any] | None = None, *_: Any, **__: Any) -> Any:
+        """The function is called once, as in one process."""
+        if function is None:
+            return partial(decorator, self)
+
+        @wraps(function)
+        def call(*args: Any, **options: Any) -> Any:
+            return function(*args, **options) if getattr(self, place) else None
+
+        return call
+
+    return decorator
+
+
 class OfJob(Accelerator):
     """What every Accelerator on an elastic job has: that of a script, and that of transformers' Trainer."""
 
     job: Job
+    on_main_process = on_last_process = on_process = _on("is_main_process")
+    on_local_main_process = on_local_process = _on("is_local_main_process")
 
     def wrap_options(self) -> dict[str, Any]:
         """Of :meth:`elastrain.Job.wrap`: ``DistributedDataParallelKwargs``."""

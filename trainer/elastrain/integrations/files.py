@@ -188,7 +188,7 @@ class FilesOfScript(Files):
     def acts(self, name: str) -> bool:
         """Whether a call of ``name`` is made: on all ranks, in steps that count. Raises ``RuntimeError`` before the
         backward of a loop body: it is not known yet."""
-        if self._entered:
+        if self._entered or self.arrived:  # a job that resumes at a loop's end begins with the code behind it
             self.apply()
             self.follow()
         return self._job.acts(Call.UPDATE, name)

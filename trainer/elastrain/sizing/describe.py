@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from elastrain.api.batch import ShareLimit
 from elastrain.sizing.speedup import WORTHWHILE
 
 
@@ -26,6 +27,8 @@ class RankShare(Protocol):
     def share(self) -> float: ...
     @property
     def samples_per_second(self) -> float: ...
+    @property
+    def limit(self) -> str | None: ...
 
 
 class Figures(Protocol):
@@ -64,7 +67,21 @@ NAMED = 4
 def shares_line(shares: Sequence[RankShare]) -> str:
     """In one line: ``shares by speed: rank 1 0.67 (100 samples/s), rank 0 1.33 (200 samples/s)``; slowest first."""
     words = [f"rank {one.rank} {one.share:.2f} ({one.samples_per_second:,.3g} samples/s)" for one in shares[:NAMED]]
-    return f"shares by speed: {', '.join(words)}{', …' if len(shares) > NAMED else ''}"
+    bounds: dict[str | None, str] = {
+        ShareLimit.MAX_SHARE: "spec.maxShare bounds",
+        ShareLimit.LOSS: "the loss of a rank whose share had grown bounds",
+    }
+    held = [f"; {bounds[one.limit]} rank {one.rank} at {one.share:.2f}" for one in shares if one.limit in bounds]
+    return f"shares by speed: {', '.join(words)}{', …' if len(shares) > NAMED else ''}{''.join(held[-1:])}"
+
+
+def more_share(shares: Sequence[RankShare]) -> str:
+    """How a share could grow that a bound holds; empty if none does."""
+    ways: dict[str | None, str] = {
+        ShareLimit.MAX_SHARE: "raise spec.maxShare if a rank's memory holds a larger part",
+        ShareLimit.LOSS: "if memory was the cause, raise its limit; shares grow again when the whole job starts anew",
+    }
+    return next((ways[one.limit] for one in shares if one.limit in ways), "")
 
 
 def why_this_batch(batch: Figures | None, least: int, most: int) -> tuple[str, str]:

@@ -136,7 +136,9 @@ function batch(found) {
 
 function shares(found) {
   const words = found.slice(0, 4).map((one) => `rank ${one.rank}: ${figure(one.share)} (${figure(one.samplesPerSecond)} samples/s)`);
-  return words.join(", ") + (found.length > 4 ? ", …" : "");
+  const held = found.filter((one) => one.limit).pop();
+  const bound = held ? `; rank ${held.rank} is held at ${figure(held.share)} (${held.limit === "Loss" ? "a loss after its share had grown" : "spec.maxShare"})` : "";
+  return words.join(", ") + (found.length > 4 ? ", …" : "") + bound;
 }
 
 function sentence(rescale) {

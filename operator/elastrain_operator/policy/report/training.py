@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from datetime import datetime
 
 from elastrain.api.job import GenerationStatus, LastRescale, MeasuredSize, reported
-from elastrain.api.job.status import BatchStatus, RankShareStatus
+from elastrain.api.job.batches import BatchStatus, RankShareStatus
 from elastrain.api.records import Member, Progress
 from elastrain_operator.facts import Coordination, Pod
 
@@ -96,7 +96,8 @@ def rank_shares(old: list[RankShareStatus], etcd: Coordination) -> list[RankShar
     if etcd.progress is None:
         return old
     new = reported.rank_shares(etcd.progress.shares)
-    return old if {(s.rank, s.share) for s in old} == {(s.rank, s.share) for s in new} else new
+    before, after = ({(s.rank, s.share, s.limit) for s in shares} for shares in (old, new))
+    return old if before == after else new
 
 
 def _differs(old: BatchStatus, new: BatchStatus) -> bool:

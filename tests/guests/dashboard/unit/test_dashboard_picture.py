@@ -68,7 +68,7 @@ def test_details_have_the_batch_of_a_job_that_chooses_it(body, running) -> None:
 
 
 def test_details_have_speed_and_share_of_the_slowest_ranks(body, running) -> None:
-    shares = [{"rank": 3, "share": 0.4, "samplesPerSecond": 80.0}]
+    shares = [{"rank": 3, "share": 0.4, "samplesPerSecond": 80.0, "limit": "MaxShare"}]
     shown = picture.detail(job_of(facts.job(body("job", status=running | {"rankShares": shares})).body), [], [], ())
     assert shown["shares"] == shares
 

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 
 from elastrain.api import batch
-from elastrain.api.job.status import BatchStatus, LargerBatch, LastRescale, ProgressStatus, RankShareStatus
+from elastrain.api.job.batches import BatchStatus, LargerBatch, RankShareStatus
+from elastrain.api.job.status import LastRescale, ProgressStatus
 from elastrain.api.records import Progress, Rescale
 
 _CENTURY = 100 * 365 * 86400.0
@@ -118,7 +119,7 @@ def batch_status(b: batch.BatchFigures) -> BatchStatus:
 def rank_shares(found: Iterable[batch.RankShare]) -> list[RankShareStatus]:
     """Those that are numbers, slowest first."""
     return [
-        RankShareStatus(rank=one.rank, share=one.share, samples_per_second=one.samples_per_second)
+        RankShareStatus(rank=one.rank, share=one.share, samples_per_second=one.samples_per_second, limit=one.limit)
         for one in found
         if math.isfinite(one.share) and math.isfinite(one.samples_per_second)
     ]

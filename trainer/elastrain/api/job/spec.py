@@ -156,8 +156,12 @@ class JobSpec(ApiModel):
     May only change while ``suspend`` is true. Not with ``parallelism.shards``, nor with `numerics="bitwise"`."""
     shares: ShareRule = ShareRule.EQUAL
     """How a global batch is divided between the ranks. Measured: in proportion to their measured speed, so that a slow
-    worker delays the others less; the global batch and each sample's weight stay the same. For ranks on CPUs. Not with
-    ``batch``, nor with ``parallelism.shards``. May only change while ``suspend`` is true."""
+    worker delays the others less; the global batch and each sample's weight stay the same. The ranks that hold one copy
+    of the model together have equal shares. For ranks on CPUs. Not with ``batch``, ``parallelism.shards: all`` or a
+    mesh. May only change while ``suspend`` is true."""
+    max_share: Annotated[float, Field(ge=1.0)] | None = None
+    """With ``shares: Measured``: the most that a rank computes, as a multiple of the equal share. Bounds its memory.
+    Absent: 2. May only change while ``suspend`` is true."""
     divergence: DivergenceSpec | None = None
     """How replicas of the model are compared, and what follows where they differ. Absent: every 100 steps, and the job
     fails where no majority of them is equal."""
@@ -242,11 +246,18 @@ class JobSpec(ApiModel):
 
     @field_validator("shares")
     @classmethod
-    def _shares_are_of_whole_models(cls, value: ShareRule, info: ValidationInfo) -> ShareRule:
+    def _shares_are_of_replicas(cls, value: ShareRule, info: ValidationInfo) -> ShareRule:
         parallelism = info.data.get("parallelism")
-        sharded = parallelism is not None and parallelism.shape != ONE_RANK
-        if value is ShareRule.MEASURED and (sharded or info.data.get("batch") is not None):
-            raise rule_broken(rules.SHARES_ARE_OF_WHOLE_MODELS.words, value.value)
+        other = parallelism is not None and (parallelism.shards == ALL or parallelism.mesh is not None)
+        if value is ShareRule.MEASURED and (other or info.data.get("batch") is not None):
+            raise rule_broken(rules.SHARES_ARE_OF_REPLICAS.words, value.value)
+        return value
+
+    @field_validator("max_share")
+    @classmethod
+    def _max_share_is_of_measured(cls, value: float | None, info: ValidationInfo) -> float | None:
+        if value is not None and info.data.get("shares") is ShareRule.EQUAL:
+            raise rule_broken(rules.MAX_SHARE_IS_OF_MEASURED.words, value)
         return value
 
     def batch_settings(self, nproc: int) -> BatchSettings | None:

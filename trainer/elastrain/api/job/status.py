@@ -5,15 +5,10 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import ConfigDict, Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator
 
-from elastrain.api.base import ApiModel, AwareTime, aware
-
-
-class StatusModel(ApiModel):
-    """Base of the status. Unknown fields and words are those of a newer operator: they are kept, and written back."""
-
-    model_config = ConfigDict(extra="allow")
+from elastrain.api.base import AwareTime, aware
+from elastrain.api.job.batches import BatchStatus, RankShareStatus, StatusModel
 
 
 class ConditionType(StrEnum):
@@ -200,47 +195,6 @@ class MeasuredSize(StatusModel):
     """Samples of the step. Absent without ``spec.batch``."""
 
 
-class LargerBatch(StatusModel):
-    """The next larger batch, and what it promises."""
-
-    samples: int
-    """Twice those of the present step, or the largest that `spec.batch.max` permits."""
-    gain: float
-    """Predicted gain of goodput at the present size, as a part of the present goodput. The ranks change for more than
-    0.07."""
-
-
-class BatchStatus(StatusModel):
-    """The batch that the ranks have chosen within ``spec.batch``."""
-
-    samples: int
-    """Samples of a step, over all ranks."""
-    base: int | None = None
-    """Samples of the script's batch, of which a step takes a whole multiple."""
-    micro_batch: int | None = None
-    """Most samples that a rank computes at once: its part of the script's batch at `minReplicas`, or the script's
-    `micro_batch_size` if that is less."""
-    noise_scale: float | None = None
-    """Noise scale of the gradients in samples, to two digits: well below it, a larger batch costs little progress.
-    Absent: not measured yet."""
-    efficiency: float | None = None
-    """What a sample is worth in this batch, in samples of the script's batch. Absent: the noise scale is not measured
-    yet."""
-    larger: LargerBatch | None = None
-    """The next larger batch. Absent: not predicted yet, or the present one is the largest."""
-
-
-class RankShareStatus(StatusModel):
-    """The part of the batch that a rank computes, with ``spec.shares: Measured``."""
-
-    rank: int
-    """Global rank."""
-    share: float
-    """Its part, in equal shares: 1 is an equal one."""
-    samples_per_second: float
-    """Its speed while it computes, when the shares were last changed."""
-
-
 class AcceleratorSeconds(Figures):
     """Use of the job's accelerator seconds: `training`, `rescaling`, `waiting`, `redone` and `spare` add up to the
     total that its pods have held. The other fields are the operator's bookkeeping, from which the next operator
@@ -386,8 +340,9 @@ class JobStatus(StatusModel):
     batch: BatchStatus | None = None
     """The batch of a step. Absent: the batch is the script's."""
     rank_shares: list[RankShareStatus] = []
-    """Speeds and shares of the slowest ranks, slowest first: at most 16. Empty: ``spec.shares`` is Equal, or the
-    generation has not decided yet."""
+    """Speeds and shares of the slowest ranks, slowest first, and of the fastest one if a bound holds it: at most 16.
+    In a sharded model each group is named by its first rank. Empty: ``spec.shares`` is Equal, or the generation has not
+    decided yet."""
     accelerator_seconds: AcceleratorSeconds | None = None
     """Use of the job's accelerator seconds."""
     unhealthy_workers: list[UnhealthyWorker] = []

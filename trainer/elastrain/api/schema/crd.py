@@ -204,7 +204,11 @@ def _add_spec_rules(spec: Schema) -> None:
         ),
         *(
             rule.as_validation(".shares", "has(self.shares) ? self.shares : 'Equal'")
-            for rule in (rules.SHARES_ARE_OF_WHOLE_MODELS, rules.SHARES_ARE_FIXED)
+            for rule in (rules.SHARES_ARE_OF_REPLICAS, rules.SHARES_ARE_FIXED)
+        ),
+        *(
+            rule.as_validation(".maxShare", "has(self.maxShare) ? string(self.maxShare) : 'absent'")
+            for rule in (rules.MAX_SHARE_IS_OF_MEASURED, rules.MAX_SHARE_IS_FIXED)
         ),
         rules.DIVERGENCE_IS_FIXED.as_validation(".divergence", "has(self.divergence) ? 'present' : 'absent'"),
         rules.MANAGED_BY_IS_FIXED.as_validation(".managedBy", "has(self.managedBy) ? self.managedBy : 'absent'"),

@@ -105,6 +105,7 @@ class Site:
                 max_redone_steps=self._spec.max_redone_steps,
                 batch=self._spec.batch,
                 shares=self._spec.shares,
+                max_share=self._spec.max_share,
                 divergence=self._spec.divergence,
             ).to_environment(),
             names.ENV_TERMINATION_LOG: str(termination_log),

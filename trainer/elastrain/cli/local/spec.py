@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from elastrain.api.job import CheckpointSpec, ElasticTrainingJob, trainer_container
-from elastrain.api.settings import BatchSettings, DivergenceSpec, ShareRule
+from elastrain.api.settings import MAX_SHARE, BatchSettings, DivergenceSpec, ShareRule
 from elastrain.api.shape import Shape
 from elastrain.cli.local.devices import cuda_devices
 
@@ -36,6 +36,7 @@ class LocalSpec:
     max_redone_steps: int
     batch: BatchSettings | None
     shares: ShareRule
+    max_share: float
     divergence: DivergenceSpec
     backoff_limit: int
     command: tuple[str, ...]
@@ -82,6 +83,7 @@ def local_spec(
         max_redone_steps=job.spec.max_redone_steps,
         batch=job.spec.batch_settings(nproc),
         shares=job.spec.shares,
+        max_share=job.spec.max_share or MAX_SHARE,
         divergence=job.spec.divergence or DivergenceSpec(),
         backoff_limit=job.spec.backoff_limit,
         command=tuple(words),

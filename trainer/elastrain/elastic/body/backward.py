@@ -141,8 +141,9 @@ class Backward:
         assert model is not None
         connected, replica = self._session.connected(), world.state.replicas.take_number(communicator)
         of_model, of_batch, of_script = model.votes(), self._batch.votes(world.place), self._sums.votes(step)
-        samples, parts = sum(len(part.indices) for part in step.parts), world.place.share.parts
-        of_shares = world.state.shares.votes(step.share, parts, self._heartbeat.spent, samples)
+        samples = sum(len(part.indices) for part in step.parts)
+        seconds = max(self._heartbeat.spent - model.waited, 0.0)
+        of_shares = world.state.shares.votes(step.share, step.place, seconds=seconds, samples=samples)
         if step.share.learner:
             learning = model.learner is not None and model.learner.receiving
             connected = frozenset[int]() if learning else connected  # no switch before its state is complete

@@ -53,7 +53,7 @@ class Vote:
     of_batch: Sequence[float] = ()
     """As of :meth:`elastrain.elastic.batching.ScriptsBatch.votes`; equally many on all ranks."""
     of_shares: Sequence[float] = ()
-    """As of :meth:`elastrain.elastic.shares.EqualShares.votes`; equally many on all ranks."""
+    """As of :meth:`elastrain.elastic.shares.ranks.EqualShares.votes`; equally many on all ranks."""
     replica: int | None = None
     """As of :meth:`elastrain.elastic.replicas.replicas.Replicas.take_number`; None on all ranks, or on none."""
 

@@ -68,7 +68,9 @@ class EntryRow:
     back: int = -1
     """As of :attr:`elastrain.elastic.replicas.replicas.Replicas.back`."""
     pace: int = 0
-    """As of :attr:`elastrain.elastic.shares.EqualShares.pace`."""
+    """As of :attr:`elastrain.elastic.shares.ranks.EqualShares.pace`."""
+    ceiling: int = 0
+    """As of :meth:`elastrain.elastic.shares.ranks.EqualShares.ceiling`."""
     snapshots: tuple[ShardRef, ShardRef] = (NOTHING, NOTHING)
     """With ``shards: all``: what it can give besides."""
     home: Home = _ANYWHERE
@@ -150,6 +152,8 @@ class Entry:
     """Ranks in that loop whose data has another order than that of the others."""
     paces: Sequence[int] = ()
     """By rank."""
+    ceiling: int = 0
+    """The least one that a rank knows; 0: none does."""
     restore: RestorePlan | None = None
     """Where the shards come from, with ``shards: all``."""
     partners: Sequence[int] = ()
@@ -193,6 +197,7 @@ class Entry:
             partial=[] if held else [r for r, row in enumerate(table) if row.step >= 0],
             back=max(row.back for row in table),
             paces=[row.pace for row in table],
+            ceiling=min((row.ceiling for row in table if row.ceiling), default=0),
             changes=max(table[sources[0]].changes, furthest[0] if shares else -1),
             other_data=differing(
                 [row.order for row in table],

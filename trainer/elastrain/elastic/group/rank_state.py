@@ -16,7 +16,7 @@ from elastrain.elastic.group.report import Reporter
 from elastrain.elastic.pauses import Pauses
 from elastrain.elastic.replicas.entries import Entries, combined
 from elastrain.elastic.replicas.replicas import Replicas
-from elastrain.elastic.shares import EqualShares
+from elastrain.elastic.shares.ranks import EqualShares
 from elastrain.elastic.state import capture
 from elastrain.elastic.state.capture import Stateful
 from elastrain.elastic.state.data_order import DataOrder
@@ -67,7 +67,7 @@ class RankState:
         """A generation begins, and this rank has its state or receives it in the first steps. Raises
         ``GenerationBroken``."""
         self.calls.catch_up(communicator, entry)
-        self.shares.enter(entry.paces)
+        self.shares.enter(entry.paces, entry.ceiling)
         self.replicas.enter(entry.shards, self.step, cold=entry.cold)
 
     def digest(self, *, anew: bool = False) -> int:

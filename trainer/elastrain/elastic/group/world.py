@@ -383,10 +383,11 @@ class World:
             counted=position.ledger.counted(state.step),
             back=state.replicas.back,
             pace=state.shares.pace,
+            ceiling=state.shares.ceiling(lost=self.communicator is None),
         )
         return self._copies.contribution(row, generation)
 
-    # -- state -------------------------------------------------------------------------------------------------------
+    # -- state and reports -------------------------------------------------------------------------------------------
     def _note_state(self) -> None:
         if not self.has_state and not self._handover.receiving:
             self._held = True
@@ -404,7 +405,6 @@ class World:
             self.position.start_anew(communicator, f"the script is in another loop than the state of step {self.step}")
         return entry
 
-    # -- reports -----------------------------------------------------------------------------------------------------
     def save_now(self, *, healthy: bool) -> None:
         """Save before this rank may end, and report the result. As of :meth:`Saving.save_now`."""
         if self.has_state and self.saving.save_now(self.step, healthy=healthy) and not (healthy and self.place.rank):

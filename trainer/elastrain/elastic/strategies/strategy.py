@@ -95,6 +95,11 @@ class ElasticModule(nn.Module):
         return ""
 
     @property
+    def waited(self) -> float:
+        """Seconds that the step's backwards have waited for other replicas on this rank, in the middle of them."""
+        return 0.0
+
+    @property
     def device(self) -> torch.device:
         """Device of the first parameter that trains."""
         return next(p for p in self.module.parameters() if p.requires_grad).device

@@ -18,6 +18,7 @@ elsewhere ends no collective of that time: the group is broken when the update i
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -87,6 +88,8 @@ class ShardedComm:
         self._broken = ""
         """Why the group's collectives give no results any more."""
         self._voted = False
+        self.waited = 0.0
+        """Seconds of the present step in sums over the groups, whose ranks may be slower."""
         self.void = ""
         """Why this rank's state is not that of the step which counts; empty: it is."""
         for group in groups:
@@ -120,7 +123,7 @@ class ShardedComm:
     def begin(self) -> None:
         """A step, or an evaluation, begins."""
         with self._lock:
-            self._voted, self.void = False, ""
+            self._voted, self.void, self.waited = False, "", 0.0
         if (communicator := self._communicator) is not None and (cause := communicator.over) is not None:
             self._break(communicator, cause)
 
@@ -136,8 +139,10 @@ class ShardedComm:
         def add(tensor: torch.Tensor) -> None:
             twins = self._twins.get(names)
             if twins is not None and self._communicator is not None and self._communicator.broken is None:
+                began = time.monotonic()
                 with suppress(GenerationBroken):
                     twins.all_reduce(tensor)
+                    self.waited += time.monotonic() - began
                     return
             tensor.zero_()
 

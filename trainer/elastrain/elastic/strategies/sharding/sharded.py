@@ -173,6 +173,10 @@ class ShardedModule(ElasticModule):
     def void(self) -> str:
         return self._comm.void
 
+    @property
+    def waited(self) -> float:
+        return self._comm.waited
+
     def offer(self, demanded: Transport) -> Offer:
         return propose_within(look(self.device), demanded)
 

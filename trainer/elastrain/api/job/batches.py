@@ -1,0 +1,57 @@
+"""The batch of a job and the ranks' shares of it, as the status has them. Written by the operator only."""
+
+from __future__ import annotations
+
+from pydantic import ConfigDict
+
+from elastrain.api.base import ApiModel
+
+
+class StatusModel(ApiModel):
+    """Base of the status. Unknown fields and words are those of a newer operator: they are kept, and written back."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class LargerBatch(StatusModel):
+    """The next larger batch, and what it promises."""
+
+    samples: int
+    """Twice those of the present step, or the largest that `spec.batch.max` permits."""
+    gain: float
+    """Predicted gain of goodput at the present size, as a part of the present goodput. The ranks change for more than
+    0.07."""
+
+
+class BatchStatus(StatusModel):
+    """The batch that the ranks have chosen within ``spec.batch``."""
+
+    samples: int
+    """Samples of a step, over all ranks."""
+    base: int | None = None
+    """Samples of the script's batch, of which a step takes a whole multiple."""
+    micro_batch: int | None = None
+    """Most samples that a rank computes at once: its part of the script's batch at `minReplicas`, or the script's
+    `micro_batch_size` if that is less."""
+    noise_scale: float | None = None
+    """Noise scale of the gradients in samples, to two digits: well below it, a larger batch costs little progress.
+    Absent: not measured yet."""
+    efficiency: float | None = None
+    """What a sample is worth in this batch, in samples of the script's batch. Absent: the noise scale is not measured
+    yet."""
+    larger: LargerBatch | None = None
+    """The next larger batch. Absent: not predicted yet, or the present one is the largest."""
+
+
+class RankShareStatus(StatusModel):
+    """The part of the batch that a rank computes, with ``spec.shares: Measured``."""
+
+    rank: int
+    """Global rank."""
+    share: float
+    """Its part, in equal shares: 1 is an equal one."""
+    samples_per_second: float
+    """Its speed while it computes, when the shares were last changed."""
+    limit: str | None = None
+    """What bounds its share. MaxShare: `spec.maxShare`. Loss: a rank was lost just after its share had grown beyond
+    this one, perhaps for want of memory. Absent: nothing does."""
