@@ -33,7 +33,7 @@ class Reference(AbstractContextManager["Reference"]):
 
     rank, world_size, epoch, step = 0, 1, 0, 0
     loss: float | None = None
-    chooses_batch = _at_boundary = False
+    chooses_batch = switches = _at_boundary = False
     _last = property(lambda self: self._body == len(self._bodies) - 1 or not self._bodies)  # part of the step, or none
     sums = property(lambda self: dict(self._added))
     synchronised = committed = property(lambda self: self._last and self._backwards > 0)

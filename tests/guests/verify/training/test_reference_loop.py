@@ -6,7 +6,14 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from elastrain.elastic.job import Job
 from elastrain_verify.rank.reference import Reference
+
+
+def test_reference_has_every_public_name_of_a_job() -> None:
+    """Adapters of frameworks use them in a reference too. One that is missing makes that reference fail, and a script
+    whose batches it should have cut is blamed."""
+    assert [name for name in dir(Job) if not name.startswith("_") and name not in dir(Reference())] == []
 
 
 def test_reference_trains_as_plain_torch_if_the_optimizer_takes_a_closure() -> None:
