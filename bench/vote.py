@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import contextlib
 import resource
+import secrets
 import socket
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated
 
 import torch
@@ -19,6 +21,8 @@ from bench_harness.machine import Machine, machine
 from bench_harness.stats import Model
 from bench_harness.tables import Table
 from elastrain.elastic.comm import tcp_allreduce, tree
+from elastrain.elastic.comm.channel import Channels, Purpose
+from elastrain.elastic.comm.handshake import Identity
 from elastrain.elastic.comm.header import Kind, Label, encode
 from elastrain.elastic.comm.mesh import Mesh
 from elastrain.elastic.comm.tcp_allreduce import TcpAllreduce
@@ -29,7 +33,8 @@ they travel, and between all pairs of ranks, as large sums travel and votes did.
 
 The peers are played: what they send is in the sockets before the rank begins, so that the figure has no wait in it, and
 neither other ranks' work nor the network. The rank has two threads, as in training. Places in the tree: the root, a
-rank between (a parent and as many children as any), and the last rank, a leaf.
+rank between (a parent and as many children as any), and the last rank, a leaf. A second table has the connections of a
+rank, and the time in which all ranks connect; these are threads of one process.
 
 \b
 Examples:
@@ -39,8 +44,10 @@ Examples:
 GOAL = 2.0
 """Milliseconds of a rank's processor time, at 512 ranks."""
 LABEL = Label(Kind.CONTROL)
-PAIRS = "all pairs"
+PAIRS, TREE = "all pairs", "tree"
 PLACES = ("root", "between", "leaf")
+MOST_PLAYED = 128
+"""Ranks that connect in one process: beyond them the figure is of its threads."""
 
 
 class Run(Model):
@@ -54,12 +61,24 @@ class Run(Model):
     """Milliseconds a step."""
 
 
+class Forming(Model):
+    """The connections of one generation."""
+
+    ranks: int
+    way: str
+    most: int
+    """Connections of the rank with the most of them."""
+    milliseconds: float
+    """From the first connect until every rank has all of its connections."""
+
+
 class Report(Model):
     """All runs."""
 
     machine: Machine
     steps: int
     runs: tuple[Run, ...]
+    formings: tuple[Forming, ...]
 
 
 def rank_at(place: str, ranks: int) -> int | None:
@@ -158,7 +177,44 @@ def _vote(sums: TcpAllreduce, play: Callable[[int], None], step: int) -> float:
     return time.process_time() - began
 
 
+def form(ranks: int, way: str) -> Forming:
+    """Connect played ranks, threads of this process, by the product's own listeners and handshakes."""
+    key = secrets.token_bytes(32)
+    channels = [Channels("127.0.0.1", Identity(1, rank, ranks, key)) for rank in range(ranks)]
+    invitations = {rank: each.invitation for rank, each in enumerate(channels)}
+
+    def meet(rank: int) -> int:
+        peers = tree.others(rank, ranks) if way == PAIRS else tree.neighbours(rank, ranks)
+        return len(channels[rank].meet(invitations, Purpose.SUMS, peers, lambda: False))
+
+    try:
+        with ThreadPoolExecutor(ranks) as pool:
+            began = time.monotonic()
+            connected = list(pool.map(meet, range(ranks)))
+            took = time.monotonic() - began
+    finally:
+        for each in channels:
+            each.close()
+    return Forming(ranks=ranks, way=way, most=max(connected), milliseconds=1000 * took)
+
+
 def tables(report: Report) -> list[Table]:
+    return [_votes(report), *([_formed(report)] if report.formings else [])]
+
+
+def _formed(report: Report) -> Table:
+    rows = []
+    for ranks in sorted({one.ranks for one in report.formings}):
+        cells = []
+        for way in (PAIRS, TREE):
+            of = [one for one in report.formings if (one.ranks, one.way) == (ranks, way)]
+            cells += [str(max(one.most for one in of)), _cell([one.milliseconds for one in of], 0)]
+        rows.append((str(ranks), *cells))
+    header = ("ranks", "sockets: all pairs", "ms", "sockets: tree", "ms")
+    return Table("Connections of a rank, and the time in which all ranks connect, ms", header, tuple(rows))
+
+
+def _votes(report: Report) -> Table:
     rows = []
     for ranks in sorted({run.ranks for run in report.runs}):
         of = [run for run in report.runs if run.ranks == ranks]
@@ -166,11 +222,12 @@ def tables(report: Report) -> list[Table]:
         most = max(run.connections for run in of if run.way != PAIRS)
         rows.append((str(ranks), str(2 * tree.depth(ranks)), *cells, f"{most} of {ranks - 1}"))
     header = ("ranks", "hops", PAIRS, *PLACES, "peers it talks to")
-    return [Table("Processor time of one rank for the votes of one step, ms", header, tuple(rows))]
+    return Table("Processor time of one rank for the votes of one step, ms", header, tuple(rows))
 
 
-def _cell(values: list[float]) -> str:
-    return f"{min(values):.2f} / {statistics.median(values):.2f} / {max(values):.2f}" if values else ""
+def _cell(values: list[float], digits: int = 2) -> str:
+    of = (min(values), statistics.median(values), max(values)) if values else ()
+    return " / ".join(f"{value:.{digits}f}" for value in of)
 
 
 def main(
@@ -187,18 +244,19 @@ def main(
     sizes = program.numbers("--ranks", ranks, 2)
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
-    where, done = machine(), list[Run]()
+    where, done, formed = machine(), list[Run](), list[Forming]()
     output = program.Output("vote", json, logs, markdown)
     torch.set_num_threads(1)
 
     def report() -> Report:
-        return Report(machine=where, steps=steps, runs=tuple(done))
+        return Report(machine=where, steps=steps, runs=tuple(done), formings=tuple(formed))
 
     with output.measuring():
         for run in range(1, runs + 1):
             output.begins(f"run {run} of {runs}")
             for size in sizes:
                 done += [found for way in (PAIRS, *PLACES) if (found := measure(size, way, steps)) is not None]
+                formed += [form(size, way) for way in (PAIRS, TREE) if size <= MOST_PLAYED]
             output.keep(report())
     output.show(
         tables(report()),
