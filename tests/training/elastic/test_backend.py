@@ -69,6 +69,16 @@ def test_all_ranks_take_the_same_decision_for_any_offers(offers) -> None:
     assert (agree(told).backend is NCCL) == safe
 
 
+@pytest.mark.parametrize("proven", [(), (0,), (1,), (0, 1)])
+@pytest.mark.parametrize("failed", [(0,), (1,), (0, 1)])
+def test_all_fall_back_to_tcp_if_nccl_has_connected_none_and_keep_it_if_any_has_trained_with_it(failed, proven) -> None:
+    why = "NCCL: unhandled system error"
+    offers = [Offer(NCCL, f"GPU-{n}", failed=why if n in failed else "", proven=n in proven) for n in range(2)]
+    choice = agree([Offer.decode(offer.encode()) for offer in offers])
+    assert choice.backend is (NCCL if proven else TCP)
+    assert proven or choice.why == f"rank {failed[0]} falls back to TCP: {why}"
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what holds without CUDA")
 def test_rank_is_on_the_cpu_and_cuda_is_not_used_if_there_is_none() -> None:
     assert device_of_rank(3) == torch.device("cpu")
