@@ -17,6 +17,7 @@ from elastrain.elastic.body.replica_check import ReplicaCheck
 from elastrain.elastic.body.script_sums import ScriptSums
 from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.comm.header import RanksDiverged
+from elastrain.elastic.comm.transport import OnHost
 from elastrain.elastic.commit import control
 from elastrain.elastic.commit.control import Summed
 from elastrain.elastic.commit.decide import Known
@@ -130,13 +131,14 @@ class Backward:
         """
         if communicator.broken is not None:
             return None
-        summed = cast(communicator, lambda: self._own_vote(step, communicator))
+        loss = None if step.losses is None else OnHost(step.losses)  # before the wait for the sums, which covers it
+        summed = cast(communicator, lambda: self._own_vote(step, communicator, loss))
         if communicator.broken is None:
             assert self._world.model is not None
             self._world.model.check_votes(summed.of_model, communicator)
         return summed
 
-    def _own_vote(self, step: Step, communicator: Communicator) -> Vote:
+    def _own_vote(self, step: Step, communicator: Communicator, loss: OnHost | None) -> Vote:
         world, model = self._world, self._world.model
         assert model is not None
         connected, replica = self._session.connected(), world.state.replicas.take_number(communicator)
@@ -160,7 +162,7 @@ class Backward:
         first, has_loss = shape.counts(rank), shape.has_loss(rank)
         return Vote(
             connected,
-            loss=self._loss(step) if has_loss else 0.0,
+            loss=self._loss(loss) if has_loss else 0.0,
             compute=self._heartbeat.share(),
             stop=self.stop_asked,
             counted=step.counts_given if first else 0.0,
@@ -174,11 +176,11 @@ class Backward:
             replica=replica,
         )
 
-    def _loss(self, step: Step) -> float:
+    def _loss(self, of_step: OnHost | None) -> float:
         """This rank's part of the mean loss."""
         if (summed := self._strategy.loss) is not None:
             return summed if self._world.place.rank == 0 else 0.0
-        return 0.0 if step.losses is None else step.losses.item()
+        return 0.0 if of_step is None else of_step.number()
 
     # -- decide --------------------------------------------------------------------------------------------------------
     def _decide(self, step: Step, summed: Summed | None, communicator: Communicator, buffers: Buffers) -> None:

@@ -28,7 +28,7 @@ import torch
 from elastrain.elastic.comm.header import Label
 from elastrain.elastic.comm.mesh import Mesh
 from elastrain.elastic.comm.peer import PeerLost
-from elastrain.elastic.comm.transport import completed, future_on
+from elastrain.elastic.comm.transport import completed, future_on, page_locked_like
 from elastrain.elastic.comm.tree import TreeSum, reach
 
 SMALL_BYTES = 1 << 15
@@ -218,7 +218,7 @@ class StagedAllreduce:
 
     def sum(self, buffer: torch.Tensor, label: Label) -> torch.futures.Future[torch.Tensor]:
         stream = self._stream = self._stream or torch.cuda.Stream(buffer.device)
-        staged = torch.empty(buffer.shape, dtype=buffer.dtype, pin_memory=True)
+        staged = page_locked_like(buffer)
         staged.copy_(buffer, non_blocking=True)
         copied = torch.cuda.Event(blocking=True)
         copied.record(torch.cuda.current_stream(buffer.device))

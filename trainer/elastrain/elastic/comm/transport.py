@@ -55,6 +55,33 @@ def wait_for(device: torch.device) -> None:
         done.synchronize()
 
 
+class OnHost:
+    """Numbers on their way to the host, which goes on meanwhile.
+
+    The copy follows the work that is queued on this thread's current stream. After a wait for later work of that stream
+    (:func:`wait_for`) reading them waits for nothing.
+    """
+
+    def __init__(self, value: torch.Tensor) -> None:
+        self._value, self._copied = value.detach(), None
+        if value.is_cuda:
+            self._value = page_locked_like(value).copy_(value.detach(), non_blocking=True)
+            self._copied = torch.cuda.Event(blocking=True)
+            self._copied.record(torch.cuda.current_stream(value.device))
+
+    def number(self) -> float:
+        """The only one. Waits for its copy."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        number: float = self._value.tolist()
+        return number
+
+
+def page_locked_like(value: torch.Tensor) -> torch.Tensor:
+    """Memory of the host for ``value``, which its device writes directly."""
+    return torch.empty(value.shape, dtype=value.dtype, pin_memory=True)
+
+
 def completed(value: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
     """A future that already holds ``value``."""
     future = future_on(value)

@@ -1,0 +1,163 @@
+"""How often the host waits for the device in a plain step: once, for the sums by whose end a rank may vote.
+
+There is no device here. A read of a tensor's number, at which a host would wait, is counted; streams and events are
+stand-ins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.data import TensorDataset
+
+from elastrain.data.order import Slice
+from elastrain.data.share import Place, Share
+from elastrain.elastic.comm import tcp_allreduce, transport
+from elastrain.elastic.comm.header import Label
+from elastrain.elastic.comm.tcp_allreduce import StagedAllreduce
+from elastrain.elastic.comm.transport import OnHost
+from elastrain.elastic.commit.step import Step
+from elastrain.elastic.job import Job
+from elastrain.elastic.reduction import queued, sum_of_squares
+from threaded_world import RankThread, ThreadWorld
+
+STEPS = 3
+
+
+class Reads(TorchDispatchMode):
+    """Of numbers of tensors, one by one, by this thread."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, call: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += call is torch.ops.aten._local_scalar_dense.default
+        return call(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("micro", [None, 2])
+def test_a_plain_step_reads_no_number_of_the_model_beside_the_wait_for_its_sums(tmp_path: Path, micro) -> None:
+    def train(job: Job, rank: RankThread) -> list[int]:
+        data = TensorDataset(torch.arange(48.0)[:, None])
+        net = nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(net.parameters(), lr=1e-6)
+        model = job.wrap(net, optimizer=optimizer)
+        reads = list[int]()
+        loader = job.dataloader(data, global_batch_size=8, micro_batch_size=micro)
+        for (x,) in job.steps(loader, steps=STEPS):
+            rank.body()
+            with Reads() as seen:
+                job.backward(model(x).square().mean())
+                optimizer.step()
+                optimizer.zero_grad()
+            reads += [seen.count] if job.committed else []
+        return reads
+
+    with closing(ThreadWorld(tmp_path, train)) as world:
+        world.train("a", "b")
+        world.serve("a", "b")
+        for name in "ab":
+            assert world.error(name) is None, world.ranks[name].log.read_text()
+            assert world.result(name) == [0] * STEPS
+
+
+# -- the loss ----------------------------------------------------------------------------------------------------------
+class OnCard(torch.Tensor):
+    """Of a device that there is not."""
+
+    is_cuda = True
+
+
+@pytest.fixture
+def card(monkeypatch) -> Iterator[list[str]]:
+    """What the host asks of the device, in order."""
+    asked = list[str]()
+
+    class Event:
+        def __init__(self, *, blocking: bool) -> None:
+            assert blocking, "a host that spins takes a core from the loaders"
+
+        def record(self, stream: str) -> None:
+            asked.append(f"event on {stream}")
+
+        def synchronize(self) -> None:
+            asked.append("wait")
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: "the step's stream")
+    monkeypatch.setattr(transport, "page_locked_like", lambda value: torch.empty(value.shape, dtype=value.dtype))
+    return asked
+
+
+def test_the_loss_leaves_the_device_without_a_wait_and_is_read_behind_its_event(card) -> None:
+    loss = OnHost(torch.tensor(0.1 + 1e-9, dtype=torch.float64).as_subclass(OnCard))
+    assert card == ["event on the step's stream"]
+    assert loss.number() == 0.1 + 1e-9
+    assert card[1:] == ["wait"]
+
+
+def test_a_loss_in_the_hosts_memory_asks_no_device(card) -> None:
+    assert OnHost(torch.tensor(2.5, requires_grad=True)).number() == 2.5
+    assert card == []
+
+
+def test_the_loss_of_a_reduced_type_is_weighed_in_full_precision() -> None:
+    part, loss = Slice((0,), (0,), weight=1 / 7, epoch=0), torch.tensor(2.71875, dtype=torch.bfloat16)
+    step = Step(0, Place(0, 0, 1), Share(0, 1), (part,))
+    step.add_loss(part, loss)
+    step.add_loss(part, loss)
+    assert step.losses is not None
+    assert OnHost(step.losses).number() == pytest.approx(2 * 2.71875 / 7, rel=1e-15)
+
+
+# -- sums through the host ---------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_sum_through_the_host_ends_also_if_the_copy_back_fails(card, monkeypatch, fails) -> None:
+    """torch only logs what a callback raises: whoever waits for its future would wait for ever."""
+    error = RuntimeError("CUDA error: unspecified launch failure")
+
+    class OnHostAlone:
+        def sum_together(self, staged: torch.Tensor, *, label: Label, before: Callable[[], None]) -> list[Any]:
+            before()
+            return [transport.completed(staged.mul_(2))]
+
+    @contextmanager
+    def stream(_stream: str) -> Iterator[None]:
+        if fails:
+            raise error
+        yield
+
+    monkeypatch.setattr(torch.cuda, "Stream", lambda _device: "a stream of its own")
+    monkeypatch.setattr(torch.cuda, "stream", stream)
+    monkeypatch.setattr(tcp_allreduce, "page_locked_like", transport.page_locked_like)
+    monkeypatch.setattr(tcp_allreduce, "future_on", lambda _: torch.futures.Future())
+    failed, buffer = list[Exception](), torch.ones(3).as_subclass(OnCard)
+    summed = StagedAllreduce(OnHostAlone(), failed.append).sum(buffer, Label())  # type: ignore[arg-type]
+    assert summed.done()
+    assert failed == [error] * fails
+    if fails:
+        with pytest.raises(RuntimeError, match="launch failure"):
+            summed.wait()
+    else:
+        assert summed.wait().tolist() == [2.0] * 3
+
+
+# -- the norm that a sharded model's votes carry -----------------------------------------------------------------------
+def test_products_on_a_device_are_queued_and_none_is_read() -> None:
+    torch.manual_seed(0)
+    pairs = [(torch.randn(70_000), torch.randn(70_000)) for _ in range(4)]
+    with Reads() as seen:
+        products = [part for one, other in pairs for part in queued(one, other)]
+        squares = [part for one, _ in pairs for part in queued(one, one)]
+    assert seen.count == 0
+    expected = sum(torch.dot(one.double(), other.double()).item() for one, other in pairs)
+    assert torch.stack(products).sum().item() == pytest.approx(expected, rel=1e-12)
+    assert torch.stack(squares).sum().item() == pytest.approx(sum_of_squares(one for one, _ in pairs), rel=1e-12)
