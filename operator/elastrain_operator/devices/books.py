@@ -186,15 +186,13 @@ def resolve(snapshot: Snapshot, books: Books, workers: Collection[str]) -> Snaps
     )
 
 
-def claimed(snapshot: Snapshot) -> list[str]:
-    """The claims that workers of the snapshot have or would have."""
-    return [resource for resource in _demanded(snapshot) if resource.startswith(CLAIM)]
-
-
-def unserved(snapshot: Snapshot) -> list[str]:
-    """The extended resources that workers need and that no node has: a DeviceClass may serve them."""
-    there = {resource for node in snapshot.nodes for resource in node.room}
-    return [r for r in _demanded(snapshot) if "/" in r and not r.startswith(CLAIM) and r not in there]
+def requested(snapshot: Snapshot) -> tuple[list[str], list[str]]:
+    """The claims that workers of the snapshot have or would have; and the extended resources that they need and that no
+    node has: a DeviceClass may serve them."""
+    demanded = _demanded(snapshot)
+    extended = (r for r in demanded if "/" in r and not r.startswith(CLAIM))
+    unserved = [r for r in extended if not any(r in node.room for node in snapshot.nodes)]
+    return [r for r in demanded if r.startswith(CLAIM)], unserved
 
 
 def _demanded(snapshot: Snapshot) -> list[str]:

@@ -58,7 +58,7 @@ class Devices:
 
     def problem(self, snapshot: Snapshot) -> str | None:
         """Why the devices that a snapshot asks for are not known yet; None: they are, or will not be."""
-        if books.claimed(snapshot) or books.unserved(snapshot):
+        if any(books.requested(snapshot)):
             self._wanted.set()
             if waits := [k for k in self._all if not k.listed and k.problem is None]:
                 return f"the {waits[0].what} of the cluster are not listed yet"
@@ -75,9 +75,9 @@ class Devices:
 
     def resolve(self, snapshot: Snapshot, workers: Collection[str], now: datetime) -> Snapshot:
         """See :func:`elastrain_operator.devices.books.resolve`."""
-        claims = books.claimed(snapshot)
+        claims, unserved = books.requested(snapshot)
         classes = {c.name: c for c in self._classes.values.values()}
-        served = {r: ask for r in books.unserved(snapshot) if (ask := slices.extended(r, classes)) is not None}
+        served = {r: ask for r in unserved if (ask := slices.extended(r, classes)) is not None}
         if not (claims or served):
             return snapshot
         missing = next((k for k in self._all if not k.listed), None)

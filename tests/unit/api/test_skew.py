@@ -17,9 +17,9 @@ from pydantic import BaseModel, ValidationError
 
 import builders
 from elastrain.api import messages
-from elastrain.api.base import Record
+from elastrain.api.base import Record, StatusModel
 from elastrain.api.job import status as statuses
-from elastrain.api.job.status import JobStatus, StatusModel
+from elastrain.api.job.status import JobStatus
 from elastrain.api.keys import JobKeys
 from elastrain.api.records import UNREADABLE, Generation, Member, Outcome, Phase, Progress, Target, Termination, roster
 from elastrain.etcd import KeyValue

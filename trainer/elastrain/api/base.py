@@ -35,6 +35,12 @@ class ApiModel(BaseModel):
         return {**dump(self), **(self.__pydantic_extra__ or {})}
 
 
+class StatusModel(ApiModel):
+    """Base of the status. Unknown fields and words are those of a newer operator: they are kept, and written back."""
+
+    model_config = ConfigDict(extra="allow")
+
+
 class Record(BaseModel):
     """Base of all records: immutable, snake_case, tolerant of unknown fields."""
 

@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import ConfigDict
-
-from elastrain.api.base import ApiModel
-
-
-class StatusModel(ApiModel):
-    """Base of the status. Unknown fields and words are those of a newer operator: they are kept, and written back."""
-
-    model_config = ConfigDict(extra="allow")
+from elastrain.api.base import StatusModel
 
 
 class LargerBatch(StatusModel):

@@ -7,8 +7,8 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, ValidationError, field_validator
 
-from elastrain.api.base import AwareTime, aware
-from elastrain.api.job.batches import BatchStatus, RankShareStatus, StatusModel
+from elastrain.api.base import AwareTime, StatusModel, aware
+from elastrain.api.job.batches import BatchStatus, RankShareStatus
 
 
 class ConditionType(StrEnum):
