@@ -1,7 +1,7 @@
 """Effective training time by a model: losses drawn at random on 64 to 100,000 ranks, beside `elastrain plan`.
 
     .venv/bin/python bench/ettr_model.py
-    .venv/bin/python bench/ettr_model.py --cards 16384 --losses 20000 --set connect=0.001
+    .venv/bin/python bench/ettr_model.py --cards 16384 --losses 20000 --set per_rank=0.0003
     .venv/bin/python bench/ettr_model.py --runs figures.json      # beside what bench/ettr.py has measured
     .venv/bin/python bench/ettr_model.py --picture docs/images/ettr.png
 

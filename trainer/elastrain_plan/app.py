@@ -17,7 +17,7 @@ from elastrain.cli.shell.printing import print_data, print_error
 from elastrain_plan.choose import Plan, choose, duration
 from elastrain_plan.model import GB, Cluster, Constants, unit
 from elastrain_plan.record import Measured, measured
-from elastrain_plan.sensitivity import ABOUT, ASSUMED, MEASURED_RANKS, effects
+from elastrain_plan.sensitivity import ABOUT, ASSUMED, PUBLISHED, effects
 
 MODEL = "A model, not a measurement."
 MTTF = 50_000.0
@@ -200,10 +200,10 @@ def text(cluster: Cluster, made: Plan, price: float | None) -> str:
     for effect in effects(cluster, made.settings)[:SHOWN]:
         words = f"  {f'{effect.name}={effect.value:g}':<18}{ABOUT[effect.name]}"
         lines.append(f"{words:<54}{100 * effect.half:10.3f}{100 * effect.twice:10.3f}")
-    values = asdict(cluster.constants)
-    assumed = [name for name in ASSUMED if values[name] == getattr(Constants(), name)]
-    if assumed:
+    own = asdict(Constants())
+    kept = [name for name, value in asdict(cluster.constants).items() if value == own[name]]
+    if assumed := [name for name in ASSUMED if name in kept]:
         lines += ["", f"assumed, not measured: {', '.join(assumed)}; --set {assumed[0]}=VALUE replaces one"]
-    if cluster.cards > MEASURED_RANKS and values["connect"] == Constants().connect:
-        lines.append(f"extrapolated: connect, measured at {MEASURED_RANKS} ranks over TCP")
+    if published := [name for name in PUBLISHED if name in kept]:
+        lines.append(f"as others have published of NCCL, not measured here: {', '.join(published)}")
     return "\n".join(lines)

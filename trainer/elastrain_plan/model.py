@@ -22,27 +22,31 @@ class Constants:
     """What one event costs, in seconds unless a name says otherwise. Each can be replaced by an own measurement.
 
     *Measured*: by docs/benchmarks.md (2 cores, 110 MB of state, ranks on one machine) and docs/sizing.md. *Assumed*:
-    not measured by the project.
+    not measured by the project. *Published*: measured by others.
     """
 
-    detect: float = 0.14
-    """From a loss until survivors find their generation broken. Measured: 0.06 (killed rank) to 0.14 (killed node)."""
+    detect: float = 0.1
+    """From a loss until survivors find their generation broken. Measured: 0.07 (killed rank) to 0.13 (killed node)."""
     silent: float = 0.05
     """Part of the losses that no socket and no agent reports, so that a lease must end. Assumed."""
     lease: float = 5.0
     """Lease TTL: the default of a job."""
-    decide: float = 0.02
-    """From the broken generation to the next one's record. Measured: 0.01 to 0.02; `per_member` comes on top."""
+    decide: float = 0.015
+    """From the broken generation to the next one's record. Measured: 0.010 to 0.016; `per_member` comes on top."""
     per_member: float = 0.0027
     """Forming a generation, for each worker. Measured: 11 s for 4,096 members."""
-    connect: float = 0.0135
-    """Connecting, for each rank: linear from 0.108 at 8 ranks. Measured for TCP only; NCCL is not measured."""
+    connect: float = 1.4
+    """A new communicator of few ranks. Published, for NCCL's shrink and grow (NVIDIA-NeMo/RL, pull requests 3186 and
+    3334): 1.2 to 1.8 at 32 to 256 ranks. Over TCP the project has measured 0.02 at 8."""
+    per_rank: float = 0.0027
+    """The same, more for each rank. Published: 2.0 to 4.2 in all at 1,024 ranks (as above), and 265 at 98,304 for an
+    initialisation by stock NCCL ("Collective Communication for 100k+ GPUs", 2025); the line gives 4.2 and 267."""
     bandwidth: float = 1.2
-    """State to a joiner, GB/s to each rank. Measured: 110 MB in 0.08 to 0.10 s, over loopback."""
+    """State to a joiner, GB/s to each rank. Measured: 110 MB in 0.08 to 0.13 s, over loopback."""
     first_step: float = 0.03
-    """What the first step takes beyond an ordinary one. Measured: 174 ms instead of 143."""
-    start: float = 4.5
-    """Cold start of a worker whose pod is on a node. Measured: 4.3 to 4.8."""
+    """What the first step takes beyond an ordinary one. Measured: 142 ms instead of 117."""
+    start: float = 4.0
+    """Cold start of a worker whose pod is on a node. Measured: 3.9 to 4.2."""
     copy: float = 10.0
     """Copy of a rank's state to host memory for a checkpoint, GB/s: what training waits for. Assumed."""
     store: float = 10.0
@@ -179,7 +183,7 @@ def repeated(cluster: Cluster, settings: Settings) -> float:
 def rendezvous(cluster: Cluster) -> float:
     """Seconds from the broken generation to the connected next one."""
     c = cluster.constants
-    return c.decide + c.per_member * cluster.nodes + c.connect * cluster.cards
+    return c.decide + c.per_member * cluster.nodes + c.connect + c.per_rank * cluster.cards
 
 
 def stall(cluster: Cluster, group: int) -> float:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from elastrain.api.job import ElasticTrainingJob, JobStatus
+from elastrain_plan.model import Constants
 
 ENOUGH = 5
 """Losses from which a mean time between them is taken; fewer say little."""
@@ -46,11 +47,14 @@ def _mttf(status: JobStatus) -> float | None:
 
 
 def _phases(status: JobStatus) -> dict[str, float]:
-    """``connect`` is for each rank in the model; a planned change connects beside training, and detects nothing."""
+    """A planned change connects beside training, and detects nothing. What the job's ranks took to connect is split
+    so that the model gives the same at their number, and more ranks take longer as published."""
     rescale = status.last_rescale
     if rescale is None or "detect" not in rescale.phases:
         return {}
     found = {name: seconds for name, seconds in rescale.phases.items() if name in {"detect", "decide"}}
     if "connect" in rescale.phases and rescale.to:
-        found["connect"] = rescale.phases["connect"] / rescale.to
+        seconds = rescale.phases["connect"]
+        found["per_rank"] = min(Constants().per_rank, seconds / rescale.to)
+        found["connect"] = max(0.0, seconds - found["per_rank"] * rescale.to)
     return found

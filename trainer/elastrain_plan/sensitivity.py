@@ -17,7 +17,8 @@ ABOUT = {
     "lease": "s, TTL of a lease",
     "decide": "s to decide on a generation",
     "per_member": "s more, for each worker of it",
-    "connect": "s to connect, for each rank",
+    "connect": "s to connect few ranks",
+    "per_rank": "s more to connect, for each rank",
     "bandwidth": "GB/s of state to a joiner",
     "first_step": "s more of a first step",
     "start": "s, cold start of a worker",
@@ -28,9 +29,9 @@ ABOUT = {
 }
 """Unit and meaning of each number; without a unit: a part."""
 ASSUMED = ("silent", "copy", "store", "repair", "all_lost")
-"""Constants that the project has not measured."""
-MEASURED_RANKS = 8
-"""At which `connect` was measured; the model takes it as linear."""
+"""Constants that nobody has measured for the project."""
+PUBLISHED = ("connect", "per_rank")
+"""Constants that others have measured."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -172,8 +172,10 @@ def test_a_plan_says_what_each_number_is_and_which_are_assumed() -> None:
     assert "assumed, not measured: silent, copy, store, repair, all_lost" in shown
     assert "one each hour (everySteps: 7200)" in " ".join(shown.split())
     assert "e-0" not in shown and "e+0" not in shown
-    assert "one unplanned loss in 260 days" in shown and "extrapolated" not in shown
-    assert "extrapolated: connect" in text(LLAMA, choose(LLAMA, CARD), None)
+    assert "one unplanned loss in 260 days" in shown
+    assert "published of NCCL, not measured here: connect, per_rank" in shown
+    own = replace(LLAMA, constants=replace(LLAMA.constants, connect=0.5))
+    assert "not measured here: per_rank" in text(own, choose(own, CARD), None)
     assert "silent, copy, store, all_lost" in CliRunner().invoke(app, [*lab, "--set", "repair=600"]).output
 
 
@@ -215,8 +217,17 @@ def test_a_job_s_own_measurements_replace_the_constants_and_an_option_replaces_t
     found = measured(job(STATUS))
     assert (found.cards, found.step, found.mttf) == (16, 0.4, 200.0)
     made = constants(["decide=2"], found)
-    assert (made.detect, made.connect, made.decide) == (0.3, 0.01, 2.0)
+    assert (made.detect, made.decide) == (0.3, 2.0)
     assert made.repair == Constants().repair
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.01, 0.08, 5.0])
+def test_the_model_connects_as_the_job_did_at_its_size_and_slower_beyond(seconds: float) -> None:
+    last = STATUS["lastRescale"]
+    phases = last["phases"] | {"connect": seconds}
+    made = constants([], measured(job(STATUS | {"lastRescale": last | {"phases": phases}})))
+    assert made.connect + made.per_rank * last["to"] == pytest.approx(seconds)
+    assert 0 <= made.per_rank <= Constants().per_rank and made.connect >= 0
 
 
 def test_what_status_prints_as_json_is_read_by_the_plan() -> None:
@@ -253,7 +264,7 @@ def test_rarer_losses_and_shorter_pauses_train_more(cluster, group):
     settings = Settings(group or 1, 0, 10, 20)
     by_name = {effect.name: effect for effect in effects(cluster, settings)}
     assert by_name["mttf"].twice >= by_name["mttf"].half
-    for name in ("detect", "connect", "first_step", "per_member"):
+    for name in ("detect", "connect", "per_rank", "first_step", "per_member"):
         assert by_name[name].half >= by_name[name].twice
     assert list(by_name.values()) == sorted(by_name.values(), key=lambda effect: (-effect.span, effect.name))
 
@@ -262,8 +273,8 @@ def test_an_effect_is_the_models_own_answer_for_the_other_number():
     settings = choose(LLAMA, CARD).settings
     by_name = {effect.name: effect for effect in effects(LLAMA, settings)}
     assert by_name.keys() == {"mttf", *(field.name for field in fields(Constants))}
-    slower = replace(LLAMA, constants=replace(LLAMA.constants, connect=2 * LLAMA.constants.connect))
-    assert by_name["connect"].twice == split(slower, settings).training
+    slower = replace(LLAMA, constants=replace(LLAMA.constants, per_rank=2 * LLAMA.constants.per_rank))
+    assert by_name["per_rank"].twice == split(slower, settings).training
     assert by_name["mttf"].half == split(replace(LLAMA, mttf=25_000.0), settings).training
 
 
@@ -275,6 +286,6 @@ def test_a_part_of_the_losses_is_at_most_all_of_them():
 
 def test_the_numbers_that_decide_are_shown_and_a_number_of_zero_is_not():
     shown = text(LLAMA, choose(LLAMA, CARD), None)
-    assert re.search(r"connect=0\.0135 +s to connect, for each rank +9\d\.\d+ +9\d\.\d+$", shown, re.MULTILINE)
+    assert re.search(r"per_rank=0\.0027 +s more to connect, for each rank +9\d\.\d+ +9\d\.\d+$", shown, re.MULTILINE)
     sure = replace(LLAMA, constants=replace(LLAMA.constants, all_lost=0.0))
     assert "all_lost" not in {effect.name for effect in effects(sure, choose(sure, CARD).settings)}
