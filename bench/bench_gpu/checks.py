@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from bench_gpu import pair, ranks
+from bench_gpu import in_place, pair, ranks
 from bench_gpu.report import Figures, Line, NotPossible
 from bench_harness.played_ranks import Process, Starter, World
 from elastrain.elastic.state import transfer
@@ -75,6 +75,14 @@ def communicators(site: Site) -> Iterator[Line]:
         else:
             seconds = time.monotonic() - began
             yield Line(name=title, outcome="pass", seconds=seconds, figures=said["figures"])
+
+
+def groups_in_place(site: Site) -> Iterator[Line]:
+    """What torch's own elastic groups do: :mod:`bench_gpu.in_place`."""
+    yield line(
+        "a group of nccl2, changed in place",
+        lambda: in_place.check(site.folder / "in-place", site.starter, dry=site.dry),
+    )
 
 
 def tokens(site: Site) -> Iterator[Line]:
@@ -159,6 +167,7 @@ def sharded(site: Site) -> Iterator[Line]:
 CHECKS: dict[str, Callable[[Site], Iterator[Line]]] = {
     "ranks": three_ranks,
     "communicators": communicators,
+    "in-place": groups_in_place,
     "tokens": tokens,
     "staging": staging,
     "sharded": sharded,
