@@ -17,8 +17,9 @@ import torch
 from bench_gpu import in_place, pair, ranks
 from bench_gpu.report import Figures, Line, NotPossible
 from bench_harness.played_ranks import Process, Starter, World
+from elastrain.elastic.comm.transport import page_locked
 from elastrain.elastic.state import transfer
-from elastrain.elastic.state.transfer import Stage, page_locked
+from elastrain.elastic.state.transfer import Stage
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

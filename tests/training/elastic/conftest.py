@@ -16,8 +16,10 @@ from elastrain.elastic.comm.backend import Backend, Offer
 from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.comm.exchange import Meeting
 from elastrain.elastic.comm.meeting import MeetingPoint
+from played_card import card
 from warm import Warm
 
+__all__ = ["card"]
 SCRIPT = Path(__file__).parent / "train_float64.py"
 
 

@@ -26,6 +26,7 @@ from elastrain.elastic.comm.transport import OnHost
 from elastrain.elastic.commit.step import Step
 from elastrain.elastic.job import Job
 from elastrain.elastic.reduction import queued, sum_of_squares
+from played_card import OnCard
 from threaded_world import RankThread, ThreadWorld
 
 STEPS = 3
@@ -70,43 +71,16 @@ def test_a_plain_step_reads_no_number_of_the_model_beside_the_wait_for_its_sums(
 
 
 # -- the loss ----------------------------------------------------------------------------------------------------------
-class OnCard(torch.Tensor):
-    """Of a device that there is not."""
-
-    is_cuda = True
-
-
-@pytest.fixture
-def card(monkeypatch) -> Iterator[list[str]]:
-    """What the host asks of the device, in order."""
-    asked = list[str]()
-
-    class Event:
-        def __init__(self, *, blocking: bool) -> None:
-            assert blocking, "a host that spins takes a core from the loaders"
-
-        def record(self, stream: str) -> None:
-            asked.append(f"event on {stream}")
-
-        def synchronize(self) -> None:
-            asked.append("wait")
-
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: "the step's stream")
-    monkeypatch.setattr(transport, "page_locked_like", lambda value: torch.empty(value.shape, dtype=value.dtype))
-    return asked
-
-
 def test_the_loss_leaves_the_device_without_a_wait_and_is_read_behind_its_event(card) -> None:
     loss = OnHost(torch.tensor(0.1 + 1e-9, dtype=torch.float64).as_subclass(OnCard))
-    assert card == ["event on the step's stream"]
+    assert card.asked == ["event on the step's stream"]
     assert loss.number() == 0.1 + 1e-9
-    assert card[1:] == ["wait"]
+    assert card.asked[1:] == ["wait"]
 
 
 def test_a_loss_in_the_hosts_memory_asks_no_device(card) -> None:
     assert OnHost(torch.tensor(2.5, requires_grad=True)).number() == 2.5
-    assert card == []
+    assert card.asked == []
 
 
 def test_the_loss_of_a_reduced_type_is_weighed_in_full_precision() -> None:
@@ -137,7 +111,6 @@ def test_a_sum_through_the_host_ends_also_if_the_copy_back_fails(card, monkeypat
 
     monkeypatch.setattr(torch.cuda, "Stream", lambda _device: "a stream of its own")
     monkeypatch.setattr(torch.cuda, "stream", stream)
-    monkeypatch.setattr(tcp_allreduce, "page_locked_like", transport.page_locked_like)
     monkeypatch.setattr(tcp_allreduce, "future_on", lambda _: torch.futures.Future())
     failed, buffer = list[Exception](), torch.ones(3).as_subclass(OnCard)
     summed = StagedAllreduce(OnHostAlone(), failed.append).sum(buffer, Label())  # type: ignore[arg-type]
@@ -147,7 +120,9 @@ def test_a_sum_through_the_host_ends_also_if_the_copy_back_fails(card, monkeypat
         with pytest.raises(RuntimeError, match="launch failure"):
             summed.wait()
     else:
-        assert summed.wait().tolist() == [2.0] * 3
+        summed.wait()
+        card.run()
+        assert buffer.tolist() == [2.0] * 3
 
 
 # -- the norm that a sharded model's votes carry -----------------------------------------------------------------------

@@ -7,6 +7,7 @@ import torch
 
 from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
 from elastrain.elastic.comm.subgroup import Subgroup
+from played_card import OnCard
 
 GROUPS = ((0, 1), (2, 3))
 TWINS = ((0, 2), (1, 3))
@@ -64,6 +65,27 @@ def test_a_matrix_arrives_whole_if_no_socket_holds_it(pair, each) -> None:
         return bool((out[1 - c.rank] == 1 - c.rank).all())
 
     assert each(gather, pair) == [True, True]
+
+
+def test_tensors_of_a_device_travel_through_page_locked_memory_and_the_host_waits_once_for_each(
+    card, pair, each
+) -> None:
+    def collect(c: Communicator) -> list[torch.Tensor]:
+        group = Subgroup(c, (0, 1))
+        total, whole, mine = (torch.full((size,), float(c.rank)).as_subclass(OnCard) for size in (5, 6, 2))
+        group.all_reduce(total)
+        group.all_gather(whole, whole.view(2, 3)[c.rank])
+        group.reduce_scatter(mine, torch.arange(4.0).as_subclass(OnCard))
+        return [total, whole, mine]
+
+    found = each(collect, pair)
+    assert card.asked.count("wait") == 2 * 3
+    assert card.done < card.queued, "the copies back are queued"
+    card.run()
+    for rank in range(2):
+        total, whole, mine = (tensor.tolist() for tensor in found[rank])
+        assert (total, whole, mine) == ([1.0] * 5, [0.0] * 3 + [1.0] * 3, [[0.0, 2.0], [4.0, 6.0]][rank])
+    assert len(card.page_locked) == 2 * 4, "a sum and a gather need one piece of memory each, a scatter two"
 
 
 def test_all_ranks_of_a_subgroup_fail_if_one_is_lost(connect, each) -> None:

@@ -28,7 +28,7 @@ import torch
 from elastrain.elastic.comm.header import Label
 from elastrain.elastic.comm.mesh import Mesh
 from elastrain.elastic.comm.peer import PeerLost
-from elastrain.elastic.comm.transport import completed, future_on, page_locked_like
+from elastrain.elastic.comm.transport import completed, event_behind, future_on, page_locked
 from elastrain.elastic.comm.tree import TreeSum, reach
 
 SMALL_BYTES = 1 << 15
@@ -218,11 +218,8 @@ class StagedAllreduce:
 
     def sum(self, buffer: torch.Tensor, label: Label) -> torch.futures.Future[torch.Tensor]:
         stream = self._stream = self._stream or torch.cuda.Stream(buffer.device)
-        staged = page_locked_like(buffer)
-        staged.copy_(buffer, non_blocking=True)
-        copied = torch.cuda.Event(blocking=True)
-        copied.record(torch.cuda.current_stream(buffer.device))
-        done = future_on(buffer)
+        staged = page_locked(buffer.shape, buffer.device, buffer.dtype).copy_(buffer, non_blocking=True)
+        copied, done = event_behind(buffer.device), future_on(buffer)
 
         def bring_back(_: torch.futures.Future[torch.Tensor]) -> None:
             # A future records the stream that is current when it gets its value: awaiting it orders the caller's stream

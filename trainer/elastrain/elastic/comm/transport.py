@@ -13,8 +13,11 @@ The runtime relies on three rules. Each transport keeps them in its own way:
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
 from typing import Protocol
 
+import structlog
 import torch
 
 from elastrain.elastic.comm.header import Label
@@ -24,6 +27,8 @@ CONNECT_SECONDS = 30.0
 once for each transport."""
 COLLECTIVE_SECONDS = 1800.0
 """Bound of one collective, torch's own default. It does not apply to lost peers: their generation is aborted."""
+
+log = structlog.get_logger(__name__)
 
 
 class CalledOff(Exception):
@@ -46,13 +51,20 @@ class Transport(Protocol):
 def wait_for(device: torch.device) -> None:
     """Return when all work is done that is queued on this thread's current stream of ``device``.
 
-    The strategies have made that stream wait for every sum. The thread sleeps instead of spinning: data loaders
-    need the core.
+    The strategies have made that stream wait for every sum.
     """
     if device.type == "cuda":
-        done = torch.cuda.Event(blocking=True)
-        done.record(torch.cuda.current_stream(device))
-        done.synchronize()
+        event_behind(device).synchronize()
+
+
+def event_behind(device: torch.device) -> torch.cuda.Event:
+    """An event behind all work that is queued on this thread's current stream of ``device``, a CUDA one.
+
+    A thread that waits for it sleeps instead of spinning: data loaders need the core.
+    """
+    event = torch.cuda.Event(blocking=True)
+    event.record(torch.cuda.current_stream(device))
+    return event
 
 
 class OnHost:
@@ -65,9 +77,8 @@ class OnHost:
     def __init__(self, value: torch.Tensor) -> None:
         self._value, self._copied = value.detach(), None
         if value.is_cuda:
-            self._value = page_locked_like(value).copy_(value.detach(), non_blocking=True)
-            self._copied = torch.cuda.Event(blocking=True)
-            self._copied.record(torch.cuda.current_stream(value.device))
+            self._value = page_locked(value.shape, value.device, value.dtype).copy_(value.detach(), non_blocking=True)
+            self._copied = event_behind(value.device)
 
     def number(self) -> float:
         """The only one. Waits for its copy."""
@@ -77,9 +88,34 @@ class OnHost:
         return number
 
 
-def page_locked_like(value: torch.Tensor) -> torch.Tensor:
-    """Memory of the host for ``value``, which its device writes directly."""
-    return torch.empty(value.shape, dtype=value.dtype, pin_memory=True)
+def to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """``tensor`` itself, or a complete copy of one on a device, in page-locked memory."""
+    if tensor.device.type == "cpu":
+        return tensor
+    copy = page_locked(tensor.shape, tensor.device, tensor.dtype).copy_(tensor, non_blocking=tensor.is_cuda)
+    wait_for(tensor.device)
+    return copy
+
+
+def page_locked(shape: int | Sequence[int], device: torch.device, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
+    """Memory of the host that ``device``, a CUDA one, reads and writes directly; for another device ordinary memory.
+
+    Ordinary memory too, with one warning, where none can be page-locked: copies then block the host. torch keeps what
+    is freed, and takes a power of two of bytes for each request.
+    """
+    shape = (shape,) if isinstance(shape, int) else shape
+    if device.type == "cuda":
+        try:
+            with torch.cuda.device(device):  # a new thread's current device is the first one, and would get a context
+                return torch.empty(shape, dtype=dtype, pin_memory=True)
+        except RuntimeError as e:
+            _warn_of_ordinary_memory(first_line(e))
+    return torch.empty(shape, dtype=dtype)
+
+
+@functools.cache
+def _warn_of_ordinary_memory(error: str) -> None:
+    log.warning("the host's memory cannot be page-locked: copies from and to devices are slower", error=error)
 
 
 def completed(value: torch.Tensor) -> torch.futures.Future[torch.Tensor]:

@@ -21,6 +21,7 @@ import torch
 
 from elastrain.elastic.comm import channel
 from elastrain.elastic.comm.communicator import Communicator
+from elastrain.elastic.comm.transport import page_locked
 from elastrain.elastic.encoding import Malformed, NotEncodable, decode, encode
 from elastrain.elastic.encoding.leaves import is_dense, raw_bytes
 from elastrain.elastic.state import digest
@@ -247,14 +248,6 @@ def on_host(tensor: torch.Tensor) -> bool:
     """Whether the tensor lies in the host's memory."""
     kind: str = tensor.device.type
     return kind == "cpu"
-
-
-def page_locked(size: int, device: torch.device) -> torch.Tensor:
-    """``size`` bytes of host memory that ``device`` can read and write directly."""
-    if device.type != "cuda":
-        return torch.empty(size, dtype=torch.uint8)
-    with torch.cuda.device(device):  # a new thread's current device is the first one, and would get a context
-        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
 
 def reserve(device: torch.device) -> None:

@@ -27,6 +27,7 @@ from elastrain.data.order import Order, Slice, run_of
 from elastrain.elastic.comm.backend import Offer
 from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
 from elastrain.elastic.comm.mesh import Mesh
+from elastrain.elastic.comm.transport import page_locked, to_host
 from elastrain.elastic.strategies.gradient_buffers import GradientBuffer, GradientBuffers
 from elastrain.elastic.strategies.strategy import ElasticModule, Strategy, refuse_sharded
 from elastrain.elastic.strategies.summation_tree import Node, TreeSum, nodes_of
@@ -177,11 +178,13 @@ class Bitwise(Strategy):
         assert buffers is not None
         chunk = buffers.capacity // world
         held = [nodes_of(*run_of(leaves, world, r, part.weights), leaves) for r in range(world)]
-        mine = [value.flat.cpu().view(world, chunk) for _, value in tree.parts]
+        mine = [to_host(value.flat).view(world, chunk) for _, value in tree.parts]
         scratch = iter(buffers.scratch(sum(len(held[peer]) for peer in mesh.peers), chunk))
         values = [[flat[r] for flat in mine] if r == rank else [next(scratch) for _ in held[r]] for r in range(world)]
         total = buffers.take()
-        flat = total.flat if total.flat.device.type == "cpu" else torch.empty(buffers.capacity, dtype=buffers.dtype)
+        flat, device = total.flat, total.flat.device
+        if device.type != "cpu":
+            flat = page_locked(buffers.capacity, device, buffers.dtype)
         sums = flat.view(world, chunk)
         nodes = [pair for r in range(world) for pair in zip(held[r], values[r], strict=True)]
         own = _Chunk(mesh, leaves, nodes, sum(bool(held[peer]) for peer in mesh.peers), sums[rank])
@@ -196,7 +199,7 @@ class Bitwise(Strategy):
         own.begin()
         mesh.run()
         if flat is not total.flat:
-            total.flat.copy_(flat)
+            total.flat.copy_(flat, non_blocking=True)
         return total
 
 
