@@ -16,7 +16,7 @@ from elastrain.elastic.checkpoint.division import ALONE, WHOLE, Cut, Writers, di
 from elastrain.elastic.checkpoint.levels import Level, memory_level
 from elastrain.elastic.checkpoint.resume import ColdStart, Ranks, in_memories, survey
 from elastrain.elastic.checkpoint.rules import BUSY, Checkpoint, shards_in_memory, wanted
-from elastrain.elastic.state import capture
+from elastrain.elastic.state.host_copy import HostCopy
 
 FINISH_SECONDS = 300.0
 """Longest wait of an ending rank for its running saves. The agent's limit is usually shorter: a drained worker has its
@@ -48,7 +48,7 @@ class CheckpointKeeper:
         self.result: CheckpointState | None = None
         """The newest checkpoint and the last save, for the job's status; None if this rank knows of none."""
         self._reporting = threading.Lock()
-        self._copy: Any = None
+        self._copy = HostCopy()
         self._together = 0, 0
         """Step and generation of the last save that all ranks have agreed on."""
 
@@ -129,9 +129,8 @@ class CheckpointKeeper:
         fastest, slower = levels[0], [level for level in ready if level is not levels[0]]
         for level in {id(x): x for x in (fastest, *ready)}.values():
             level.attempt(step, now)
-        state = self._copy = capture.copied(tree(), self._copy, device="cpu")
-        checkpoint = Checkpoint(step, generation, self.lineage, "")
-        fastest.run(lambda: self._spread(state, checkpoint, fastest, slower))
+        copy, checkpoint = self._copy.take(tree()), Checkpoint(step, generation, self.lineage, "")
+        fastest.run(lambda: self._spread(copy.complete, checkpoint, fastest, slower))
 
     # -- by all ranks together -----------------------------------------------------------------------------------------
     def vote(self, step: int, *, leads: bool) -> int:
@@ -154,17 +153,19 @@ class CheckpointKeeper:
         for level in levels:
             level.attempt(step, time.monotonic())
         whole = levels[0].is_memory
-        state = self._copy = capture.copied(tree() if whole else divided(tree(), writers), self._copy, device="cpu")
+        copy = self._copy.take(tree() if whole else divided(tree(), writers))
         checkpoint = Checkpoint(step, generation, self.lineage, "")
         for level in levels:
             if level.is_memory:
-                level.run(partial(self._save, state, checkpoint, level, writers.for_itself()))
+                level.run(partial(self._save, copy.complete, checkpoint, level, writers.for_itself()))
             else:
-                mine = divided(state, writers) if whole else state
+                mine = (lambda: divided(copy.complete(), writers)) if whole else copy.complete
                 level.run(partial(self._save, mine, checkpoint, level, writers))
 
     # -- in the background -----------------------------------------------------------------------------------------
-    def _spread(self, state: Any, checkpoint: Checkpoint, fastest: Level, slower: Sequence[Level]) -> None:
+    def _spread(
+        self, state: Callable[[], Any], checkpoint: Checkpoint, fastest: Level, slower: Sequence[Level]
+    ) -> None:
         """Save to the fastest tier, and copy from there; past a memory that is full, to the next tier directly."""
         saved = self._save(state, checkpoint, fastest)
         if saved is None and fastest.is_memory and slower:
@@ -174,10 +175,14 @@ class CheckpointKeeper:
             for level in slower:
                 level.run(partial(self._promote, saved, fastest, level))
 
-    def _save(self, state: Any, checkpoint: Checkpoint, level: Level, writers: Writers = ALONE) -> Checkpoint | None:
+    def _save(
+        self, state: Callable[[], Any], checkpoint: Checkpoint, level: Level, writers: Writers = ALONE
+    ) -> Checkpoint | None:
+        """``state()``: waits for what is under way."""
+
         def write() -> Checkpoint | None:
             return level.tier.save(
-                state,
+                state(),
                 step=checkpoint.step,
                 generation=checkpoint.generation,
                 lineage=checkpoint.lineage,
@@ -242,7 +247,7 @@ class CheckpointKeeper:
         for level in self._durable if together else [first]:
             level.attempt(step, time.monotonic())
             level.pace.hurry()
-            mine = divided(tree(), writers) if together else tree()
+            mine = (lambda: divided(tree(), writers)) if together else tree
             saved = self._save(mine, checkpoint, level, writers)
         for level in () if together else others:
             if saved is not None:
@@ -260,7 +265,7 @@ class CheckpointKeeper:
         self._wait(FINISH_SECONDS)
         level, checkpoint = self._kept_level(self._memory), Checkpoint(step, generation, self.lineage, "")
         level.pace.hurry()
-        return self._save(tree(), checkpoint, level, writers) is not None
+        return self._save(tree, checkpoint, level, writers) is not None
 
     def _with_kept(self) -> list[Level]:
         """The levels, and first the memory of this node if the process before has kept its state there."""
@@ -293,4 +298,4 @@ class CheckpointKeeper:
         same; a running save releases it when it ends."""
         self.result = None
         if not any(level.is_memory for level in self._levels) and self._together == (0, 0):
-            self._copy = None
+            self._copy.forget()

@@ -93,16 +93,16 @@ def copied(tree: Any, into: Any = None, *, device: str | None = None) -> Any:
     to each page of new memory would take longer than the copy itself.
     """
     homes = dict(pytree.tree_flatten_with_path(into)[0])
+    return pytree.tree_map_with_path(lambda path, leaf: copy_of(leaf, homes.get(path), device), tree)
 
-    def copy(path: tuple[Any, ...], leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor):
-            return deepcopy(leaf)
-        home = homes.get(path)
-        if home is not None and _alike(home, leaf):
-            return home.copy_(leaf.detach())
-        return leaf.detach().to(device or leaf.device, copy=True)
 
-    return pytree.tree_map_with_path(copy, tree)
+def copy_of(leaf: Any, home: Any = None, device: str | None = None) -> Any:
+    """A copy of one leaf, as of :func:`copied`. ``home``: the leaf of the earlier copy."""
+    if not isinstance(leaf, torch.Tensor):
+        return deepcopy(leaf)
+    if home is not None and _alike(home, leaf):
+        return home.copy_(leaf.detach())
+    return leaf.detach().to(device or leaf.device, copy=True)
 
 
 def _alike(home: object, leaf: torch.Tensor) -> bool:
