@@ -125,7 +125,7 @@ def main(
         str | None, typer.Option(help=f"Between elastrain's nodes: {', '.join(LINKS)}. Default: loopback. Needs root.")
     ] = None,
     torchft_python: Annotated[
-        Path | None, typer.Option(help="Python of a virtual environment with torchft, for torchft-tuned.")
+        Path | None, typer.Option(help="Python of a virtual environment with torchft, for its systems.")
     ] = None,
     limit: Annotated[float, typer.Option(min=10, help="Seconds that an event may take.")] = 180,
     json: program.Json = None,

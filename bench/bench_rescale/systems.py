@@ -262,11 +262,14 @@ class TorchftTuned(System):
     SERVES_SECONDS = 30.0
     shards: ClassVar[int] = MAX_NODES
     """Of the data; each node that ever starts has one."""
+    nproc: ClassVar[int] = 1
+    """Ranks of a node."""
+    sharding: ClassVar[str] = "none"
 
     @classmethod
     def missing(cls, settings: Settings) -> str | None:
         python = settings.torchft_python
-        how = "torchft-tuned: --torchft-python must be the Python of a virtual environment with torch and torchft"
+        how = "torchft: --torchft-python must be the Python of a virtual environment with torch and torchft"
         if python is None:
             return f"{how}; it was not given"
         try:
@@ -305,7 +308,12 @@ class TorchftTuned(System):
 
     def node(self, number: int) -> tuple[list[str], dict[str, str]]:
         command = [str(self.settings.torchft_python), "-m", "torch.distributed.run", "--nnodes=1"]
-        command += ["--nproc-per-node=1", "--max-restarts=1000", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
+        command += [
+            f"--nproc-per-node={self.nproc}",
+            "--max-restarts=1000",
+            "--rdzv-backend=c10d",
+            "--rdzv-endpoint=localhost:0",
+        ]
         command += ["--local-addr=localhost", "--monitor-interval=0.1", "-m", "bench_rescale.train_torchft"]
         return command, {
             **self.environment(number),
@@ -314,10 +322,17 @@ class TorchftTuned(System):
             "TORCHFT_TIMEOUT_SEC": "10",
             "TORCHFT_QUORUM_TIMEOUT_SEC": "30",
             ENV_SHARDS: str(self.shards),
+            ENV_SHARDING: self.sharding,
         }
 
     def samples(self, lines: list[Line]) -> Samples:
         return history.sharded_samples(lines)
+
+
+class TorchftHsdp(TorchftTuned):
+    about = "the same with two ranks a node, which hold the model together by FSDP2"
+    nproc = 2
+    sharding = "node"
 
 
 SYSTEMS: Mapping[str, type[System]] = {
@@ -329,4 +344,5 @@ SYSTEMS: Mapping[str, type[System]] = {
     "torchrun-fsdp": TorchrunFsdp,
     "torchrun-hsdp": TorchrunHsdp,
     "torchft-tuned": TorchftTuned,
+    "torchft-hsdp": TorchftHsdp,
 }

@@ -145,7 +145,7 @@ def test_another_benchmark_refuses_a_wrong_option_alike(main, options: dict[str,
         ({"events": "grow,boom"}, "--events: 'boom' must be one of grow, grow-many"),
         ({"events": "grow-many,grow"}, "grow after 1 events: 9 nodes, must be 1 to 8"),
         ({"scenarios": "calm"}, "--scenarios: 'calm' must be one of default, kill-first"),
-        ({"systems": "torchft-tuned"}, "torchft-tuned: --torchft-python must be the Python of a virtual environment"),
+        ({"systems": "torchft-tuned"}, "torchft: --torchft-python must be the Python of a virtual environment"),
     ],
 )
 def test_a_wrong_option_is_refused_by_its_name_and_value(options: dict[str, str], words: str, capsys) -> None:
