@@ -18,7 +18,8 @@ from elastrain.api.settings import CheckpointSpec, RankSettings
 from elastrain.etcd import EtcdClient, EtcdConfig
 from elastrain.etcd.server import EtcdServer
 
-MAX_NODES = 8
+MAX_NODES = 16
+"""Of one job; each needs some 350 MB and a start that takes seconds of a core."""
 
 
 class _ReachedEtcd(EtcdServer):

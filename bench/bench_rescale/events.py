@@ -9,6 +9,7 @@ from enum import StrEnum
 from bench_harness.agents import MAX_NODES
 
 START_NODES = 2
+MANY_NODES = 8
 
 
 class Event(StrEnum):
@@ -32,7 +33,7 @@ class Event(StrEnum):
 
 EVENTS: Mapping[Event, str] = {
     Event.GROW: "one more node starts",
-    Event.GROW_MANY: f"as many nodes as make {MAX_NODES} start at once",
+    Event.GROW_MANY: f"as many nodes as make {MANY_NODES} start at once",
     Event.GROW_SPARE: "a node that stands by, warm, is wanted from now on",
     Event.JOIN_ONE: "the same, beside one node that trains alone",
     Event.KILL_RANK: "kill -9 of the rank of the youngest node; its agent lives and starts another one",
@@ -71,7 +72,7 @@ SCENARIOS: Mapping[str, Scenario] = {
     "kill-first": Scenario("the node that holds rank 0 dies", (Event.KILL_FIRST,), nodes=3),
     "spare": Scenario("a warm node takes the next place", (Event.GROW_SPARE, Event.KILL_SPARE)),
     "join": Scenario("a warm node joins one that trains alone", (Event.JOIN_ONE,), nodes=1),
-    "grow-many": Scenario(f"from {START_NODES} to {MAX_NODES} nodes at once", (Event.GROW_MANY,)),
+    "grow-many": Scenario(f"from {START_NODES} to {MANY_NODES} nodes at once", (Event.GROW_MANY,)),
     "silent": Scenario("a node falls silent, and wakes", (Event.SILENT, Event.WAKE), nodes=3, short_lease=True),
     "etcd": Scenario("etcd dies and comes back", (Event.ETCD,)),
     "train": Scenario("three nodes train undisturbed", (Event.TRAIN,), nodes=3),
@@ -90,7 +91,7 @@ def sizes(events: Sequence[Event], start: int = START_NODES) -> list[int]:
     for event in events:
         size = path[-1] + (0 if event in same else 1 if event in more else -1)
         if event is Event.GROW_MANY:
-            size = MAX_NODES
+            size = MANY_NODES
         after = f"{event} after {len(path) - 1} events"
         silent += (event is Event.SILENT) - (event is Event.WAKE)
         if silent < 0:

@@ -13,7 +13,7 @@ from typing import Protocol
 from bench_harness.agents import MAX_NODES, Agents, base_environment, worker
 from bench_harness.processes import Processes
 from bench_rescale.analysis import Fired, Recording, commits_at, event_result, lines_by_node, run_result
-from bench_rescale.events import Event, Scenario, labels
+from bench_rescale.events import MANY_NODES, Event, Scenario, labels
 from bench_rescale.growth import footprint
 from bench_rescale.results import EventResult, Footprint, RunResult
 from bench_rescale.steplog import ENV_LOGS, ENV_NODE, StepLogs
@@ -111,7 +111,7 @@ class Run:
             case Event.GROW | Event.GROW_MANY:
                 self._want(MAX_NODES)
                 at = time.monotonic()
-                for _ in range(1 if event is Event.GROW else MAX_NODES - len(before)):
+                for _ in range(1 if event is Event.GROW else MANY_NODES - len(before)):
                     self._start_node()
                 return Fired(label, at, FOREVER, before, tuple(self._nodes), len(before))
             case Event.GROW_SPARE | Event.JOIN_ONE | Event.KILL_SPARE:

@@ -41,7 +41,7 @@ def test_events_of_different_scenarios_have_different_names() -> None:
 
 
 def test_events_are_refused_if_they_leave_no_node() -> None:
-    with pytest.raises(ValueError, match="term after 1 events: 0 nodes, must be 1 to 8"):
+    with pytest.raises(ValueError, match="term after 1 events: 0 nodes, must be 1 to 16"):
         sizes([Event.TERM, Event.TERM])
 
 
