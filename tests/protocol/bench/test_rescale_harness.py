@@ -143,7 +143,7 @@ def test_another_benchmark_refuses_a_wrong_option_alike(main, options: dict[str,
     [
         ({"systems": "torchrun"}, "--systems: 'torchrun' must be one of elastrain, elastrain-hsdp"),
         ({"events": "grow,boom"}, "--events: 'boom' must be one of grow, grow-many"),
-        ({"events": "grow-many,grow"}, "grow after 1 events: 9 nodes, must be 1 to 8"),
+        ({"events": "grow-many" + 9 * ",grow"}, "grow after 9 events: 17 nodes, must be 1 to 16"),
         ({"scenarios": "calm"}, "--scenarios: 'calm' must be one of default, kill-first"),
         ({"systems": "torchft-tuned"}, "torchft: --torchft-python must be the Python of a virtual environment"),
     ],
