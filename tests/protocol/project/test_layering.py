@@ -5,7 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tomllib
+from graphlib import TopologicalSorter
 from pathlib import Path
+
+import grimp
 
 ROOT = Path(__file__).parents[3]
 
@@ -45,6 +49,12 @@ def test_an_import_leaves_heavy_libraries_out() -> None:
     loaded = dict(json.loads(line) for line in result.stdout.splitlines())
     found = {name: absent & set(loaded[name]) for name, absent in ABSENT.items()}
     assert not any(found.values()), {name: sorted(modules) for name, modules in found.items() if modules}
+
+
+def test_no_modules_import_each_other_in_a_circle_for_annotations_either() -> None:
+    packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["root_packages"]
+    graph = grimp.build_graph(*packages, cache_dir=None)
+    TopologicalSorter({name: graph.find_modules_directly_imported_by(name) for name in graph.modules}).prepare()
 
 
 def test_a_test_run_does_not_find_the_sources_as_the_standard_librarys_operator() -> None:

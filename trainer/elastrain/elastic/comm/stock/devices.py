@@ -2,27 +2,42 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 
 from elastrain.elastic.comm.header import left_early
+from elastrain.elastic.comm.mesh import Mesh
 from elastrain.elastic.comm.stock import nccl, watchdog
 from elastrain.elastic.comm.stock.watchdog import Mates
 from elastrain.elastic.comm.transport import wait_for
 
-if TYPE_CHECKING:
-    import socket
 
-    from elastrain.elastic.comm.communicator import Communicator
+class Connected(Protocol):
+    """A rank's connections to the others of a generation, as of
+    :class:`elastrain.elastic.comm.communicator.Communicator`."""
+
+    rank: int
+    step: int
+    diverged: str | None
+    broken_at: float | None
+    mesh: Mesh | None
+
+    @property
+    def broken(self) -> str | None: ...
+
+    def abort(self, cause: str) -> None: ...
+
+    def pass_on(self) -> None: ...
 
 
 class Devices:
     """Of one rank in one generation."""
 
-    def __init__(self, of: Communicator, connections: Sequence[socket.socket] = ()) -> None:
+    def __init__(self, of: Connected, connections: Sequence[socket.socket] = ()) -> None:
         """``connections``: to peers, whose end shows that a rank is lost."""
         self.since: float | None = None
         """Monotonic time since when NCCL may have collectives under way, which only an abort ends."""
@@ -51,7 +66,7 @@ class Devices:
         self._start((), list(mates.connections.values()))
 
     def watch_connections(self) -> None:
-        """From now on: the end of one shows that a rank is lost, to this rank and by :meth:`Communicator.pass_on` to
+        """From now on: the end of one shows that a rank is lost, to this rank and by :meth:`Connected.pass_on` to
         others."""
         self._start(self._connections, ())
 
