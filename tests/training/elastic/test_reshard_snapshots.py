@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -159,6 +160,31 @@ def test_a_snapshot_of_another_generation_is_shared_with_none(connect, each, sen
     for _ in range(2):
         counts = each(lambda c, counts=counts: rank(c, *ranks[c.rank], counts[c.rank]), connect(2))
     assert sent == [3] * 4
+
+
+@pytest.mark.parametrize("other", [{"step": 1}, {"by": 7}, {"shards": 3}, {"predecessor": 5}])
+def test_all_of_a_shard_is_sent_to_a_partner_that_holds_another_snapshot(connect, each, sent, other) -> None:
+    """Rank 0 holds other rows of its predecessor than rank 1 supposes, under their own name."""
+
+    def rank(c: Communicator) -> None:
+        snapshots, live, theirs = Snapshots(most=20), Live(c.rank), Live(1 - c.rank)
+        snapshots.enter(c, places=[0, 1], partners=[1, 0], step=0, counts=None)
+        take(snapshots, c, 3, live)
+        snapshots.committed(4, copying=0)
+        if c.rank == 0:
+            (base,) = snapshots._kept
+            snapshots._counts = other.get("step", base.held.step)
+            base.held, base.theirs = replace(base.held, **other), [t + 1 for t in base.theirs]
+        live.change(0)
+        theirs.change(0)
+        take(snapshots, c, 5, live)
+        newest = snapshots.of(snapshots.held[-1].copy)
+        assert all(map(torch.equal, newest.theirs, theirs.values)), "merged with what the sender did not mean"
+        snapshots.close()
+
+    each(rank, connect(2))
+    own_differs = "predecessor" not in other
+    assert sorted(sent) == ([3, 3, 3, 3] if own_differs else [1, 3, 3, 3])
 
 
 @pytest.mark.parametrize(

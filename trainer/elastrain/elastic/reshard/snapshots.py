@@ -3,7 +3,8 @@
 Every few steps each rank copies its shard, and sends the copy to its *partner* beside the steps that follow. It
 receives that of its *predecessor* (:mod:`elastrain.elastic.reshard.restore`). A snapshot *counts* when every rank has
 both parts; ranks learn it from the sum of the next vote. Two are kept: the newest that counts, and the one on its way.
-What is the same in both to the bit, such as frozen weights, they share: it is neither copied nor sent again.
+What is the same in both to the bit, such as frozen weights, they share: it is neither copied nor sent again, if the
+partner names the same snapshot as the one that it holds.
 
 No step is committed that would leave more than ``most`` steps without a snapshot: a rank that waits for its copies
 does not vote before they have come (:meth:`Snapshots.pending`).
@@ -12,6 +13,7 @@ does not vote before they have come (:meth:`Snapshots.pending`).
 from __future__ import annotations
 
 import ctypes
+import struct
 import threading
 import time
 from collections import defaultdict
@@ -20,6 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import structlog
 import torch
 
 from elastrain.elastic.comm import channel
@@ -27,10 +30,12 @@ from elastrain.elastic.comm.channel import Purpose
 from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.encoding.leaves import raw_bytes
 from elastrain.elastic.reshard.remesh import ShardedTensor
-from elastrain.elastic.reshard.restore import Copy, ShardRef
+from elastrain.elastic.reshard.restore import NOTHING, Copy, ShardRef
 from elastrain.elastic.state import capture, transfer
 from elastrain.elastic.state.parts import bounds
 from elastrain.elastic.state.transfer import Stage
+
+log = structlog.get_logger(__name__)
 
 TIME_SHARE = 0.5
 """Part of the time until the next snapshot over which a copy is sent: it takes no more bandwidth than it needs. The
@@ -46,6 +51,11 @@ def send_seconds(every: int, step_seconds: float | None, *, covered: bool) -> fl
     return TIME_SHARE * every * (step_seconds or 0.0) if covered else 0.0
 
 
+_NAME = struct.Struct(">4q")
+"""A copy (:data:`Copy`), and the shard."""
+_NO_NAME = _NAME.pack(*NOTHING.copy, NOTHING.shard)
+
+
 @dataclass(slots=True)
 class Snapshot:
     """The state of one step, on this rank."""
@@ -58,6 +68,10 @@ class Snapshot:
     theirs: list[torch.Tensor] = field(default_factory=list)
     """The predecessor's."""
     complete: bool = False
+
+    def name(self, *, of_predecessor: bool) -> bytes:
+        """On the wire: of which shard of which state it holds the rows, its own or those of its predecessor."""
+        return _NAME.pack(*self.held.copy, self.held.predecessor if of_predecessor else self.held.shard)
 
     def rows(self, number: int, shard: int) -> torch.Tensor:
         """Of a tensor. ``shard``: of this rank, or of its predecessor."""
@@ -165,7 +179,7 @@ class Snapshots:
             return
         self._wait(ring)
         self._taken, self._hurry = held.step, threading.Event()
-        base = next((s for s in self._kept if self._covered and s.held.step == self._counts), None)
+        base = next((s for s in self._kept if self._covered and s.complete and s.held.step == self._counts), None)
         room, self._spare = _Room(self._spare, self._kept), None
         snapshot = Snapshot(replace(held, predecessor=ring.shard), capture.copied(rest, device="cpu"))
         shapes = _shapes(tensors, held.shards, held.shard)
@@ -176,7 +190,8 @@ class Snapshots:
         self._kept = [*self._kept, snapshot]
         seconds = send_seconds(self._every, step_seconds, covered=self._covered)
         shapes = _shapes(tensors, held.shards, ring.shard)
-        tasks = (self._send, (ring, snapshot, same, seconds)), (self._receive, (ring, snapshot, base, shapes, room))
+        both = (ring, snapshot, base)
+        tasks = (self._send, (*both, same, seconds)), (self._receive, (*both, shapes, room))
         ring.threads = [threading.Thread(target=f, args=a, name="elastrain-snapshot") for f, a in tasks]
         for thread in ring.threads:
             thread.start()
@@ -218,9 +233,10 @@ class Snapshots:
         self._ring = None
 
     # -- threads -----------------------------------------------------------------------------------------------------
-    def _send(self, ring: _Ring, snapshot: Snapshot, same: Sequence[bool], seconds: float) -> None:
-        changed = [copy for copy, known in zip(snapshot.own, same, strict=True) if not known]
-        hurry, began, total, sent = self._hurry, time.monotonic(), sum(copy.nbytes for copy in changed), 0
+    def _send(
+        self, ring: _Ring, snapshot: Snapshot, base: Snapshot | None, same: Sequence[bool], seconds: float
+    ) -> None:
+        hurry, began, total, sent = self._hurry, time.monotonic(), 0, 0
 
         def rest(nbytes: int) -> None:
             nonlocal sent
@@ -229,6 +245,12 @@ class Snapshots:
                 hurry.wait(early)
 
         with ring.ends_by_errors():
+            theirs = channel.receive(ring.outgoing, bytearray(_NAME.size))
+            if base is not None and theirs != base.name(of_predecessor=False):
+                log.warning("the partner holds another snapshot: all of the shard is sent", step=snapshot.held.step)
+                same = [False] * len(same)
+            changed = [copy for copy, known in zip(snapshot.own, same, strict=True) if not known]
+            total = sum(copy.nbytes for copy in changed)
             ring.outgoing.sendall(snapshot.held.step.to_bytes(8, "big") + bytes(same))
             transfer.send_tensors(changed, ring.outgoing, Stage(transfer.PIECE_BYTES), rest)
 
@@ -236,6 +258,7 @@ class Snapshots:
         self, ring: _Ring, snapshot: Snapshot, base: Snapshot | None, shapes: Sequence[Shape], room: _Room
     ) -> None:
         with ring.ends_by_errors():
+            ring.incoming.sendall(_NO_NAME if base is None else base.name(of_predecessor=True))
             step = int.from_bytes(channel.receive(ring.incoming, bytearray(8)), "big")
             if step != snapshot.held.step:
                 raise RuntimeError(f"a snapshot of step {snapshot.held.step} and one of step {step} meet")
