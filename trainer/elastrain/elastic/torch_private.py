@@ -244,6 +244,36 @@ def _fsdp_groups(model: nn.Module) -> list[Any]:
 
 
 # -- other -------------------------------------------------------------------------------------------------------------
+def watch_captures(begins: Callable[[], None], ended: Callable[[], None]) -> None:
+    """Call ``begins()`` before each capture of a graph that torch begins in this process, and ``ended()`` when it is
+    over or has failed."""
+    kinds: list[Any] = [torch.cuda.CUDAGraph, getattr(torch.accelerator, "Graph", None)]  # the latter since torch 2.13
+    for kind in filter(None, kinds):
+        _watch_captures(kind, begins, ended)
+
+
+def _watch_captures(kind: Any, begins: Callable[[], None], ended: Callable[[], None]) -> None:
+    begin, end = kind.capture_begin, kind.capture_end
+
+    @functools.wraps(begin)
+    def capture_begin(self: Any, *args: Any, **kwargs: Any) -> None:
+        begins()
+        try:
+            begin(self, *args, **kwargs)
+        except BaseException:
+            ended()
+            raise
+
+    @functools.wraps(end)
+    def capture_end(self: Any) -> None:
+        try:
+            end(self)
+        finally:
+            ended()
+
+    kind.capture_begin, kind.capture_end = capture_begin, capture_end
+
+
 def nccl_pointer(backend: Any) -> Callable[[], int] | None:
     """What returns the pointer of a backend's ``ncclComm_t``; None if this torch does not give it."""
     pointer: Callable[[], int] | None = getattr(backend, "_comm_ptr", None)

@@ -11,10 +11,11 @@ import torch
 
 from elastrain.api.messages import Welcome
 from elastrain.api.records import Generation
-from elastrain.elastic.comm.backend import Offer
+from elastrain.elastic.comm.backend import Backend, Offer
 from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.comm.exchange import Meeting
 from elastrain.elastic.comm.peer import PeerLost
+from elastrain.elastic.comm.stock.captures import CAPTURES
 from elastrain.elastic.comm.stock.nccl import InitialisationFailed
 from elastrain.elastic.comm.transport import CalledOff, described, first_line
 
@@ -40,6 +41,8 @@ class Connector:
         """Set the transport that this rank can use for tensors on ``device``."""
         self._offer = replace(offer, failed=self._offer.failed, proven=self._offer.proven)
         self._device = device
+        if Backend.NCCL in (offer.backend, offer.inner):
+            CAPTURES.watch()
 
     def entered(self, communicator: Communicator) -> None:
         """This rank has entered a generation."""

@@ -13,14 +13,15 @@ beside the state, and the checksum is computed on the host. Tensors of the host 
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from elastrain.elastic.comm import channel
 from elastrain.elastic.comm.communicator import Communicator
+from elastrain.elastic.comm.stock.captures import relaxed
 from elastrain.elastic.comm.transport import page_locked
 from elastrain.elastic.encoding import Malformed, NotEncodable, decode, encode
 from elastrain.elastic.encoding.leaves import is_dense, raw_bytes
@@ -270,10 +271,15 @@ def settle(tensors: Iterable[torch.Tensor]) -> None:
         torch.cuda.current_stream(device).synchronize()
 
 
-def apart(tensors: Iterable[torch.Tensor]) -> AbstractContextManager[object]:
+@contextmanager
+def apart(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
     """A context in which this thread copies the tensors on a stream of its own.
 
     On the default stream each copy would wait for the whole step that the training thread has queued.
     """
     device = next((t.device for t in tensors if t.is_cuda), None)
-    return nullcontext() if device is None else torch.cuda.stream(torch.cuda.Stream(device))
+    if device is None:
+        yield
+        return
+    with relaxed(), torch.cuda.stream(torch.cuda.Stream(device)):
+        yield

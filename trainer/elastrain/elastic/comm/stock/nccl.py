@@ -9,6 +9,8 @@ Properties of NCCL that shape this module (sources in docs/sharded.md):
 - An abort frees memory that kernels of other ranks of the node may use (:mod:`elastrain.elastic.comm.stock.watchdog`).
 - Kernels of two communicators run on a device only one after the other. Forming a communicator therefore launches none:
   its first kernel belongs to the first step of its generation, and the host has waited for the previous generation.
+- It allocates and frees device memory as a communicator begins and ends, which a capture of a CUDA graph does not bear
+  (:mod:`elastrain.elastic.comm.stock.captures`).
 - In the non-blocking mode NCCL 2.26 hangs at random, and Python cannot wait for the end of an initialisation. The
   blocking mode is used, in a thread that can be left behind.
 """
@@ -32,6 +34,7 @@ import torch.distributed as dist
 from elastrain.elastic import torch_private
 from elastrain.elastic.comm.header import Label
 from elastrain.elastic.comm.peer import PeerLost
+from elastrain.elastic.comm.stock.captures import CAPTURES
 from elastrain.elastic.comm.stock.watchdog import Mates
 from elastrain.elastic.comm.transport import COLLECTIVE_SECONDS, CONNECT_SECONDS, CalledOff, first_line
 
@@ -148,8 +151,12 @@ class Nccl:
         self._mates.close()
 
     def _abort(self, cause: str) -> None:
-        began = time.monotonic()
         self._mates.begin()
+        with CAPTURES.exclude("the abort of a NCCL communicator"):
+            self._abort_alone(cause)
+
+    def _abort_alone(self, cause: str) -> None:
+        began = time.monotonic()
         revoked = revoke(self._backend, self._device)
         if late := self._mates.agree():
             log.warning("ranks of this node have not said that their kernels have ended", ranks=late, revoked=revoked)
@@ -163,7 +170,8 @@ class Nccl:
 
     def _shut_down(self) -> None:
         try:
-            self._backend.shutdown()
+            with CAPTURES.exclude("the end of a NCCL communicator"):
+                self._backend.shutdown()
         except RuntimeError as e:
             log.warning("NCCL communicator did not end in good order", error=first_line(e))
         else:
@@ -223,7 +231,7 @@ def make_room(device: torch.device) -> None:
     """NCCL allocates beside torch's caching allocator, which may hold the whole device without using it."""
     if device.type == "cuda" and torch.cuda.mem_get_info(device)[0] < ROOM_BYTES:
         log.info("the caching allocator releases what it does not use: NCCL needs device memory")
-        with torch.cuda.device(device):
+        with torch.cuda.device(device), CAPTURES.exclude("the release of unused device memory"):
             torch.cuda.empty_cache()
 
 
@@ -254,7 +262,7 @@ class _Attempt:
             self._left = True
             backend = self._backend if self.done.is_set() else None
         if backend is not None:
-            backend.abort()
+            _abort(backend)
 
     def result(self) -> Any:
         if self._error is not None:
@@ -265,7 +273,8 @@ class _Attempt:
 
     def _run(self) -> None:
         try:
-            backend = open_backend(*self._of)
+            with CAPTURES.exclude("NCCL's initialisation"):
+                backend = open_backend(*self._of)
         except Exception as e:
             self._error = e
             self.done.set()
@@ -275,7 +284,7 @@ class _Attempt:
             left = self._left
             self.done.set()
         if left:
-            backend.abort()
+            _abort(backend)
 
 
 def open_backend(store: dist.Store, rank: int, world_size: int, device: torch.device) -> Any:
@@ -347,6 +356,11 @@ class IdStore(dist.Store):
 
     def delete_key(self, key: str) -> bool:
         return self._values.pop(key, None) is not None
+
+
+def _abort(backend: Any) -> None:
+    with CAPTURES.exclude("the abort of a NCCL communicator"):
+        backend.abort()
 
 
 def _first(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
