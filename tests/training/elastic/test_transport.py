@@ -6,6 +6,7 @@ import threading
 import time
 from collections import defaultdict
 from enum import Enum
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from elastrain.elastic.comm.header import Kind
 from elastrain.elastic.comm.stock import devices, nccl
 from elastrain.elastic.comm.transport import CalledOff
 from elastrain.elastic.commit.vote import Vote, cast
+from elastrain.elastic.strategies.learner import Learner
 
 PATIENCE = 30.0
 
@@ -283,6 +285,27 @@ def test_the_step_counts_on_no_rank_if_one_is_called_off_before_it_has_voted(for
         return vote(c, 1.0)
 
     assert each(train, [told, other]) == [False, False]
+
+
+@only_nccl
+def test_a_learner_waits_for_its_peers_only_if_its_body_loads_a_kernel_behind_their_sums(form, each, machine) -> None:
+    """CUDA loads a kernel when the device has no other work."""
+    learning, peer = form(2)
+    queued = lambda: any(len(device.brought) == 2 for device in machine.opened)  # noqa: E731
+
+    def train(c: Communicator) -> bool:
+        if c is peer:
+            eventually(queued, what="the learner has queued the sums of the step")
+            return vote(c, 1.0, 2.0)
+        buckets = [SimpleNamespace(flat=torch.zeros(1, dtype=torch.float64), parameters=(), views=()) for _ in range(2)]
+        learner = Learner(lambda: buckets)
+        learner.begin(c, receiving=False)
+        machine.of_thread[threading.get_ident()].synchronize()
+        learner.finish()
+        assert [bucket.flat.item() for bucket in buckets] == [1.0, 2.0]
+        return cast(c, lambda: Vote(())).sums[0] == 2.0
+
+    assert each(train, [learning, peer]) == [True, True]
 
 
 @only_nccl
