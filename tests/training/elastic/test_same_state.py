@@ -12,7 +12,7 @@ from torch import nn
 from elastrain.api.settings import CheckpointSpec
 from elastrain.elastic.checkpoint import CheckpointKeeper, levels_of
 from elastrain.elastic.encoding.leaves import is_dense
-from elastrain.elastic.state import capture, transfer
+from elastrain.elastic.state import capture, rollback, transfer
 from elastrain.elastic.state.capture import NotTheSame, fingerprints
 from elastrain.elastic.state.portions import Transfer
 from elastrain.elastic.state.receiver import StateReceiver
@@ -90,7 +90,7 @@ def everything(fill: int) -> Tracked:
 
 
 # -- the ways ----------------------------------------------------------------------------------------------------------
-@pytest.fixture(params=["transfer", "checkpoint", "snapshot"])
+@pytest.fixture(params=["by_transfer", "by_checkpoint", "by_snapshot", "by_snapshot_on_the_host"])
 def moved(request, connect, each, tmp_path, monkeypatch) -> Callable[[Tracked, Tracked], None]:
     """``moved(there, here)``: objects ``here`` get the state of those ``there``."""
     monkeypatch.setattr(transfer, "SMALL_BYTES", 200)
@@ -125,7 +125,12 @@ def moved(request, connect, each, tmp_path, monkeypatch) -> Callable[[Tracked, T
         snapshot._tracked, snapshot._trained = here, TrainedSet(here)
         snapshot.restore()
 
-    return {"transfer": by_transfer, "checkpoint": by_checkpoint, "snapshot": by_snapshot}[request.param]
+    def by_snapshot_on_the_host(there: Tracked, here: Tracked) -> None:
+        monkeypatch.setattr(rollback, "_memory_of", lambda _device: 1)
+        by_snapshot(there, here)
+
+    ways = (by_transfer, by_checkpoint, by_snapshot, by_snapshot_on_the_host)
+    return {way.__name__: way for way in ways}[request.param]
 
 
 def assert_same(there: Tracked, here: Tracked) -> None:

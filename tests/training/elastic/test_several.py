@@ -1,5 +1,8 @@
 """Closures of optimizers, and the copy of the state that a discarded loop body is put back to."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -12,9 +15,12 @@ from elastrain.elastic.commit.control import Summed
 from elastrain.elastic.commit.decide import Known
 from elastrain.elastic.commit.step import Step
 from elastrain.elastic.contract import Contract
-from elastrain.elastic.state.rollback import Snapshot
+from elastrain.elastic.state import capture, rollback
+from elastrain.elastic.state.host_copy import HostCopy
+from elastrain.elastic.state.rollback import DEVICE_SHARE, Snapshot, crowded
 from elastrain.elastic.state.tracked import Tracker
 from elastrain.elastic.state.trained import TrainedSet
+from elastrain.elastic.torch_private import pytree
 
 SUMS = Summed([0.0] * control.SIZE, ())
 
@@ -92,7 +98,27 @@ def test_error_names_the_remedy_if_updates_within_a_closure_were_not_seen_in_the
     Body(torch.optim.SGD).optimizer.step(body.closure)
 
 
-def test_snapshot_holds_nothing_that_changes_with_the_objects() -> None:
+@pytest.fixture
+def on_host(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Bytes of each copy that was made in the host's memory."""
+    taken: list[int] = []
+    take = HostCopy.take
+    monkeypatch.setattr(HostCopy, "take", lambda self, tree: taken.append(bytes_of(tree)) or take(self, tree))
+    return taken
+
+
+def bytes_of(tree: Any) -> int:
+    return sum(leaf.nbytes for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor))
+
+
+def has(monkeypatch: pytest.MonkeyPatch, memory: int | None) -> None:
+    """The tensors lie on a device with so much memory."""
+    monkeypatch.setattr(rollback, "_memory_of", lambda _device: memory)
+
+
+@pytest.mark.parametrize("memory", [None, 1])
+def test_snapshot_holds_nothing_that_changes_with_the_objects(memory, monkeypatch) -> None:
+    has(monkeypatch, memory)
     net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     optimizer = torch.optim.LBFGS(net.parameters(), line_search_fn="strong_wolfe")
     schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 5])
@@ -127,3 +153,136 @@ def test_snapshot_holds_nothing_that_changes_with_the_objects() -> None:
         scaler.unscale_(optimizer)  # not "already called since the last update()"
         scaler.update()
         change()
+
+
+def test_a_device_keeps_a_copy_that_takes_a_small_part_of_it_and_the_host_keeps_its_own() -> None:
+    memory = 80 << 30
+    assert not crowded(int(memory * DEVICE_SHARE), memory)
+    assert crowded(int(memory * DEVICE_SHARE) + 1, memory)
+    assert not crowded(1 << 50, None)
+
+
+class Sam(torch.optim.SGD):
+    """Moves the weights, and puts them back as other tensors."""
+
+    @torch.no_grad()
+    def first_step(self) -> None:
+        for p in self.param_groups[0]["params"]:
+            self.state[p]["old"] = p.data.clone()
+            p.add_(p.grad, alpha=0.05)
+
+    @torch.no_grad()
+    def put_back(self) -> None:
+        for p in self.param_groups[0]["params"]:
+            p.data = self.state[p]["old"]
+
+
+class Script:
+    """Two models and their optimizers; :meth:`body` ends where its last backward has lost a worker."""
+
+    def __init__(self, kind: str) -> None:
+        torch.manual_seed(0)
+        self.d, self.g = nn.Linear(4, 64), nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+        kinds: dict[str, Callable[..., torch.optim.Optimizer]] = {
+            "gan": torch.optim.Adam,
+            "sam": lambda p: Sam(p, lr=0.1, momentum=0.9),
+            "lbfgs": lambda p: torch.optim.LBFGS(p, line_search_fn="strong_wolfe"),
+        }
+        self.optimizers = [kinds[kind](net.parameters()) for net in (self.d, self.g)]
+        self.tracked: dict[str, Any] = {
+            "d": self.d,
+            "g": self.g,
+            "of_d": self.optimizers[0],
+            "of_g": self.optimizers[1],
+        }
+
+    def loss(self) -> torch.Tensor:
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+        loss = self.d(self.g(torch.randn(8, 3))).square().mean()
+        loss.backward()
+        return loss
+
+    def body(self, *, whole: bool) -> None:
+        for optimizer in self.optimizers[: 2 if whole else 1]:
+            self.loss()
+            if isinstance(optimizer, Sam):
+                optimizer.first_step()
+                self.loss()
+                optimizer.put_back()
+            optimizer.step(self.loss)
+        self.loss()
+
+    def state(self) -> dict[str, str]:
+        return capture.fingerprints(capture.capture(self.tracked))
+
+    def tensors(self) -> dict[str, int]:
+        """Where they lie."""
+        leaves = pytree.tree_flatten_with_path(capture.capture(self.tracked))[0]
+        return {pytree.keystr(path): leaf.data_ptr() for path, leaf in leaves if isinstance(leaf, torch.Tensor)}
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("steps", [0, 2])
+@pytest.mark.parametrize("kind", ["gan", "sam", "lbfgs"])
+def test_a_discarded_body_is_undone_to_the_bit_from_memory_of_the_host(kind, steps, whole, monkeypatch) -> None:
+    has(monkeypatch, 1)
+    script = Script(kind)
+    snapshot = Snapshot(script.tracked, TrainedSet(script.tracked))
+    for _ in range(steps):
+        snapshot.save()
+        script.body(whole=True)
+    snapshot.save()
+    before = script.state()
+    script.body(whole=whole)
+    assert script.state() != before
+    snapshot.restore()
+    assert script.state() == before
+    script.body(whole=True)
+    changed = script.state()
+    assert changed != before
+    snapshot.save()
+    script.body(whole=whole)
+    snapshot.restore()
+    assert script.state() == changed
+
+
+def test_a_copy_on_the_host_takes_no_memory_of_the_device_to_be_put_back(on_host, monkeypatch) -> None:
+    script = Script("gan")
+    snapshot = Snapshot(script.tracked, TrainedSet(script.tracked))
+    script.body(whole=True)
+    nbytes = bytes_of(capture.capture(script.tracked))
+    has(monkeypatch, int(nbytes / DEVICE_SHARE) + 1)
+    snapshot.save()
+    assert not on_host
+    has(monkeypatch, int((nbytes - 1) / DEVICE_SHARE))
+    for _ in range(2):
+        snapshot.save()
+        script.body(whole=True)
+    assert on_host == [nbytes] * 2
+    at = script.tensors()
+    snapshot.restore()
+    assert script.tensors() == at
+
+
+class Pair:
+    """Tracked by a script that makes one tensor of two."""
+
+    def __init__(self) -> None:
+        self.values = {"one": torch.zeros(3), "other": torch.ones(3)}
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return dict(self.values)
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        self.values = dict(state)
+
+
+def test_entries_that_have_come_to_share_memory_are_put_back_apart(monkeypatch) -> None:
+    has(monkeypatch, 1)
+    pair = Pair()
+    snapshot = Snapshot({"pair": pair}, TrainedSet({}))
+    snapshot.save()
+    pair.values["one"] = pair.values["other"].add_(5)
+    snapshot.restore()
+    assert [value.tolist() for value in pair.values.values()] == [[0.0] * 3, [1.0] * 3]

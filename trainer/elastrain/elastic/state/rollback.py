@@ -8,10 +8,15 @@ the beginning of each step, for the case that its body is discarded. Other scrip
 A body that updates the state before its last backward is one transaction, with a :class:`Snapshot` of all of the state.
 If it is discarded, the whole body runs again: its forwards then compute with the same parameters, statistics and
 schedules as the first time.
+
+The snapshot is of all of the state, and not of what is updated before the last backward only: which backward is the
+last is known when the body has ended, and no copy can be made then. It therefore lies where it takes no room from the
+script: on devices only up to :data:`DEVICE_SHARE` of their memory.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from typing import Any
@@ -21,10 +26,14 @@ from torch import nn
 
 from elastrain.elastic.state import capture
 from elastrain.elastic.state.capture import Stateful
+from elastrain.elastic.state.host_copy import Copied, HostCopy
 from elastrain.elastic.state.tracked import is_scaler
 from elastrain.elastic.state.trained import TrainedSet
 from elastrain.elastic.torch_private import forget_stages, pytree
 
+DEVICE_SHARE = 1 / 16
+"""Part of a device's memory up to which it holds a copy of its own tensors. A larger copy lies in page-locked memory of
+the host: a script that fills its device still fits, and its steps are long beside the copy."""
 _SHOWN = 3
 """Entries in a message."""
 Path = tuple[Any, ...]
@@ -142,24 +151,71 @@ def _names(paths: list[Path]) -> str:
 
 
 class Snapshot:
-    """A copy of the state of all tracked objects, on their devices."""
+    """A copy of the state of all tracked objects: on their devices, or on the host if one of them is
+    :func:`crowded`."""
 
     def __init__(self, tracked: Mapping[str, Stateful], trained: TrainedSet) -> None:
         """``trained``: the parameters that train, which the body may change."""
         self._tracked, self._trained = tracked, trained
-        self._copy: Any = None
+        self._on_devices: Any = None
+        self._host = HostCopy()
+        self._on_host: Copied | None = None
+        self._devices: dict[Path, torch.device] = {}
+        """Those of the copied tensors."""
         self._set = ""
 
     def save(self) -> None:
         """Copy the state: a loop body begins."""
         self._set = self._trained.describe()
-        self._copy = capture.copied(capture.capture(self._tracked), self._copy)
+        state, sizes = capture.capture(self._tracked), Counter[torch.device]()
+        tensors = [(path, leaf) for path, leaf in _leaves(state) if isinstance(leaf, torch.Tensor)]
+        for _, leaf in tensors:
+            sizes[leaf.device] += leaf.nbytes
+        if any(crowded(nbytes, _memory_of(device)) for device, nbytes in sizes.items()):
+            self._devices = {path: leaf.device for path, leaf in tensors}
+            self._on_devices, self._on_host = None, self._host.take(state)
+        else:
+            self._on_devices, self._on_host = capture.copied(state, self._on_devices), None
 
     def restore(self) -> None:
-        """Put the copy back: the body was discarded. Objects may keep its tensors."""
-        copy, self._copy = self._copy, None
+        """Put the copy back: the body was discarded. Objects may keep its tensors that lie on devices."""
         self._trained.adopt(self._set)
+        if self._on_host is None:
+            copy, self._on_devices = self._on_devices, None
+        else:
+            copy = self._brought_back(self._on_host.complete())
         capture.restore(self._tracked, copy)
         for obj in self._tracked.values():
             if is_scaler(obj):
                 forget_stages(obj)
+
+    def _brought_back(self, copy: Any) -> Any:
+        """A copy on the host, written to where the objects have their tensors now: a second state may not fit there."""
+        present, written = dict(_leaves(capture.capture(self._tracked))), set[int]()
+
+        def bring(path: Path, leaf: Any) -> Any:
+            if not isinstance(leaf, torch.Tensor):
+                return deepcopy(leaf)
+            home, device = present.get(path), self._devices[path]
+            if not isinstance(home, torch.Tensor) or _form(home) != (device, *_form(leaf)[1:]):
+                return leaf.to(device, copy=True)
+            if home.data_ptr() in written:  # two entries have come to share it
+                return leaf.to(device, copy=True)
+            written.add(home.data_ptr())
+            return home.detach().copy_(leaf)
+
+        return pytree.tree_map_with_path(bring, copy)
+
+
+def crowded(nbytes: int, memory: int | None) -> bool:
+    """Whether a device with ``memory`` bytes has no room for a copy of ``nbytes``; None: it is the host. Pure."""
+    return memory is not None and nbytes > DEVICE_SHARE * memory
+
+
+def _memory_of(device: torch.device) -> int | None:
+    """Bytes that ``device`` has, used or free; None: its memory is the host's."""
+    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
+
+
+def _form(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.device, tensor.dtype, tensor.shape, tensor.stride()
