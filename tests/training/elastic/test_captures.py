@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,12 +17,18 @@ import torch
 
 from conditions import eventually
 from elastrain.elastic import torch_private
+from elastrain.elastic.comm import tcp_allreduce
 from elastrain.elastic.comm.backend import Backend, Offer
+from elastrain.elastic.comm.header import Label
 from elastrain.elastic.comm.stock import captures, nccl
 from elastrain.elastic.comm.stock.captures import Captures
 from elastrain.elastic.comm.stock.watchdog import Mates
+from elastrain.elastic.comm.tcp_allreduce import StagedAllreduce
+from elastrain.elastic.comm.transport import completed
 from elastrain.elastic.group.connecting import Connector
 from elastrain.elastic.state import transfer
+from elastrain.elastic.state.host_copy import HostCopy
+from played_card import OnCard
 
 CUDA = torch.device("cuda", 0)
 
@@ -146,21 +153,44 @@ class Driver:
 
     def __init__(self) -> None:
         self.modes: dict[int, int] = {}
+        self.seen: list[int] = []
+        """That of this thread, at each wait and change of its stream."""
 
     def cuThreadExchangeStreamCaptureMode(self, mode: Any) -> None:
         here, value = threading.get_ident(), mode._obj
         self.modes[here], value.value = value.value, self.modes.get(here, 0)
 
 
-def test_a_capture_bears_the_copies_of_a_state_that_travels(monkeypatch) -> None:
-    driver, here = Driver(), threading.get_ident()
-    monkeypatch.setattr(ctypes, "CDLL", {"libcuda.so.1": driver}.__getitem__)
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: device)
-    monkeypatch.setattr(torch.cuda, "stream", lambda _: threading.Lock())
-    on_device: Any = SimpleNamespace(device=CUDA, is_cuda=True)
-    with pytest.raises(ConnectionError), transfer.apart([on_device]):
-        assert driver.modes[here] == 2
+@pytest.fixture
+def driver(card, monkeypatch: pytest.MonkeyPatch) -> Driver:
+    played, here = Driver(), threading.get_ident()
+    wait = torch.cuda.Event.synchronize
+    monkeypatch.setattr(ctypes, "CDLL", {"libcuda.so.1": played}.__getitem__)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda _device: "a stream of its own")
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext(played.seen.append(played.modes.get(here, 0))))
+    monkeypatch.setattr(
+        torch.cuda.Event, "synchronize", lambda e: played.seen.append(played.modes.get(here, 0)) or wait(e)
+    )
+    return played
+
+
+class OnHostAlone:
+    def sum_together(self, staged: torch.Tensor, *, label: Label, before: Callable[[], None]) -> list[Any]:
+        before()
+        return [completed(staged)]
+
+
+def test_a_capture_bears_the_copies_and_waits_of_other_threads(driver, monkeypatch) -> None:
+    here, value = threading.get_ident(), torch.ones(3).as_subclass(OnCard)
+    monkeypatch.setattr(tcp_allreduce, "future_on", lambda _: torch.futures.Future())
+    alone: Any = OnHostAlone()
+    with pytest.raises(ConnectionError), transfer.apart([value]):
         raise ConnectionError
+    assert driver.seen == [2], "a state that travels"
+    HostCopy().take({"value": value}).complete()
+    assert driver.seen[1:] == [2], "a save"
+    StagedAllreduce(alone, lambda _: None).sum(value, Label()).wait()
+    assert driver.seen[2:] == [2, 2], "a sum through the host"
     assert driver.modes[here] == 0
     driver.modes.clear()
     with transfer.apart([torch.ones(1)]):

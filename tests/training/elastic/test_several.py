@@ -21,6 +21,7 @@ from elastrain.elastic.state.rollback import DEVICE_SHARE, Snapshot, crowded
 from elastrain.elastic.state.tracked import Tracker
 from elastrain.elastic.state.trained import TrainedSet
 from elastrain.elastic.torch_private import pytree
+from played_card import OnCard
 
 SUMS = Summed([0.0] * control.SIZE, ())
 
@@ -286,3 +287,20 @@ def test_entries_that_have_come_to_share_memory_are_put_back_apart(monkeypatch) 
     pair.values["one"] = pair.values["other"].add_(5)
     snapshot.restore()
     assert [value.tolist() for value in pair.values.values()] == [[0.0] * 3, [1.0] * 3]
+
+
+def test_a_card_copies_the_state_before_the_body_changes_it_and_no_page_locked_memory_is_taken_twice(
+    card, monkeypatch
+) -> None:
+    has(monkeypatch, 1)
+    pair = Pair()
+    pair.values = {name: value.as_subclass(OnCard) for name, value in pair.values.items()}
+    snapshot = Snapshot({"pair": pair}, TrainedSet({}))
+    for number in range(3):
+        snapshot.save()
+        for value in pair.values.values():
+            value.copy_(torch.full((3,), 7.0 + number), non_blocking=True)
+        assert card.queued > card.done, "the host goes on"
+    assert len(card.page_locked) == 1
+    snapshot.restore()
+    assert [value.tolist() for value in pair.values.values()] == [[8.0] * 3] * 2

@@ -28,6 +28,7 @@ import torch
 from elastrain.elastic.comm.header import Label
 from elastrain.elastic.comm.mesh import Mesh
 from elastrain.elastic.comm.peer import PeerLost
+from elastrain.elastic.comm.stock.captures import relaxed
 from elastrain.elastic.comm.transport import completed, event_behind, future_on, page_locked
 from elastrain.elastic.comm.tree import TreeSum, reach
 
@@ -221,17 +222,21 @@ class StagedAllreduce:
         staged = page_locked(buffer.shape, buffer.device, buffer.dtype).copy_(buffer, non_blocking=True)
         copied, done = event_behind(buffer.device), future_on(buffer)
 
+        def wait() -> None:
+            with relaxed():
+                copied.synchronize()
+
         def bring_back(_: torch.futures.Future[torch.Tensor]) -> None:
             # A future records the stream that is current when it gets its value: awaiting it orders the caller's stream
             # after this copy.
             try:
-                with torch.cuda.stream(stream):
+                with relaxed(), torch.cuda.stream(stream):
                     buffer.copy_(staged, non_blocking=True)
                     done.set_result(buffer)
             except Exception as e:  # torch would only log it, and the future would never complete
                 self._failed(e)
                 done.set_exception(e)  # type: ignore[no-untyped-call, unused-ignore]
 
-        (summed,) = self._on_host.sum_together(staged, label=label, before=copied.synchronize)
+        (summed,) = self._on_host.sum_together(staged, label=label, before=wait)
         summed.add_done_callback(bring_back)
         return done

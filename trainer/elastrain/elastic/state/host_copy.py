@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from elastrain.elastic.comm.stock.captures import relaxed
 from elastrain.elastic.comm.transport import event_behind, page_locked
 from elastrain.elastic.state import capture
 from elastrain.elastic.torch_private import pytree
@@ -60,8 +61,9 @@ class Copied:
 
     def complete(self) -> Any:
         """The copied tree; waits for it. Any thread. Call it before the copy is given up: a device may write to it."""
-        for event in self._events:
-            event.synchronize()
+        with relaxed():
+            for event in self._events:
+                event.synchronize()
         self._queued = ()  # only now may other tensors get their memory
         return self._tree
 

@@ -8,7 +8,7 @@ communicator begins and ends, which happens beside the script's steps.
 torch's captures (``torch.cuda.graph``, ``make_graphed_callables``, ``torch.compile(mode="reduce-overhead")``) begin and
 end by two methods, which are watched. A capture that an extension begins by itself is not seen.
 
-Copies of the state, which take longer than a step, run beside captures: :func:`relaxed`.
+Copies of the state and of sums run beside captures: :func:`relaxed`.
 """
 
 from __future__ import annotations
@@ -98,7 +98,8 @@ _RELAXED = 2
 
 @contextmanager
 def relaxed() -> Iterator[None]:
-    """Around copies of this thread, on a stream of its own: a capture of another thread bears them.
+    """Around copies of this thread, on a stream of its own, and its waits for events: a capture of another thread bears
+    them.
 
     By the driver's ``cuThreadExchangeStreamCaptureMode``, as NCCL does around its own allocations. Does nothing without
     NVIDIA's driver.
