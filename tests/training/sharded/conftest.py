@@ -74,13 +74,23 @@ class ShardedJob(Job):
         paths = self.ask(what, *ranks, step=step)
         self.wait(f"{ranks} to {what}", lambda: not any(path.exists() for path in paths))
 
+    def run_to_the_end(self, *workers: str) -> None:
+        """Let them run freely until all have finished. Nothing is late while steps are committed."""
+        (self.folder / "run-free").touch()
+
+        def ended() -> bool:
+            return all(self[w].process.poll() is not None for w in workers)
+
+        while not ended():
+            step = self.last_step()
+            self.wait("all to end, or the next step", lambda step=step: ended() or self.last_step() > step, pause=0.2)
+        assert [self[w].ends().outcome for w in workers] == ["finished"] * len(workers), self.story()
+
     def finish(self, *workers: str) -> dict[str, list[dict]]:
         """Let them run freely to the end; what the ranks of each group have saved, by shard."""
         import torch
 
-        (self.folder / "run-free").touch()
-        self.wait("all to end", lambda: all(self[w].process.poll() is not None for w in workers))
-        assert [self[w].ends().outcome for w in workers] == ["finished"] * len(workers), self.story()
+        self.run_to_the_end(*workers)
         return {w: [torch.load(self.folder / f"final-{w}-{n}.pt") for n in range(self.nproc)] for w in workers}
 
 
@@ -181,9 +191,7 @@ class ShapeJob(ShardedJob):
         """What the ranks have saved, by rank, after they have run freely to the end."""
         import torch
 
-        (self.folder / "run-free").touch()
-        self.wait("all to end", lambda: all(self[w].process.poll() is not None for w in workers))
-        assert [self[w].ends().outcome for w in workers] == ["finished"] * len(workers), self.story()
+        self.run_to_the_end(*workers)
         return [torch.load(self.folder / "out" / f"{rank}.pt") for rank in range(self.shape.size * len(workers))]
 
 
