@@ -21,7 +21,7 @@ from elastrain.api import messages as m
 from elastrain.api import names
 from elastrain.api.loops import NO_LOOP, LoopId
 from elastrain.api.records import Generation, GenerationMember
-from elastrain.api.settings import BatchSettings, CheckpointSpec, DivergenceSpec, RankSettings
+from elastrain.api.settings import BatchSettings, CheckpointSpec, DivergenceSpec, RankSettings, ShareRule
 
 PATIENCE = 60.0
 """Seconds that a test waits for a condition before it fails, saying which."""
@@ -183,11 +183,14 @@ class World:
         checkpoint: CheckpointSpec | None = None,
         batch: BatchSettings | None = None,
         divergence: DivergenceSpec | None = None,
+        shares: ShareRule = ShareRule.EQUAL,
         **env: str,
     ) -> None:
         saved_step = max((r.saved_step() for r in self.ranks.values()), default=0)
         divergence = divergence or DivergenceSpec()
-        settings = RankSettings(audit_dir=str(self.audit), checkpoint=checkpoint, batch=batch, divergence=divergence)
+        settings = RankSettings(
+            audit_dir=str(self.audit), checkpoint=checkpoint, batch=batch, divergence=divergence, shares=shares
+        )
         for name in ranks:
             command = [sys.executable, str(script), str(self.folder), str(epochs), str(delay)]
             self.ranks[name] = Rank(self.warm, name, self.folder, command, env, self.located, saved_step, settings)

@@ -197,7 +197,7 @@ class ChosenBatch(ScriptsBatch):
         now, place = self._clock(), step.place
         size = (place.generation, place.world_size, step.span * self._base)
         took, self._last = now - self._last, now
-        if step.span != self.factor or step.share != place.share:
+        if step.span != self.factor or step.share.parts != place.share.parts:
             self._measuring = None  # before an end, or with learners
         elif size != self._measuring:
             self._measuring, self._count, self._seconds = size, 0, 0.0

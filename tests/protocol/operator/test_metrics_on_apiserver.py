@@ -82,7 +82,7 @@ def test_a_scrape_has_every_metric_and_a_deleted_job_none(cluster, play, client,
 
         found = Scrape(operator.metrics())
         wanted = {series for m in metrics() for series in m.series} | set(OF_THE_PROCESS)
-        # Of jobs with spec.shares: Measured, which excludes spec.batch: test_metrics_jobs.py has it.
+        # Of jobs with spec.shares: Measured: test_metrics_jobs.py has it.
         assert wanted - {"elastrain_job_slowest_rank_share"} <= found.names()
         assert found.of("elastrain_job_step", **job) == [70]
         assert found.of("elastrain_job_steps_total", **job) == [73], "three steps were repeated"

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from elastrain.api.settings import BatchSettings, CheckpointSpec, LearningRate, RankSettings
+from elastrain.api.settings import BatchSettings, CheckpointSpec, LearningRate, RankSettings, ShareRule
 from elastrain.data.order import Order
 from elastrain.data.share import Place
 from elastrain.elastic.assemble import strategy_for
@@ -137,6 +137,21 @@ def test_no_loop_body_has_more_samples_than_at_the_smallest_size_and_pauses_come
     assert_in_order(final["commits"])
 
 
+def test_a_slow_rank_computes_fewer_samples_of_each_batch_and_the_model_is_that_of_one_process(world) -> None:
+    (world.folder / "run-free").touch()
+    options = {"batch": bounds(ranks=2), "shares": ShareRule.MEASURED, "FACTORS": "1,2,4", "epochs": 3}
+    start(world, "a", **options, SAMPLE="0.001")
+    start(world, "b", **options, SAMPLE="0.003")
+    world.propose("a", "b")
+    final = world.finished("a", "b")["a"]
+    assert_replayed(final, final["commits"])
+    assert final["largest"] <= 5, "a larger share is computed in more parts"
+    assert verify(world.audit).ok
+    lines = [json.loads(line) for file in world.audit.glob("b.*") for line in file.read_text().splitlines()]
+    late = {line["span"]: len(line["indices"]) / (10 * line["span"]) for line in lines if line.get("step", 0) > 30}
+    assert late[2] == late[4] == 0.25
+
+
 @pytest.mark.parametrize("ranks", ["a", "ab"])
 def test_all_ranks_measure_the_same_noise_and_scale_the_learning_rate_by_it(world, ranks) -> None:
     options = {"micro_batch_size": 5}
@@ -159,7 +174,9 @@ def test_all_ranks_measure_the_same_noise_and_scale_the_learning_rate_by_it(worl
 class Played:
     """Rank 0 of eight, whose steps of n samples take 0.1 s and 0.005 s for each. |G|² = 1."""
 
-    def __init__(self) -> None:
+    def __init__(self, weights: tuple[int, ...] = ()) -> None:
+        """``weights``: of the shares."""
+        self._weights = weights
         self.now, self.position, self.changes = 0.0, 0, [(0.0, 1)]
         self.batch = ChosenBatch(bounds(), clock=lambda: self.now)
         self.batch.begin_loop(ORDER)
@@ -170,7 +187,8 @@ class Played:
         place = Place(1, 0, 8)
         while self.now < until:
             samples = self.batch.factor * 10
-            step = Step(self.position, place, place.share, (), span=self.batch.factor, samples=samples)
+            share = place.share._replace(weights=self._weights)
+            step = Step(self.position, place, share, (), span=self.batch.factor, samples=samples)
             self.batch.begin_step(1 << 40, ())
             parts = (2 * (1 + variance / 5), 2 / 5, 2.0) if self.batch.small.open else (0.0, 0.0, 0.0)
             votes = (*self.batch.votes(place)[:2], *parts)
@@ -184,8 +202,9 @@ class Played:
                 self.changes.append((self.now, self.batch.factor))
 
 
-def test_rank_0_doubles_the_batch_at_most_each_30_seconds_up_to_the_best_goodput() -> None:
-    played = Played()
+@pytest.mark.parametrize("weights", [(), (1, 2, 3, 4, 5, 6, 7, 8)])
+def test_rank_0_doubles_the_batch_at_most_each_30_seconds_up_to_the_best_goodput(weights) -> None:
+    played = Played(weights)
     played.train(300, variance=200)
     batch = played.batch
     assert [factor for _, factor in played.changes][:3] == [1, 2, 4]

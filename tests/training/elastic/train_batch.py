@@ -1,6 +1,7 @@
 """A training script for the tests with ``spec.batch``: its batch changes every third step if ``FACTORS`` says to which.
 
-``EVERY``: job.every() so many steps. ``OPTIONS``: of the loader.
+``EVERY``: job.every() so many steps. ``OPTIONS``: of the loader. ``SAMPLE``: seconds that a sample takes, as this rank
+measures it.
 """
 
 import itertools
@@ -15,6 +16,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import elastrain
+from elastrain.elastic.group.heartbeat import Heartbeat
 from elastrain_batches import chosen
 
 out, epochs, delay = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
@@ -34,6 +36,11 @@ if "FACTORS" in os.environ:
         return factor if next(calls) % 3 else factors[(at + 1) % len(factors)]
 
     chosen.choose = choose
+
+if "SAMPLE" in os.environ:
+    Heartbeat.spent = property(
+        lambda _: float(os.environ["SAMPLE"]) * sum(len(part.indices) for part in job._loop.step.parts)
+    )
 
 with elastrain.join() as job:
     model = job.wrap(nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3)).double())

@@ -35,6 +35,10 @@ def test_ranks_get_the_bounds_and_how_many_they_are_at_least() -> None:
     assert RankSettings.model_validate_json(written).batch == settings
 
 
+def test_ranks_may_choose_their_batch_and_measure_their_shares() -> None:
+    assert spec(shares="Measured", batch=BOUNDS).shares is ShareRule.MEASURED
+
+
 def test_ranks_get_the_shares_of_the_spec() -> None:
     assert spec().shares is ShareRule.EQUAL
     given = spec(shares="Measured", maxShare=1.5, parallelism={"shards": 2}, nprocPerNode=2)
@@ -53,7 +57,6 @@ def test_ranks_get_the_shares_of_the_spec() -> None:
         ({"batch": BOUNDS, "parallelism": {"shards": "all"}}, "must be absent if parallelism.shards is not 1"),
         ({"batch": BOUNDS, "parallelism": {"shards": 2}, "nprocPerNode": 2}, "must be absent if parallelism.shards"),
         ({"shares": "measured"}, "'Equal' or 'Measured'"),
-        ({"shares": "Measured", "batch": BOUNDS}, "must be Equal with batch"),
         ({"shares": "Measured", "parallelism": {"shards": "all"}}, r"if parallelism\.shards is all"),
         ({"shares": "Measured", "parallelism": {"mesh": [{"name": "dp_shard", "size": 1}]}}, "or with a mesh"),
         ({"maxShare": 2}, "must be absent if shares is Equal"),

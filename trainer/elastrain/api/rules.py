@@ -273,9 +273,9 @@ BATCH_IS_FIXED = _fixed_unless_suspended(
 
 SHARES_ARE_OF_REPLICAS = Rule(
     field="shares",
-    words="must be Equal with batch, or if parallelism.shards is all, or with a mesh: shares are those of replicas",
-    cel="!has(self.shares) || self.shares == 'Equal' || (!has(self.batch) && (!has(self.parallelism) || "
-    "(string(self.parallelism.shards) != 'all' && !has(self.parallelism.mesh))))",
+    words="must be Equal if parallelism.shards is all, or with a mesh: shares are those of replicas",
+    cel="!has(self.shares) || self.shares == 'Equal' || !has(self.parallelism) || "
+    "(string(self.parallelism.shards) != 'all' && !has(self.parallelism.mesh))",
 )
 MAX_SHARE_IS_OF_MEASURED = Rule(
     field="maxShare",

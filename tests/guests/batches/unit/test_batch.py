@@ -134,15 +134,17 @@ def test_equal_progress_is_an_equal_expected_loss_with_any_batch(factor, progres
     assert expected_distance(factor, samples=progress) > 1.5 * expected_distance(1, samples=progress)
 
 
-def test_the_noise_scale_of_gradients_with_a_known_one_is_found():
+@pytest.mark.parametrize("sizes", [(16, 16, 16, 16), (4, 10, 18, 32)])
+def test_the_noise_scale_of_gradients_with_a_known_one_is_found_from_parts_of_any_size(sizes):
     """Gradients of 50 dimensions, |G|² = 1, and a variance of 640 in all: the noise scale is 640 samples."""
     draw, scale, dimensions = random.Random(1), NoiseScale(), 50
     mean, spread = 1 / math.sqrt(dimensions), math.sqrt(640 / dimensions)
     for step in range(3000):
-        parts = [[draw.gauss(mean, spread / math.sqrt(16)) for _ in range(dimensions)] for _ in range(4)]
-        whole = [sum(p[i] for p in parts) / 4 for i in range(dimensions)]
+        parts = [[draw.gauss(mean, spread / math.sqrt(n)) for _ in range(dimensions)] for n in sizes]
+        whole = [sum(n * p[i] for n, p in zip(sizes, parts, strict=True)) / 64 for i in range(dimensions)]
         small = sum(sum(x * x for x in p) for p in parts) / 4
-        scale.add(small, 1 / 16, sum(x * x for x in whole), 64, part=weight(step, 1))
+        inverse = sum(1 / n for n in sizes) / 4
+        scale.add(small, inverse, sum(x * x for x in whole), 64, part=weight(step, 1))
     found = scale.samples(64)
     assert found is not None
     assert 640 / 3 < found < 640 * 3, "the average extends over the last steps only"

@@ -157,8 +157,8 @@ class JobSpec(ApiModel):
     shares: ShareRule = ShareRule.EQUAL
     """How a global batch is divided between the ranks. Measured: in proportion to their measured speed, so that a slow
     worker delays the others less; the global batch and each sample's weight stay the same. The ranks that hold one copy
-    of the model together have equal shares. For ranks on CPUs. Not with ``batch``, ``parallelism.shards: all`` or a
-    mesh. May only change while ``suspend`` is true."""
+    of the model together have equal shares. Not with ``parallelism.shards: all`` or a mesh. May only change while
+    ``suspend`` is true."""
     max_share: Annotated[float, Field(ge=1.0)] | None = None
     """With ``shares: Measured``: the most that a rank computes, as a multiple of the equal share. Bounds its memory.
     Absent: 2. May only change while ``suspend`` is true."""
@@ -249,7 +249,7 @@ class JobSpec(ApiModel):
     def _shares_are_of_replicas(cls, value: ShareRule, info: ValidationInfo) -> ShareRule:
         parallelism = info.data.get("parallelism")
         other = parallelism is not None and (parallelism.shards == ALL or parallelism.mesh is not None)
-        if value is ShareRule.MEASURED and (other or info.data.get("batch") is not None):
+        if value is ShareRule.MEASURED and other:
             raise rule_broken(rules.SHARES_ARE_OF_REPLICAS.words, value.value)
         return value
 
