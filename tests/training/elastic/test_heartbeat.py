@@ -51,6 +51,22 @@ def test_compute_is_the_loop_body_without_the_wait_for_others(tmp_path) -> None:
     assert said == Beat(Where.BODY, clock.now, 7, 3, commits=3, compute=0.25, total=1.5)
 
 
+def test_compute_lacks_the_sums_in_the_middle_of_a_backward_and_behind_it(tmp_path) -> None:
+    beat, path, clock = page(tmp_path)
+    beat.body(7, 3)
+    clock.now += 0.25
+    with beat.in_sum():
+        clock.now += 2.0
+        assert pulse.read(path).where is Where.COLLECTIVE
+    assert pulse.read(path).where is Where.BODY
+    clock.now += 0.5
+    beat._gradients_done()
+    with beat.in_sum():
+        clock.now += 1.0
+    assert pulse.read(path).where is Where.COLLECTIVE
+    assert beat.spent == 0.75
+
+
 def test_a_step_that_was_discarded_does_not_count(tmp_path) -> None:
     beat, _, clock = page(tmp_path)
     one_step(beat, clock, own=0.25, waited=1.0)

@@ -24,8 +24,12 @@ from elastrain.elastic.comm.header import Label
 from elastrain.elastic.comm.tcp_allreduce import StagedAllreduce
 from elastrain.elastic.comm.transport import OnHost
 from elastrain.elastic.commit.step import Step
+from elastrain.elastic.group.heartbeat import Heartbeat
 from elastrain.elastic.job import Job
 from elastrain.elastic.reduction import queued, sum_of_squares
+from elastrain.elastic.shares.device_time import DeviceTime
+from elastrain.elastic.shares.follow import WHOLE, WINDOW
+from elastrain.elastic.shares.ranks import MeasuredShares
 from played_card import OnCard
 from threaded_world import RankThread, ThreadWorld
 
@@ -90,6 +94,115 @@ def test_the_loss_of_a_reduced_type_is_weighed_in_full_precision() -> None:
     step.add_loss(part, loss)
     assert step.losses is not None
     assert OnHost(step.losses).number() == pytest.approx(2 * 2.71875 / 7, rel=1e-15)
+
+
+# -- the time that a rank computes on a device, for shares by speed --------------------------------------------------
+class Card:
+    """One stream of a played device: work follows what was queued before, and begins when the host has queued it."""
+
+    def __init__(self) -> None:
+        self.host = self.busy_until = 0.0
+
+    def queue(self, seconds: float) -> None:
+        self.busy_until = max(self.busy_until, self.host) + seconds
+
+    def wait(self) -> None:
+        self.host = max(self.host, self.busy_until)
+
+
+@pytest.fixture
+def played_card(monkeypatch) -> Card:
+    """Times of events are those at which the device reaches them. No call of the host waits for one."""
+    card = Card()
+
+    class Event:
+        def __init__(self, *, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self, stream: Card) -> None:
+            self.at = max(stream.busy_until, stream.host)
+
+        def query(self) -> bool:
+            return self.at <= card.host
+
+        def elapsed_time(self, end: Event) -> float:
+            assert self.query() and end.query(), "CUDA raises"
+            return 1e3 * (end.at - self.at)
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: card)
+    return card
+
+
+@pytest.fixture
+def beat(tmp_path, played_card) -> Heartbeat:
+    """Of a rank with a model on the card."""
+    heartbeat = Heartbeat(str(tmp_path / "page"), clock=lambda: played_card.host)
+    heartbeat.device = DeviceTime(torch.device("cuda"))
+    return heartbeat
+
+
+@pytest.mark.parametrize(("loads", "computes"), [(0.01, 0.5), (0.3, 0.5), (0.5, 0.01)])
+def test_a_ranks_time_on_a_device_is_that_of_its_batch_and_computation_without_the_wait_for_others(
+    beat, played_card, loads, computes
+) -> None:
+    for optimizer in (0.0, 0.2, 0.2):
+        played_card.queue(optimizer)  # of the step before
+        beat.body(1, 2)
+        played_card.host += loads  # the host loads a batch, and queues
+        played_card.queue(computes)
+        beat._gradients_done()
+        played_card.queue(4.0)  # sums, until the slowest rank has its part
+        assert beat.spent == 0.0, "it is not known before the host has waited"
+        played_card.wait()
+        assert beat.spent == pytest.approx(max(loads - optimizer, 0.0) + computes)
+        beat.resumed(1.0)
+        beat.runtime()
+        beat.committed()
+
+
+def test_a_ranks_time_on_a_device_is_that_of_all_its_micro_batches_and_backwards(beat, played_card) -> None:
+    beat.body(1, 2)
+    for waits in (0.0, 0.0, 3.0, 0.0):  # the third one sums, and another backward of the body follows
+        played_card.queue(0.25)
+        beat._gradients_done()
+        played_card.queue(waits)
+        played_card.host += 0.001
+        beat.resumed(None)
+    beat.runtime()
+    played_card.wait()
+    assert beat.spent == pytest.approx(1.0, abs=0.02)
+
+
+def test_shares_are_decided_by_the_times_of_devices(beat, played_card) -> None:
+    shares = MeasuredShares()
+    shares.enter([0, 0])
+    for _ in range(WINDOW):
+        beat.body(1, 2)
+        played_card.queue(0.6)
+        beat._gradients_done()
+        played_card.wait()
+        mine = shares.votes(Share(0, 2), Place(1, 0, 2), seconds=beat.spent, samples=30)
+        assert mine[:2] == pytest.approx([0.02, 0.0])
+        shares.commit([mine[0], 0.01, mine[2], 2.0], learning=False)
+        beat.resumed(1.0)
+    assert [round(w / WHOLE, 2) for w in shares.now.weights] == [0.33, 0.67]
+
+
+def test_a_ranks_time_on_a_device_lacks_the_sums_over_groups_in_the_middle_of_its_backward(beat, played_card) -> None:
+    """They block the host, and the device runs dry."""
+    beat.body(1, 2)
+    for computes in (0.5, 0.25):
+        played_card.queue(computes)
+        with beat.in_sum():
+            played_card.wait()
+            played_card.host += 3.0
+    played_card.queue(0.125)
+    beat._gradients_done()
+    with beat.in_sum():  # of the outermost layer: FSDP's own end of the backward
+        played_card.wait()
+        played_card.host += 1.0
+    assert beat.spent == pytest.approx(0.875)
 
 
 # -- sums through the host ---------------------------------------------------------------------------------------------

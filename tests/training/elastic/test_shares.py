@@ -105,6 +105,19 @@ def test_shares_come_to_rest_near_the_sum_of_the_speeds_if_these_are_constant(sp
     assert bounded or max(times) <= ideal * (1 + GAIN + 0.02)
 
 
+def test_shares_stay_if_the_batch_changes() -> None:
+    """A larger one makes each sample cheaper on all ranks."""
+    now, history = Shares(), []
+    for step in range(40 * WINDOW):
+        batch = (96, 192, 384, 192)[step // 40 % 4]
+        cuts = [run_of(batch, 2, part, now.weights) for part in range(2)]
+        counts = [stop - start for start, stop in cuts]
+        now = follow(now, [(0.05 + n / v) / n for n, v in zip(counts, [500.0, 250.0], strict=True)])
+        history.append(now.weights)
+    assert history[-1][0] / WHOLE == pytest.approx(2 / 3, abs=0.01)
+    assert len({*history[3 * WINDOW :]}) == 1, "they change with the batch"
+
+
 @pytest.mark.parametrize("slow", [50.0, 25.0])
 def test_throughput_is_nearly_the_sum_of_speeds_if_one_of_two_ranks_is_held_to_a_part_of_its_own(slow) -> None:
     _, throughput = played(lambda _: [100.0, slow], batch=64, steps=400)
@@ -184,6 +197,28 @@ def test_no_share_grows_beyond_max_share_in_any_decision(rows) -> None:
     for row in rows:
         now = follow(now, row, bound(3, 1.5, 0))
         assert max(now.weights, default=0) <= WHOLE / 2 + len(row)
+
+
+@given(
+    data=st.data(),
+    units=st.integers(2, 6),
+    most=st.floats(1.0, 8.0),
+    things=st.integers(1, 200),
+)
+def test_parts_are_the_whole_batch_each_has_a_granule_and_none_more_than_max_share_for_any_speeds(
+    data, units, most, things
+) -> None:
+    """``things``: of a batch: samples, or micro-batches. Times that are 0 are not known."""
+    seconds = st.one_of(st.just(0.0), st.floats(1e-4, 10))
+    rows = data.draw(st.lists(st.lists(seconds, min_size=units, max_size=units), max_size=4 * WINDOW))
+    now, repeats = Shares(), data.draw(st.integers(1, 2 * WINDOW))
+    for row in (row for row in rows for _ in range(repeats)):
+        now = follow(now, row, bound(units, most, 0))
+        cuts = [run_of(things, units, part, now.weights) for part in range(units)]
+        counts = [stop - start for start, stop in cuts]
+        assert sum(counts) == things and all(a[1] == b[0] for a, b in pairwise(cuts))
+        assert min(counts) >= min(1, things // units)
+        assert max(counts) <= max(1, things * most / units + 1)
 
 
 # -- a speed that jumps ----------------------------------------------------------------------------------------------

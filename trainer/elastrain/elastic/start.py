@@ -18,6 +18,7 @@ from elastrain.elastic.comm.backend import device_of_rank
 from elastrain.elastic.group.heartbeat import Heartbeat
 from elastrain.elastic.group.shell import Session
 from elastrain.elastic.job import Job
+from elastrain.elastic.shares.device_time import DeviceTime
 
 log = structlog.get_logger(__name__)
 
@@ -68,11 +69,8 @@ def join(*, numerics: Literal["exact", "bitwise"] = "exact") -> Job:
     session = Session(path, local_rank)
     if local_rank == 0 and (warning := torch_probes.untested()):
         log.warning(warning)
-    if session.welcome.settings.shares is ShareRule.MEASURED and device.type != "cpu":
-        raise ValueError(
-            f"spec.shares: Measured: not for ranks on {device.type}: the times of ranks are the host's, and a device "
-            "computes after the host has gone on. Use Equal"
-        )
+    if session.welcome.settings.shares is ShareRule.MEASURED and device.type == "cuda":
+        heartbeat.device = DeviceTime(device)
     batch = batch_of(session.welcome.settings.batch)
     job = Job(session, strategy_for(numerics, session, batch.small), heartbeat, device, batch)
     _joined = weakref.ref(session)

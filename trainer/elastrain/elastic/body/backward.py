@@ -114,6 +114,7 @@ class Backward:
         """Compute those of ``part``, and sum them over the ranks if it is the last one."""
         learners = self._world.share != self._world.place.share
         assert self._world.model is not None
+        self._world.model.around_sums = self._heartbeat.in_sum
         if self._world.state.trained.before_backward(communicator, first=step.done == 1, learners=learners):
             self._world.model.may_train_others = True
         if isinstance(loss, torch.Tensor):
@@ -144,7 +145,7 @@ class Backward:
         connected, replica = self._session.connected(), world.state.replicas.take_number(communicator)
         of_model, of_batch, of_script = model.votes(), self._batch.votes(world.place), self._sums.votes(step)
         samples = sum(len(part.indices) for part in step.parts)
-        seconds = max(self._heartbeat.spent - model.waited, 0.0)
+        seconds = self._heartbeat.spent  # a device has come so far: cast() has waited for it
         of_shares = world.state.shares.votes(step.share, step.place, seconds=seconds, samples=samples)
         if step.share.learner:
             learning = model.learner is not None and model.learner.receiving

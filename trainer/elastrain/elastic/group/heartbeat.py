@@ -2,8 +2,8 @@
 
 ``compute`` is the time of the loop body without the wait for other ranks. Backward overlaps with the collectives, so
 this rank's part ends at the moment when its own gradients are done. The autograd engine runs queued callbacks in order:
-a callback that is queued when backward begins runs before this rank waits for its peers. Times are the
-host's: work that a GPU has not finished counts as waiting.
+a callback that is queued when backward begins runs before this rank waits for its peers. Times of the page are the
+host's: work that a GPU has not finished counts as waiting. :attr:`Heartbeat.device` has those of a device.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import faulthandler
 import mmap
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -20,6 +21,7 @@ from elastrain.api import names
 from elastrain.api.pages import heartbeat
 from elastrain.api.pages.heartbeat import Where
 from elastrain.elastic import torch_private
+from elastrain.elastic.shares.device_time import DeviceTime
 
 _SMOOTHING = 0.1
 """Weight of the newest step."""
@@ -33,6 +35,8 @@ class Heartbeat:
         with open(path, "w+b") as file:  # noqa: PTH123 - the page lives as long as the mapping
             file.truncate(heartbeat.SIZE)
             self._page = memoryview(mmap.mmap(file.fileno(), heartbeat.SIZE))
+        self.device: DeviceTime | None = None
+        """Measures :attr:`spent` instead of the host's clock."""
         self._clock = clock
         self._count = 0
         self._where = Where.STARTING
@@ -53,13 +57,27 @@ class Heartbeat:
     def body(self, generation: int, world_size: int) -> None:
         """A loop body begins (before its batch is fetched)."""
         self._generation, self._world_size = generation, world_size
+        if self.device is not None:
+            self.device.begin()
         self._to(Where.BODY)
         self._spent = 0.0
 
     def backward(self, loss: torch.Tensor) -> None:
         """``loss.backward()`` follows: after its own part of it, this rank waits for the others."""
+        if self.device is not None:
+            self.device.follow()
         if loss.requires_grad:
             loss.register_hook(self._backward_began)
+
+    @contextmanager
+    def in_sum(self) -> Iterator[None]:
+        """A sum over other ranks, in the middle of a backward. Any thread, while the training thread waits for it."""
+        was = self._where
+        self._to(Where.COLLECTIVE)
+        try:
+            yield
+        finally:
+            self._to(was)
 
     def waits(self) -> None:
         """From now on this rank waits for the others: it is a learner, or has done its part of an evaluation."""
@@ -94,8 +112,8 @@ class Heartbeat:
 
     @property
     def spent(self) -> float:
-        """Seconds that this rank has computed in the present step, up to its last backward."""
-        return self._spent
+        """Seconds that this rank has computed in the present step, up to its last backward; 0: not known."""
+        return self._spent if self.device is None else self.device.seconds
 
     # -- inside --------------------------------------------------------------------------------------------------------
     def _backward_began(self, _gradient: torch.Tensor) -> None:
@@ -108,6 +126,10 @@ class Heartbeat:
         now = self._clock()
         if self._where is Where.BODY:
             self._spent += now - self._since
+        if self.device is not None:
+            self.device.waits()
+            if where is Where.BODY:
+                self.device.computes()
         self._where, self._since = where, now
         self._write()
 

@@ -47,6 +47,8 @@ class ElasticModule(nn.Module):
 
     in_body: Callable[[], bool] = staticmethod(lambda: False)
     """Whether a loop body runs: then a forward with gradients is one of training, also in ``eval()`` mode."""
+    around_sums: Callable[[], AbstractContextManager[object]] = nullcontext
+    """Around sums over replicas in the middle of a backward, which wait for slower ones."""
     warms_up = False
     """Whether the warm-up's loop body runs."""
     may_train_others = True
@@ -93,11 +95,6 @@ class ElasticModule(nn.Module):
     def void(self) -> str:
         """Why the update of the step that counts is wrong on this rank, whose state is then void; empty: it is not."""
         return ""
-
-    @property
-    def waited(self) -> float:
-        """Seconds that the step's backwards have waited for other replicas on this rank, in the middle of them."""
-        return 0.0
 
     @property
     def device(self) -> torch.device:

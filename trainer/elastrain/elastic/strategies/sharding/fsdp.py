@@ -18,9 +18,8 @@ elsewhere ends no collective of that time: the group is broken when the update i
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -76,9 +75,15 @@ class _Carrier(Protocol):
 class ShardedComm:
     """What carries the collectives of a model in the generation in force. Lasts as long as the model."""
 
-    def __init__(self, serves: Callable[[], bool], groups: Sequence[InnerGroup]) -> None:
-        """``serves()``: whether all ranks run forwards now. ``groups``: of the mesh."""
-        self._serves = serves
+    def __init__(
+        self,
+        serves: Callable[[], bool],
+        groups: Sequence[InnerGroup],
+        around_sums: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
+        """``serves()``: whether all ranks run forwards now. ``groups``: of the mesh. ``around_sums``: over the groups
+        of ranks, whose ranks may be slower."""
+        self._serves, self._around_sums = serves, around_sums
         self._communicator: Communicator | None = None
         self._carriers: dict[str, _Carrier] = {}
         self._twins: dict[tuple[str, ...], Subgroup] = {}
@@ -88,8 +93,6 @@ class ShardedComm:
         self._broken = ""
         """Why the group's collectives give no results any more."""
         self._voted = False
-        self.waited = 0.0
-        """Seconds of the present step in sums over the groups, whose ranks may be slower."""
         self.void = ""
         """Why this rank's state is not that of the step which counts; empty: it is."""
         for group in groups:
@@ -123,7 +126,7 @@ class ShardedComm:
     def begin(self) -> None:
         """A step, or an evaluation, begins."""
         with self._lock:
-            self._voted, self.void, self.waited = False, "", 0.0
+            self._voted, self.void = False, ""
         if (communicator := self._communicator) is not None and (cause := communicator.over) is not None:
             self._break(communicator, cause)
 
@@ -139,10 +142,8 @@ class ShardedComm:
         def add(tensor: torch.Tensor) -> None:
             twins = self._twins.get(names)
             if twins is not None and self._communicator is not None and self._communicator.broken is None:
-                began = time.monotonic()
-                with suppress(GenerationBroken):
+                with suppress(GenerationBroken), self._around_sums():
                     twins.all_reduce(tensor)
-                    self.waited += time.monotonic() - began
                     return
             tensor.zero_()
 

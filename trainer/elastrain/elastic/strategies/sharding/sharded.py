@@ -157,7 +157,7 @@ class ShardedModule(ElasticModule):
         from elastrain.elastic.strategies.sharding.fsdp import ShardedComm, communicate_by
 
         self._ranks, self._shape = ranks, shape
-        self._comm = ShardedComm(self._serves, groups)
+        self._comm = ShardedComm(self._serves, groups, self._around_sum)
         communicate_by(self._comm, module, lambda p: placed.summed(p, shape))
         self._partial: dict[nn.Parameter, torch.Tensor] = {}
         """Sums of the gradients of the step's micro-batches so far."""
@@ -172,10 +172,6 @@ class ShardedModule(ElasticModule):
     @property
     def void(self) -> str:
         return self._comm.void
-
-    @property
-    def waited(self) -> float:
-        return self._comm.waited
 
     def offer(self, demanded: Transport) -> Offer:
         return propose_within(look(self.device), demanded)
@@ -304,6 +300,9 @@ class ShardedModule(ElasticModule):
 
     def _serves(self) -> bool:
         return self.in_body() or self._evaluates
+
+    def _around_sum(self) -> AbstractContextManager[object]:
+        return self.around_sums()
 
     def _products(self) -> tuple[float, float, float]:
         """This rank's part of :attr:`products`."""
