@@ -120,7 +120,7 @@ class GroupsOfWorkersJob(ShardedJob):
             super().start(worker, **own, **options)
 
     def settings(self) -> RankSettings:
-        return RankSettings(shards=RANKS)
+        return RankSettings(shards=RANKS, shares=self.shares)
 
     def groups(self) -> list[str]:
         """Of the newest generation, in rank order; fails the test if one is not whole."""

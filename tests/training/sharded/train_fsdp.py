@@ -8,14 +8,15 @@ evaluation (``die-in-evaluation``), as it writes its part of a checkpoint (``die
 (``die-before-commit``), or its disk is full (``disk-full``).
 It stays for ever in a move of shards of which a part is done (``hold-in-move``).
 
-``EVALUATE=n``: it evaluates after each n-th step. ``MICRO``: samples of a micro-batch. ``SAMPLE``: seconds that a
-sample takes at least. ``TENSOR=n``: n ranks compute
+``EVALUATE=n``: it evaluates after each n-th step. ``MICRO``: samples of a micro-batch. ``SLEEP``: seconds that a
+sample takes at least. ``SAMPLE``: seconds that a sample takes, as this rank measures it. ``TENSOR=n``: n ranks compute
 the inner layer together. ``OWN_MODEL``: each rank builds other parameters. ``EXPERTS``: the inner layer routes samples
 to experts, and is computed again in the backward. ``OWN_CALLS``: gradients are clipped, and the whole model is
 gathered at the end, by torch's own calls.
 """
 
 import errno
+import operator
 import os
 import signal
 import socket
@@ -42,6 +43,7 @@ from elastrain.elastic.checkpoint.folder import NewFolder, Pace
 from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.commit.control import Summed
 from elastrain.elastic.commit.vote import Vote
+from elastrain.elastic.group.heartbeat import Heartbeat
 from elastrain.elastic.reshard import move
 from elastrain.elastic.state.parts import dims
 from elastrain.elastic.state.sender import _Lane
@@ -169,8 +171,15 @@ def hold_in_moves() -> None:
     move._Transfer.run = run_and_hold
 
 
+def measure_as_played() -> None:
+    if sample := float(os.environ.get("SAMPLE", "0")):
+        parts = operator.attrgetter("_loop.step.parts")
+        Heartbeat.spent = property(lambda _: sample * sum(len(part.indices) for part in parts(job)))
+
+
 def main() -> None:
     global job
+    measure_as_played()
     hold_in_moves()
     die_as_source()
     disturb_saves()
@@ -211,7 +220,7 @@ def main() -> None:
         for x, y in job.steps(loader, steps=steps):
             if not (folder / "run-free").exists():
                 time.sleep(delay)
-            time.sleep(len(x) * float(os.environ.get("SAMPLE", "0")))
+            time.sleep(len(x) * float(os.environ.get("SLEEP", "0")))
             optimizer.zero_grad()
             loss = nn.functional.cross_entropy(model(x), y)
             loss.register_hook(lambda _: die("die-before-backward"))  # before it gathers parameters again
