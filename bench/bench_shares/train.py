@@ -1,5 +1,9 @@
 """One rank: a linear model whose samples each take a played time, or real computation that a cgroup holds back; under
-elastrain or as a plain DDP script."""
+elastrain or as a plain DDP script of torchrun.
+
+``argv``: the system, a folder for results, the number of steps. ``SLOW_<rank>``: the scenario of a slow rank.
+``GROUP_<rank>``: the file of the cgroup that it enters.
+"""
 
 from __future__ import annotations
 
@@ -17,20 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
 import elastrain
-
-BATCH = 128
-FAST = 500.0
-"""Samples per second of a rank at full speed."""
-
-
-def speed(scenario: str, now: float) -> float:
-    """Of the slow rank, in parts of full speed, ``now`` seconds after its first step."""
-    if scenario == "flaps":
-        return 0.5 if int(now / 5) % 2 else 1.0
-    if scenario == "changes":
-        return 1.0 if now < 10 else 0.25
-    return float(scenario)
-
+from bench_shares.speeds import BATCH, FAST, speed
 
 ALONE_SECONDS = 3.0
 """For which a rank that computes measures its speed before it trains."""
@@ -117,12 +108,12 @@ def _job(model: nn.Module, data: TensorDataset, clock: Clock, steps: int) -> Non
 
 
 if __name__ == "__main__":
-    system, out, count = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
-    if group := os.environ.get("GROUP"):
+    system, folder, count, number = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), os.environ["RANK"]
+    if group := os.environ.get(f"GROUP_{number}"):
         Path(group).write_text(str(os.getpid()))
     torch.set_num_threads(1)
     torch.manual_seed(0)
     samples = TensorDataset(torch.randn(6400, 8), torch.randn(6400, 1))
-    watch = Clock(os.environ.get("SLOW") or None, count, Computes() if group else None)
-    (_ddp if system == "ddp" else _job)(nn.Linear(8, 1), samples, watch, count)
-    out.write_text(json.dumps(watch.result()))
+    watch = Clock(os.environ.get(f"SLOW_{number}"), count, Computes() if group else None)
+    (_ddp if system == "torchrun" else _job)(nn.Linear(8, 1), samples, watch, count)
+    (folder / f"{number}.json").write_text(json.dumps(watch.result()))
