@@ -21,6 +21,7 @@ from bench_harness.machine import Machine, machine
 from bench_harness.processes import Processes
 from bench_harness.stats import Model, Spread, text
 from bench_harness.tables import Table
+from bench_shares import pictures
 from bench_shares.quota import Quotas
 from bench_shares.speeds import BATCH, FAST
 from elastrain.api.settings import RankSettings, ShareRule
@@ -46,7 +47,12 @@ flaps (1 and 0.5 in turns, each 5 s).
 cgroup-0.5 and cgroup-0.25 play nothing: both ranks compute, each in a cgroup, which holds one to half a core and the
 slow one to that part of it. The speed of each is measured alone, for 3 s before it trains. As root.
 
-Systems and scenarios take turns, run by run. Figures are minimum / median / maximum over the runs."""
+Systems and scenarios take turns, run by run. Figures are minimum / median / maximum over the runs.
+
+\b
+Examples:
+  bench/shares.py                                                            40 minutes
+  bench/shares.py --scenarios changes,flaps --runs 1 --picture shares.png    throughput over time"""
 
 
 class Figures(Model):
@@ -57,6 +63,8 @@ class Figures(Model):
     samples_per_second: tuple[float, ...]
     of_the_sum: tuple[float, ...]
     """The same in parts of the sum of the speeds."""
+    ends: tuple[float, ...]
+    """Of each step of the last run, in seconds since the first began."""
 
 
 class Report(Model):
@@ -99,8 +107,8 @@ def _torchrun(folder: Path, env: Mapping[str, str], steps: int) -> None:
         raise program.Failed(f"torchrun has not trained: {(folder / 'torchrun.log').read_text()[-3000:]}")
 
 
-def measure(system: str, scenario: str, steps: int) -> tuple[float, float]:
-    """Samples per second, and the same in parts of the sum of the speeds. Raises ``Failed``."""
+def measure(system: str, scenario: str, steps: int) -> tuple[float, float, tuple[float, ...]]:
+    """Samples per second, the same in parts of the sum of the speeds, and the end of each step. Raises ``Failed``."""
     with tempfile.TemporaryDirectory() as base, ExitStack() as stack:
         env = {"PYTHONPATH": f"{BENCH}:{os.environ.get('PYTHONPATH', '')}"}
         if scenario.startswith(HELD):
@@ -115,7 +123,7 @@ def measure(system: str, scenario: str, steps: int) -> tuple[float, float]:
             _job(folder, RULES[system], env, steps)
         ranks = [jsonlib.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
     pace = ranks[0]["samples_per_second"]
-    return pace, pace / (FAST * sum(rank["speed"] for rank in ranks))
+    return pace, pace / (FAST * sum(rank["speed"] for rank in ranks)), tuple(ranks[0]["ends"])
 
 
 def table(report: Report) -> Table:
@@ -137,6 +145,7 @@ def main(
     systems: Annotated[str, typer.Option(help="Separated by commas.")] = ",".join(SYSTEMS),
     runs: Annotated[int, typer.Option(min=1, help="Of each system in each scenario.")] = 3,
     seconds: Annotated[int, typer.Option(help="Of each run, at the sum of the speeds.", min=4)] = 40,
+    picture: Annotated[Path | None, typer.Option(help="File for throughput over time; needs matplotlib.")] = None,
     json: program.Json = None,
     logs: program.Logs = None,
     markdown: program.Markdown = False,
@@ -149,13 +158,13 @@ def main(
         program.refuse(lacks)
     cases = list(itertools.product(scenarios_given, chosen))
     facts, output = machine(), program.Output("shares", json, logs, markdown)
-    found: dict[tuple[str, str], list[tuple[float, float]]] = {case: [] for case in cases}
+    found: dict[tuple[str, str], list[tuple[float, float, tuple[float, ...]]]] = {case: [] for case in cases}
 
     def report() -> Report:
         figures = [
-            Figures(scenario=case[0], system=case[1], samples_per_second=tuple(p), of_the_sum=tuple(parts))
+            Figures(scenario=case[0], system=case[1], samples_per_second=p, of_the_sum=parts, ends=ends[-1])
             for case, values in found.items() if values
-            for p, parts in [zip(*values, strict=True)]
+            for p, parts, ends in [zip(*values, strict=True)]
         ]  # fmt: skip
         return Report(machine=facts, runs=runs, seconds=seconds, figures=tuple(figures))
 
@@ -166,6 +175,13 @@ def main(
                 found[scenario, system].append(measure(system, scenario, round(seconds * 1.5 * FAST / BATCH)))
                 output.keep(report())
     counted = f"Minimum / median / maximum over the second half of the steps, runs: {runs}; {seconds} s each."
+    if picture is not None:
+        drawn = {
+            s: {f.system: f.ends for f in report().figures if f.scenario == s}
+            for s in scenarios_given
+            if not s.startswith(HELD)
+        }
+        pictures.draw(drawn, seconds, picture)
     output.show([table(report())], [counted, *facts.lines])
 
 

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -54,6 +55,8 @@ class Clock:
         self._computes = computes
         self._scenario, self._half, self._done = scenario, steps // 2, 0
         self._began = self._since = time.monotonic()
+        self._ends = list[float]()
+        """Of each step."""
 
     def computes(self, samples: int) -> None:
         if self._done == 0:
@@ -66,17 +69,19 @@ class Clock:
 
     def step(self) -> None:
         self._done += 1
+        self._ends.append(time.monotonic() - self._began)
         if self._done == self._half:
             self._since = time.monotonic()
 
-    def result(self) -> dict[str, float]:
+    def result(self) -> dict[str, Any]:
+        """Samples per second, the rank's own speed alone in parts of the full one, and the end of each step."""
         began, end = self._since - self._began, time.monotonic() - self._began
         moments = [began + (end - began) * k / 1000 for k in range(1000)]
+        own = sum(speed(self._scenario, t) for t in moments) / 1000 if self._scenario else 1.0
         if self._computes:
             own = self._computes.speed / FAST
-            return {"samples_per_second": (self._done - self._half) * BATCH / (end - began), "speed": own}
-        own = sum(speed(self._scenario, t) for t in moments) / 1000 if self._scenario else 1.0
-        return {"samples_per_second": (self._done - self._half) * BATCH / (end - began), "speed": own}
+        pace = (self._done - self._half) * BATCH / (end - began)
+        return {"samples_per_second": pace, "speed": own, "ends": self._ends}
 
 
 def _ddp(model: nn.Module, data: TensorDataset, clock: Clock, steps: int) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 
 from bench_harness.machine import machine
-from bench_shares.speeds import speed
+from bench_shares.pictures import STEPS, pace
+from bench_shares.speeds import BATCH, speed
 from shares import Figures, Report, table
 
 
 def report(*parts: float) -> Report:
     figures = [
-        Figures(scenario="flaps", system=system, samples_per_second=(800.0,) * len(of), of_the_sum=of)
+        Figures(scenario="flaps", system=system, samples_per_second=(800.0,) * len(of), of_the_sum=of, ends=())
         for system, of in (("measured", parts), ("torchrun", (0.84, 0.85, 0.83)))
     ]
     return Report(machine=machine(), runs=3, seconds=40, figures=tuple(figures))
@@ -30,3 +31,9 @@ def test_a_speed_flaps_each_5_seconds_or_changes_once() -> None:
     assert [speed("flaps", t) for t in (0, 4.9, 5, 9.9, 10)] == [1.0, 1.0, 0.5, 0.5, 1.0]
     assert [speed("changes", t) for t in (0, 9.9, 10)] == [1.0, 1.0, 0.25]
     assert speed("0.5", 7) == 0.5
+
+
+def test_a_drawn_speed_is_the_mean_over_the_steps_before_it() -> None:
+    ends = [0.5 * step for step in range(STEPS)] + [10.0]
+    assert pace(ends) == ([10.0], [STEPS * BATCH / 10.0])
+    assert pace(ends[:STEPS]) == ([], [])
