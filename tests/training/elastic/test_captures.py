@@ -39,7 +39,7 @@ class Graph:
     def __init__(self, fails: str = "") -> None:
         self.fails = fails
 
-    def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:
+    def capture_begin(self, *_pool: Any, **_options: Any) -> None:
         if self.fails == "begin":
             raise RuntimeError("a capture is under way already")
 
@@ -48,10 +48,18 @@ class Graph:
             raise RuntimeError("the capture was spoilt")
 
 
-@pytest.fixture
-def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Captures]:
+class GraphOfTorch215(Graph):
+    def capture_end_pre(self) -> None:
+        super().capture_end()
+
+    def capture_end(self) -> None:
+        self.capture_end_pre()
+
+
+@pytest.fixture(params=[Graph, GraphOfTorch215])
+def watched(request, monkeypatch: pytest.MonkeyPatch) -> Iterator[Captures]:
     """The captures of a process whose graphs are stand-ins."""
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", type("Graph", (Graph,), {}))
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", type("Graph", (request.param,), {}))
     monkeypatch.setattr(torch, "accelerator", SimpleNamespace(Graph=type("Graph", (Graph,), {})))
     fresh = Captures()
     monkeypatch.setattr(captures, "CAPTURES", fresh)
@@ -109,6 +117,17 @@ def test_a_call_of_another_thread_waits_for_the_end_of_a_capture(watched, monkey
     assert order[0] == "captured" and call in order[1:]
 
 
+def test_captures_of_the_installed_torch_begin_and_end_by_what_is_watched(watched, monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda.graph, "default_capture_stream", "a stream")
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
+    for name in ("synchronize", "empty_cache"):
+        monkeypatch.setattr(torch.cuda, name, lambda: None)
+    monkeypatch.setattr("torch._C._host_emptyCache", lambda: None, raising=False)
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        assert watched._captures == 1
+    assert watched._captures == 0
+
+
 def test_a_capture_waits_for_the_end_of_a_call_of_another_thread(watched) -> None:
     order: list[str] = []
 
@@ -135,6 +154,14 @@ def test_no_call_waits_for_a_capture_that_has_failed(watched, fails) -> None:
         graph.capture_end()
     with watched.exclude("a call"):
         assert not watched._captures
+
+
+@pytest.mark.parametrize("watched", [GraphOfTorch215], indirect=True)
+def test_no_call_waits_for_a_capture_that_torch_gives_up_at_its_beginning(watched) -> None:
+    graph: Any = torch.cuda.CUDAGraph()
+    graph.capture_begin()
+    graph.capture_end_pre()
+    assert not watched._captures
 
 
 def test_waits_are_bounded_if_a_capture_never_ends_or_a_call_hangs(watched, monkeypatch) -> None:

@@ -253,7 +253,8 @@ def watch_captures(begins: Callable[[], None], ended: Callable[[], None]) -> Non
 
 
 def _watch_captures(kind: Any, begins: Callable[[], None], ended: Callable[[], None]) -> None:
-    begin, end = kind.capture_begin, kind.capture_end
+    ends = "capture_end_pre" if hasattr(kind, "capture_end_pre") else "capture_end"  # the former is in it, since 2.15
+    begin, end = kind.capture_begin, getattr(kind, ends)
 
     @functools.wraps(begin)
     def capture_begin(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -271,7 +272,8 @@ def _watch_captures(kind: Any, begins: Callable[[], None], ended: Callable[[], N
         finally:
             ended()
 
-    kind.capture_begin, kind.capture_end = capture_begin, capture_end
+    kind.capture_begin = capture_begin
+    setattr(kind, ends, capture_end)
 
 
 def nccl_pointer(backend: Any) -> Callable[[], int] | None:
