@@ -100,6 +100,17 @@ def test_a_running_save_is_hurried_if_the_state_must_be_saved_now(keeper, volume
     assert keeper.result.step == 12
 
 
+@pytest.mark.parametrize("save", ["save_now", "keep"])
+def test_an_error_of_the_script_s_own_state_is_raised_in_the_script(keeper, volume, tmp_path, save) -> None:
+    def fails() -> Any:
+        raise KeyError("ema")
+
+    kept = CheckpointKeeper(keeper._levels, memory=tmp_path)
+    with pytest.raises(KeyError, match="ema"):
+        getattr(kept, save)(12, 1, fails)
+    assert kept.result is None and volume.trees == []
+
+
 def test_a_tensor_has_new_memory_if_it_does_not_fit_the_old_one() -> None:
     shapes = {"a": (2,), "b": (2, 2), "c": (2,), "d": (2,), "f": (2, 3)}
     first = capture.copied({"e": 1, **{name: torch.zeros(shape) for name, shape in shapes.items()}})

@@ -247,8 +247,8 @@ class CheckpointKeeper:
         for level in self._durable if together else [first]:
             level.attempt(step, time.monotonic())
             level.pace.hurry()
-            mine = (lambda: divided(tree(), writers)) if together else tree
-            saved = self._save(mine, checkpoint, level, writers)
+            mine = divided(tree(), writers) if together else tree()  # an error in it is the script's
+            saved = self._save(partial(_same, mine), checkpoint, level, writers)
         for level in () if together else others:
             if saved is not None:
                 level.pace.hurry()
@@ -265,7 +265,7 @@ class CheckpointKeeper:
         self._wait(FINISH_SECONDS)
         level, checkpoint = self._kept_level(self._memory), Checkpoint(step, generation, self.lineage, "")
         level.pace.hurry()
-        return self._save(tree, checkpoint, level, writers) is not None
+        return self._save(partial(_same, tree()), checkpoint, level, writers) is not None
 
     def _with_kept(self) -> list[Level]:
         """The levels, and first the memory of this node if the process before has kept its state there."""
@@ -299,3 +299,7 @@ class CheckpointKeeper:
         self.result = None
         if not any(level.is_memory for level in self._levels) and self._together == (0, 0):
             self._copy.forget()
+
+
+def _same(state: Any) -> Any:
+    return state
