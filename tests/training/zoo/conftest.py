@@ -39,10 +39,10 @@ class ZooJob(Job):
         self.started = 0
         self.allow(0)
 
-    def add(self, count: int = 1) -> None:
-        """Start workers, named by ordinals, as the operator does."""
+    def add(self, count: int = 1, **variables: str) -> None:
+        """Start workers, named by ordinals, as the operator does. ``variables``: of these, beside those of all."""
         for _ in range(count):
-            self.start(f"w{self.started}", command=self.rank, **self.variables)
+            self.start(f"w{self.started}", command=self.rank, **self.variables, **variables)
             self.started += 1
 
     def allow(self, step: int) -> None:

@@ -3,6 +3,7 @@
 ``argv``: the job's folder, the script, its arguments. Before each backward the rank waits until ``allowed`` in the
 folder names its step or a later one. ``PORTIONS``: joiners receive their state over several steps. ``DOUBLE``:
 ``Tensor.float`` gives float64. ``HOLD``: a path; the first process that saves a file writes its id there, and waits.
+``SAMPLE``: seconds that a sample takes at least.
 """
 
 import os
@@ -41,12 +42,14 @@ if hold := os.environ.get("HOLD"):  # the first save of a file waits to be kille
 
     torch.save = held
 
-backward = Job.backward
+backward, sample = Job.backward, float(os.environ.get("SAMPLE", "0"))
 
 
 def backward_if_allowed(job: Job, loss: torch.Tensor, **options: Any) -> Any:
     while job.step > int(allowed.read_text()):
         time.sleep(0.005)
+    if body := job._loop.bodies.present:
+        time.sleep(sample * body.samples)
     return backward(job, loss, **options)
 
 
