@@ -5,6 +5,7 @@ A *unit* has a share of its own: a replica of the model, which is one rank or a 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -24,7 +25,9 @@ JUMP = 1.25
 """A speed has jumped if the steps that show it all differ from the last decision by this factor, and less than so from
 each other."""
 SHOWS = 3
-"""Steps that show a jump, before one that comes too soon."""
+"""Steps that show a jump, as long as jumps do not come too soon."""
+BIG = 1.5
+"""A jump by this factor is shown by two thirds of them."""
 RARE = 4
 """Times the steps that show a jump: one that comes sooner after the last one came too soon."""
 
@@ -45,10 +48,12 @@ class Shares:
     seconds: tuple[float, ...] = ()
     """Per sample, by unit, as of the last decision; empty before the first one of a generation."""
     shows: int = SHOWS
-    """Steps that show a jump: doubled by each one that comes too soon, so that a speed that flaps faster is averaged,
-    and halved by one that comes late, and after a long time without any."""
+    """Steps that show a jump: doubled where jumps come too soon, so that a speed that flaps faster is averaged; as at
+    first after one that does not, and halved after a long time without any."""
     since: int = RARE * SHOWS
     """Steps since the last jump."""
+    soon: int = 0
+    """Jumps in a row that came too soon. One alone is the end of an outlier that counted as a jump."""
 
 
 def begun(paces: Sequence[int], most: float = 1.0) -> Shares:
@@ -79,14 +84,11 @@ def follow(now: Shares, times: Sequence[float], most: float = 1.0) -> Shares:
     seen, since = (*now.times, tuple(times)), now.since + 1
     shows = max(SHOWS, now.shows // 2) if since % (RARE * RARE * now.shows) == 0 else now.shows
     now = replace(now, times=seen, shows=shows, since=since)
-    if jumped(seen[-now.shows :], now):
-        shows = now.shows
-        if since < RARE * shows:
-            shows = min(2 * shows, WINDOW * LONGEST)
-        elif since >= 2 * RARE * shows:
-            shows = max(SHOWS, shows // 2)
-        seconds = tuple(_trimmed(column) for column in zip(*seen[-now.shows :], strict=True))
-        return _moved(replace(now, windows=1, shows=shows, since=0), seconds, most)
+    if showing := jumped(seen[-now.shows :], now):
+        soon = now.soon + 1 if since < RARE * now.shows else 0
+        shows = min(2 * now.shows, WINDOW * LONGEST) if soon > 1 else now.shows if soon else SHOWS
+        seconds = tuple(_trimmed(column) for column in zip(*seen[-showing:], strict=True))
+        return _moved(replace(now, windows=1, shows=shows, since=0, soon=soon), seconds, most)
     if len(seen) < WINDOW * now.windows:
         return now
     seconds = tuple(_trimmed(column) for column in zip(*seen, strict=True))
@@ -99,18 +101,21 @@ def follow(now: Shares, times: Sequence[float], most: float = 1.0) -> Shares:
     return after
 
 
-def jumped(steps: Sequence[tuple[float, ...]], now: Shares) -> bool:
-    """Whether these ``steps``, the newest ones, show that a speed has jumped since the last decision. Pure."""
-    if len(steps) < now.shows or len(now.seconds) != len(steps[-1]):
-        return False
-    for unit, (last, known) in enumerate(zip(steps[-1], now.seconds, strict=True)):
-        if known / JUMP < last < known * JUMP:
-            continue
-        column = [step[unit] for step in steps]
-        low, high = min(column), max(column)
-        if high < low * JUMP and (low > known * JUMP or high * JUMP < known):
-            return True
-    return False
+def jumped(steps: Sequence[tuple[float, ...]], now: Shares) -> int:
+    """How many of these ``steps``, the newest ones, show that a speed has jumped since the last decision. Pure."""
+    if len(now.seconds) != len(steps[-1]):
+        return 0
+    for count, factor in ((-(-2 * now.shows // 3), BIG), (now.shows, JUMP)):
+        columns = zip(*steps[-count:], strict=True)
+        if len(steps) >= count and any(_shows(c, k, factor) for c, k in zip(columns, now.seconds, strict=True)):
+            return count
+    return 0
+
+
+def _shows(times: Sequence[float], known: float, factor: float) -> bool:
+    """Whether all these times of a unit differ from the known one by this factor, and less so from each other."""
+    low, high = min(times), max(times)
+    return high < low * JUMP and (low > known * factor or high * factor < known)
 
 
 def proportional(seconds: Sequence[float], most: float = 1.0) -> tuple[int, ...]:
@@ -123,16 +128,16 @@ def proportional(seconds: Sequence[float], most: float = 1.0) -> tuple[int, ...]
         return even(units)
     speeds = [1.0 / s for s in seconds]
     low, high = LEAST / units, min(most, 1.0)
-    fixed: dict[int, float] = {}
-    while True:  # what the bounds take from some units, or add to them, is shared by the others
-        free = [unit for unit in range(units) if unit not in fixed]
-        left, total = 1.0 - sum(fixed.values()), sum(speeds[unit] for unit in free)
-        shares = {unit: left * speeds[unit] / total for unit in free}
-        above = {unit: high for unit in free if shares[unit] > high}
-        beyond = above or {unit: low for unit in free if shares[unit] < low}
-        if not beyond or len(beyond) == len(free):
-            return _whole([fixed.get(unit, shares.get(unit, 0.0)) for unit in range(units)])
-        fixed |= beyond
+
+    def shares(scale: float) -> list[float]:
+        return [min(max(scale * speed, low), high) for speed in speeds]
+
+    # Their sum grows with the scale, in straight lines between those at which a share meets a bound.
+    bends = sorted(bound / speed for speed in speeds for bound in (low, high))
+    at = max(1, min(bisect_left(bends, 1.0, key=lambda scale: sum(shares(scale))), len(bends) - 1))
+    below, above = (sum(shares(scale)) for scale in bends[at - 1 : at + 1])
+    part = (1.0 - below) / (above - below) if above > below else 1.0
+    return _whole(shares(bends[at - 1] + part * (bends[at] - bends[at - 1])))
 
 
 def even(units: int) -> tuple[int, ...]:
