@@ -105,9 +105,10 @@ def jumped(steps: Sequence[tuple[float, ...]], now: Shares) -> int:
     """How many of these ``steps``, the newest ones, show that a speed has jumped since the last decision. Pure."""
     if len(now.seconds) != len(steps[-1]):
         return 0
+    units = [(u, known) for u, known in enumerate(now.seconds) if not known / JUMP < steps[-1][u] < known * JUMP]
     for count, factor in ((-(-2 * now.shows // 3), BIG), (now.shows, JUMP)):
-        columns = zip(*steps[-count:], strict=True)
-        if len(steps) >= count and any(_shows(c, k, factor) for c, k in zip(columns, now.seconds, strict=True)):
+        recent = steps[-count:]
+        if len(recent) == count and any(_shows([s[u] for s in recent], known, factor) for u, known in units):
             return count
     return 0
 
