@@ -6,6 +6,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import resource
+import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -60,6 +62,9 @@ def main(
     *,
     members: Annotated[str, typer.Option(help="Sizes, separated by commas; at least 3 each.")] = "8,64,256,1024,4096",
     torch: Annotated[str, typer.Option(help="Sizes of torch's own rendezvous; empty: none.")] = "8,64,128,256",
+    torch_python: Annotated[Path, typer.Option(help="Python of an environment with another torch.")] = Path(
+        sys.executable
+    ),
     runs: Annotated[int, typer.Option(min=1, help="Of each size.")] = 3,
     lease_ttl: Annotated[int, typer.Option(min=2, help="Seconds.")] = 3 * names.DEFAULT_LEASE_TTL,
     limit: Annotated[float, typer.Option(min=1, help="Seconds that one event may take.")] = 120,
@@ -87,7 +92,7 @@ def main(
     with output.measuring():
         for size in peers:
             output.begins(f"torch's rendezvous, {size} members")
-            torch_runs.append(measure(size, bound))
+            torch_runs.append(measure(size, bound, torch_python))
             output.keep(report())
         for run in range(1, runs + 1):
             for size in chosen:

@@ -2,11 +2,13 @@
 
     python -m bench_rendezvous.torch_peer MEMBERS
 
-Prints the seconds until ``next_rendezvous()`` has returned to all. It is ended from outside when it takes too long.
+Prints the seconds until ``next_rendezvous()`` has returned to all. It is ended from outside when it takes too long. A
+torch that can delay after a failed write (2.15) does so.
 """
 
 from __future__ import annotations
 
+import inspect
 import os
 import resource
 import subprocess
@@ -15,17 +17,23 @@ import threading
 import time
 from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from bench_rendezvous.report import PeerRun
+if TYPE_CHECKING:
+    from bench_rendezvous.report import PeerRun
 
+BACKOFF_SECONDS = 1.0
+"""``cas_backoff_max_seconds``: 0 by default, which was the only way before."""
 START_SECONDS = 30.0
 """For importing torch, beyond the bound."""
 
 
-def measure(members: int, bound: float) -> PeerRun:
-    """In a process of its own, ended after ``bound`` seconds."""
-    command = [sys.executable, "-m", "bench_rendezvous.torch_peer", str(members), str(bound)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent.parent), *sys.path])}
+def measure(members: int, bound: float, python: Path) -> PeerRun:
+    """In a process of its own, ended after ``bound`` seconds. ``python``: of an environment with torch."""
+    from bench_rendezvous.report import PeerRun  # the process that is measured has torch only
+
+    command = [str(python), "-m", "bench_rendezvous.torch_peer", str(members), str(bound)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
     before, seconds = _cpu_of_children(), None
     try:
         answer = subprocess.run(
@@ -51,13 +59,15 @@ def main(members: int, bound: float) -> float:
 
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     timeout = RendezvousTimeout(join=timedelta(seconds=10 * bound), last_call=timedelta(seconds=1))
+    create = DynamicRendezvousHandler.from_backend
+    delays = "cas_backoff_max_seconds" in inspect.signature(create).parameters
+    options: dict[str, float] = {"cas_backoff_max_seconds": BACKOFF_SECONDS} if delays else {}
     start, done = threading.Barrier(members + 1), threading.Semaphore(0)
 
     def join() -> None:
         store = TCPStore("127.0.0.1", server.port, is_master=False)
-        handler = DynamicRendezvousHandler.from_backend(
-            "bench", store, C10dRendezvousBackend(store, "bench"), members, members, "127.0.0.1", timeout
-        )
+        backend = C10dRendezvousBackend(store, "bench")
+        handler = create("bench", store, backend, members, members, "127.0.0.1", timeout, **options)
         start.wait()
         handler.next_rendezvous()
         done.release()
