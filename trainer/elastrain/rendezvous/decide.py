@@ -367,7 +367,8 @@ def _why(view: View, joiners: tuple[RegisteredMember, ...]) -> str:
 
 
 def _too_few(members: groups.Group, view: View, are: str) -> str:
-    waits = [m for m in view.alive.values() if is_ready(m) and not view.is_leaving(m) and m not in members]
+    ids = {m.id for m in members}  # thousands of records are not compared with each other
+    waits = [m for m in view.alive.values() if is_ready(m) and not view.is_leaving(m) and m.id not in ids]
     apart = (
         f"; {_names(tuple(waits))} wait for other workers of their groups"
         if any(m.record.group_size > 1 for m in waits)
