@@ -29,7 +29,7 @@ ABOUT = {
 }
 """Unit and meaning of each number; without a unit: a part."""
 ASSUMED = ("silent", "copy", "store", "repair", "all_lost")
-"""Constants that nobody has measured for the project."""
+"""Constants that were measured neither here nor by others."""
 PUBLISHED = ("connect", "per_rank")
 """Constants that others have measured."""
 

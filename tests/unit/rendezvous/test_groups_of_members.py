@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elastrain.api.records import Phase, Target
+from elastrain.api.records import Member, Phase, Target
 from elastrain.rendezvous import groups
 from elastrain.rendezvous.decide import Nothing
 
@@ -23,6 +23,15 @@ def test_a_group_trains_only_with_all_its_workers(job):
     job.pass_time(job.timing.settle)
     job.run()
     assert job.workers() == ["b0", "b1"]
+
+
+def test_no_records_are_compared_with_each_other_by_a_generation_that_waits_for_members(make_job, monkeypatch):
+    job, compared = make_job(target=Target(min=99, max=99, desired=99)), []
+    job.join(*(f"m{number}" for number in range(50)))
+    equal = Member.__eq__
+    monkeypatch.setattr(Member, "__eq__", lambda one, other: compared.append(one) or equal(one, other))
+    assert job.run().reason == "50 of at least 99 members are ready"
+    assert len(compared) < 50, "each member's record with all others: a lease of 4,096 members ran out meanwhile"
 
 
 def test_a_missing_worker_is_named_by_those_who_wait_for_it(job):

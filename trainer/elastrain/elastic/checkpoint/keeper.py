@@ -16,7 +16,7 @@ from elastrain.elastic.checkpoint.division import ALONE, WHOLE, Cut, Writers, di
 from elastrain.elastic.checkpoint.levels import Level, memory_level
 from elastrain.elastic.checkpoint.resume import ColdStart, Ranks, in_memories, survey
 from elastrain.elastic.checkpoint.rules import BUSY, Checkpoint, shards_in_memory, wanted
-from elastrain.elastic.state.host_copy import HostCopy
+from elastrain.elastic.state.host_copy import Copied, HostCopy
 
 FINISH_SECONDS = 300.0
 """Longest wait of an ending rank for its running saves. The agent's limit is usually shorter: a drained worker has its
@@ -248,7 +248,7 @@ class CheckpointKeeper:
             level.attempt(step, time.monotonic())
             level.pace.hurry()
             mine = divided(tree(), writers) if together else tree()  # an error in it is the script's
-            saved = self._save(partial(_same, mine), checkpoint, level, writers)
+            saved = self._save(Copied(mine).complete, checkpoint, level, writers)
         for level in () if together else others:
             if saved is not None:
                 level.pace.hurry()
@@ -265,7 +265,7 @@ class CheckpointKeeper:
         self._wait(FINISH_SECONDS)
         level, checkpoint = self._kept_level(self._memory), Checkpoint(step, generation, self.lineage, "")
         level.pace.hurry()
-        return self._save(partial(_same, tree()), checkpoint, level, writers) is not None
+        return self._save(Copied(tree()).complete, checkpoint, level, writers) is not None
 
     def _with_kept(self) -> list[Level]:
         """The levels, and first the memory of this node if the process before has kept its state there."""
@@ -299,7 +299,3 @@ class CheckpointKeeper:
         self.result = None
         if not any(level.is_memory for level in self._levels) and self._together == (0, 0):
             self._copy.forget()
-
-
-def _same(state: Any) -> Any:
-    return state

@@ -52,17 +52,17 @@ class HostCopy:
 
 
 class Copied:
-    """A copy of which the last tensors may be under way."""
+    """A copy of which the last tensors may be under way, or a state of which nothing is."""
 
-    def __init__(self, tree: Any, queued: Sequence[torch.Tensor]) -> None:
+    def __init__(self, tree: Any, queued: Sequence[torch.Tensor] = ()) -> None:
         """``queued``: the tensors that this thread's current streams copy."""
         self._tree, self._queued = tree, queued
         self._events = [event_behind(device) for device in {tensor.device for tensor in queued}]
 
     def complete(self) -> Any:
         """The copied tree; waits for it. Any thread. Call it before the copy is given up: a device may write to it."""
-        with relaxed():
-            for event in self._events:
+        for event in self._events:
+            with relaxed():
                 event.synchronize()
         self._queued = ()  # only now may other tensors get their memory
         return self._tree
