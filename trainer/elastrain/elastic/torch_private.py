@@ -140,9 +140,8 @@ def root_of(mesh: DeviceMesh) -> DeviceMesh:
 
 def work_of(future: torch.futures.Future[Any]) -> Any:
     """torch's ``Work`` of a collective whose result is in ``future``."""
-    from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[attr-defined]
-
-    return _create_work_from_future(future)
+    private: Any = torch._C._distributed_c10d  # the stubs of some versions lack the name
+    return private._create_work_from_future(future)
 
 
 def number_ranks_by(get_rank: Callable[..., int], scatters: Callable[..., int]) -> None:
