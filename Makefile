@@ -29,7 +29,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .SHELLFLAGS := -euo pipefail -c
 
 .DEFAULT_GOAL := help
-.PHONY: help demo storm test test-torch test-kubernetes guest nightly nightly-e2e simulate lint e2e cluster lock sbom release bench bench-steady bench-rendezvous bench-scheduling bench-sizes bench-operator bench-numerics bench-convergence bench-sharded bench-checkpoint bench-ettr gpu seeded mutants clean-cluster docs docs-serve reference
+.PHONY: help demo storm test test-torch test-kubernetes guest nightly nightly-e2e simulate lint e2e cluster lock sbom release bench bench-steady bench-operator bench-checkpoint bench-ettr gpu seeded mutants clean-cluster docs docs-serve reference
 
 help: ## what there is to make (this list)
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -153,10 +153,6 @@ bench-steady: ## the cost of a step while nothing happens, beside plain DDP: hal
 	@scripts/dev-env
 	@etcd=$$(scripts/get-etcd); ELASTRAIN_ETCD=$$etcd $(PY) bench/steady_state.py
 
-bench-sharded: ## the cost of a step of a sharded model, of its vote and snapshots, beside plain FSDP2: 15 minutes
-	@scripts/dev-env
-	@etcd=$$(scripts/get-etcd); ELASTRAIN_ETCD=$$etcd $(PY) bench/sharded_steps.py
-
 bench-checkpoint: ## what a checkpoint costs, takes and saves, beside torch's asynchronous ones: half an hour
 	@scripts/dev-env
 	@etcd=$$(scripts/get-etcd); ELASTRAIN_ETCD=$$etcd $(PY) bench/checkpoint.py
@@ -165,30 +161,9 @@ bench-ettr: ## effective training time under published failures, beside torchrun
 	@scripts/dev-env
 	@etcd=$$(scripts/get-etcd); ELASTRAIN_ETCD=$$etcd $(PY) bench/ettr.py --ranks 8
 
-bench-numerics: ## the cost of bitwise numerics: ten minutes (docs/numerics.md)
-	@scripts/dev-env
-	@etcd=$$(scripts/get-etcd); ELASTRAIN_ETCD=$$etcd $(PY) bench/numerics.py
-
-bench-convergence: ## held-out losses at equal progress, with chosen batches: half an hour (docs/batch.md)
-	@scripts/dev-env
-	@etcd=$$(scripts/get-etcd); ELASTRAIN_ETCD=$$etcd $(PY) bench/convergence.py
-
 gpu: ## what one GPU can show, in nine minutes (docs/sharded.md); without one, the same programs with gloo in NCCL's place
 	@scripts/dev-env
 	@$(PY) bench/gpu.py
-
-bench-rendezvous: ## thousands of simulated members through a real etcd, beside torch's rendezvous: ten minutes
-	@scripts/dev-env
-	@etcd=$$(scripts/get-etcd); ELASTRAIN_ETCD=$$etcd $(PY) bench/rendezvous.py
-
-bench-scheduling: ## sizes of many jobs on published workloads, in simulation: half an hour (docs/sharing.md; needs --kit)
-	@scripts/dev-env
-	@$(PY) bench/scheduling.py
-
-bench-sizes: ## sizes of 60 jobs by the real operator, beside the simulator's: 20 minutes (docs/sharing.md; needs --kit)
-	@scripts/dev-env
-	@e2e/cluster/build.sh kubernetes helm && scripts/get-kwok
-	@etcd=$$(scripts/get-etcd); ELASTRAIN_ETCD=$$etcd $(PY) bench/sizes_on_cluster.py
 
 bench-operator: ## thousands of jobs on a control plane with simulated nodes, beside batch Jobs: half an hour
 	@scripts/dev-env

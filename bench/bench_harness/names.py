@@ -11,9 +11,6 @@ ENV_PACE = "BENCH_PACE"
 """Seconds that an accelerator, which is played by a wait, takes for a sample."""
 BATCH_PER_RANK = 16
 """Samples of a rank in a step."""
-ENV_NUMERICS = "BENCH_NUMERICS"
-"""JSON for the ranks of ``bench/numerics.py``: ``numerics``, ``loader`` (options of ``job.dataloader``), ``steps`` and
-``times`` (a file)."""
 WORKLOAD = (
     "Workload: a perceptron of 9.2 million parameters with Adam (110 MB of state), one rank a node, one thread a rank, "
     "over loopback"

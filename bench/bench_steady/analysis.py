@@ -52,8 +52,6 @@ class Comparison(Model):
     agent_cpu: float | None = None
     """Processor seconds of one agent per second of both variants together: a part of one core."""
     etcd_cpu: float | None = None
-    vote: Interval | None = None
-    """Seconds of a vote of a sharded model, on the rank that waits least."""
 
     @property
     def verdict(self) -> str:
@@ -82,13 +80,6 @@ def compare(case: Case, starts: Sequence[Sequence[Block]]) -> Comparison:
         cpu_ratio=over_quads(cpu, lambda ours, theirs: ours / theirs - 1),
         cpu_micros=over_quads(cpu, lambda ours, theirs: 1e6 * (ours - theirs) / steps / case.ranks),
     )
-
-
-def vote_cost(starts: Sequence[Sequence[Sequence[float]]]) -> Interval | None:
-    """From the seconds of each vote, by start and rank; None if there was none. The rank whose vote is the shortest
-    came last: the others have waited for it, not for the vote. Raises ``ValueError`` if ranks have not voted alike."""
-    shortest = [[min(of_step) for of_step in zip(*ranks, strict=True)] for ranks in starts if ranks]
-    return interval(shortest) if any(shortest) else None
 
 
 def quad_sums(case: Case, blocks: Sequence[Block], figure: Callable[[Block], float]) -> Pairs:

@@ -5,17 +5,15 @@ from __future__ import annotations
 from typing import Literal
 
 from bench_harness.stats import Model
-from elastrain.api.settings import RankSettings
 
 ENV_CASE = "STEADY_BENCH_CASE"
 ENV_DIRECTORY = "STEADY_BENCH_DIRECTORY"
 WARM_UP_STEPS = 10
 """Of each variant before the first block: DDP builds its buckets anew after the first step."""
 
-Variant = Literal["elastrain", "control", "ddp", "views", "bare", "fsdp2"]
+Variant = Literal["elastrain", "control", "ddp", "views", "bare"]
 """``ddp``: with default options; ``views``: with ``gradient_as_bucket_view``, as elastrain uses it; ``bare``: the model
-without DDP, for one rank; ``fsdp2``: ``fully_shard`` over gloo. ``control``: the baseline once more, which shows the
-resolution of a comparison.
+without DDP, for one rank. ``control``: the baseline once more, which shows the resolution of a comparison.
 """
 
 
@@ -35,32 +33,15 @@ class Case(Model):
     """Starts of all processes: the placement of their memory makes a variant faster or slower by percents, the same for
     all quads of a start."""
     device: Literal["cpu", "cuda"] = "cpu"
-    shards: int | Literal["all"] = 1
-    """Ranks that hold one copy of the model together."""
-    max_redone_steps: int = 0
-    """Of ``shards: all``."""
     kept: int = 1
     """Steps whose gradients add up in ``.grad`` before the update, as in loops that accumulate by hand."""
 
     @property
     def name(self) -> str:
         name = f"{self.workload}-{self.ranks}-{self.baseline}"
-        if self.shards == "all":
-            name = f"one-copy-{self.ranks}" + (f"-redo-{self.max_redone_steps}" if self.max_redone_steps else "")
-        elif self.shards > 1:
-            name = f"groups-{self.ranks // self.shards}x{self.shards}"
-        elif self.kept > 1:
+        if self.kept > 1:
             name = f"{name}-kept-{self.kept}"
         return name if self.subject == "elastrain" else f"{name}-{self.subject}"
-
-    @property
-    def nproc(self) -> int:
-        """Ranks of an agent: one group."""
-        return 1 if self.shards == "all" else self.shards
-
-    @property
-    def settings(self) -> RankSettings:
-        return RankSettings(shards=self.shards, max_redone_steps=self.max_redone_steps)
 
 
 class Block(Model):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 from collections.abc import Callable
@@ -12,7 +11,7 @@ from bench_harness.agents import Agents, base_environment, worker
 from bench_harness.names import ENV_DEVICE
 from bench_harness.processes import Processes, cpu_of
 from bench_harness.program import Failed
-from bench_steady.analysis import Comparison, compare, vote_cost
+from bench_steady.analysis import Comparison, compare
 from bench_steady.case import ENV_CASE, ENV_DIRECTORY, Block, Case
 
 KEEPS_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(2**32), "MALLOC_MMAP_THRESHOLD_": str(2**32)}
@@ -32,9 +31,7 @@ def drive(case: Case, directory: Path, limit: float, cards: int) -> Comparison:
         files = [place / f"blocks-{rank}.jsonl" for rank in range(case.ranks)]
         starts.append([Block.model_validate_json(line) for file in files for line in file.read_text().splitlines()])
     agent, etcd = (statistics.mean(of_service) for of_service in zip(*shares, strict=True))
-    places = [directory / f"start-{number}" for number in range(case.starts)]
-    votes = vote_cost([[json.loads(file.read_text()) for file in place.glob("votes-*.json")] for place in places])
-    return compare(case, starts).model_copy(update={"agent_cpu": agent, "etcd_cpu": etcd, "vote": votes})
+    return compare(case, starts).model_copy(update={"agent_cpu": agent, "etcd_cpu": etcd})
 
 
 def _start(case: Case, directory: Path, limit: float, cards: int) -> tuple[float, float]:
@@ -50,7 +47,7 @@ def _start(case: Case, directory: Path, limit: float, cards: int) -> tuple[float
         "GLOO_SOCKET_IFNAME": "lo",
     }
     processes = Processes(directory, environment)
-    nodes = [worker(n) for n in range(case.ranks // case.nproc)]
+    nodes = [worker(n) for n in range(case.ranks)]
 
     def wait(what: str, condition: Callable[[], bool], seconds: float, *, may_end: bool = False) -> None:
         end = time.monotonic() + seconds
@@ -61,8 +58,7 @@ def _start(case: Case, directory: Path, limit: float, cards: int) -> tuple[float
                 raise Failed(f"{case.name}: waiting for {what}: {why}; see {directory}")
             time.sleep(POLL_SECONDS)
 
-    program = "bench_steady.train" if case.shards == 1 else "bench_steady.train_sharded"
-    with Agents(directory, program, nproc=case.nproc, settings=case.settings) as agents:
+    with Agents(directory, "bench_steady.train") as agents:
         try:
             agents.want(len(nodes), least=len(nodes))
             for number, name in enumerate(nodes):

@@ -36,16 +36,6 @@ def table(report: Report) -> Table:
     return Table("Extra cost of a step", header, tuple(rows))
 
 
-def votes_table(report: Report) -> Table:
-    """Of sharded models."""
-    rows = [
-        (c.case.name, spread(c.vote, 1e6, ".0f"), spread(c.vote, 100 / c.step, ".2f"))
-        for c in report.comparisons
-        if c.vote is not None
-    ]
-    return Table("Cost of the vote", ("case", "µs", "% of a plain step"), tuple(rows))
-
-
 def spread(interval: Interval, scale: float, form: str) -> str:
     low, median, high = (format(scale * v, form) for v in (interval.low, interval.median, interval.high))
     return f"{median} ({low} to {high})"

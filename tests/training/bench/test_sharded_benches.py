@@ -20,13 +20,6 @@ def run(program: str, tmp_path: Path, *options: str) -> dict:
     return json.loads((tmp_path / "logs" / "figures.json").read_text())
 
 
-@pytest.mark.parametrize("case", ["groups-1x2", "one-copy-2-redo-4"])
-def test_steps_of_a_sharded_model_are_compared_with_plain_fsdp2(tmp_path: Path, case: str) -> None:
-    [comparison] = run("sharded_steps.py", tmp_path, "--cases", case, "--starts=1", "--quads=2")["comparisons"]
-    assert comparison["step"] > 0
-    assert 0 < comparison["vote"]["median"] < comparison["step"]
-
-
 @pytest.mark.parametrize("system", ["elastrain", "elastrain-memory", "elastrain-sharded", "dcp", "dcp-sharded"])
 def test_a_system_saves_is_killed_and_resumes(tmp_path: Path, system: str) -> None:
     options = ("--systems", system, "--runs=1", "--saves=2", "--every=15")

@@ -6,8 +6,6 @@ import typer
 
 from bench_harness import program, workload
 from bench_harness.names import ENV_STATE_MIB
-from bench_sizes import task
-from elastrain.elastic.group import report
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without CUDA")
@@ -29,7 +27,3 @@ def test_frozen_state_gets_no_gradient_and_a_step_changes_none_of_it(monkeypatch
     assert len(tables) == 3
     assert all(torch.equal(a, b.weight) and b.weight.grad is None for a, b in zip(tables, net.base, strict=True))
     assert all(p.grad is not None for p in net.head.parameters())
-
-
-def test_played_ranks_report_as_often_as_real_ones() -> None:
-    assert (task.REPORT_SECONDS, task.KEPT_RESCALES) == (report.REPORT_SECONDS, report.KEPT_RESCALES)

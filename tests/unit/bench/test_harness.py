@@ -13,7 +13,6 @@ from bench_harness.stats import percentile, slope, text
 from bench_harness.tables import Table, markdown
 from bench_rescale.growth import footprint, leaks, per_cycle
 from bench_rescale.results import Footprint
-from numerics import Figures, Report, table
 
 
 @pytest.mark.parametrize(
@@ -59,17 +58,6 @@ def test_a_wrong_option_ends_the_program_with_code_2(refused, words: str, capsys
         refused()
     assert ended.value.exit_code == program.EXIT_REFUSED
     assert words in capsys.readouterr().err
-
-
-def test_numerics_are_compared_with_the_default_at_the_same_size() -> None:
-    medians = {("default", 1): 0.1, ("default", 2): 0.2, ("bitwise", 1): 0.3, ("bitwise", 2): 0.3}
-    measured = (
-        Figures(variant=v, world=w, steps=tuple(middle * f for f in (0.8, 0.9, 1.0, 1.1, 1.2)))
-        for (v, w), middle in medians.items()
-    )
-    found = table(Report(machine=machine(), runs=1, figures=tuple(measured)))
-    assert found.header == ("step, ms", "1 rank", "× default", "2 ranks", "× default")
-    assert found.rows[1] == ("bitwise", "300 (252 to 348)", "3.00", "300 (252 to 348)", "1.50")
 
 
 # ---- what rescales leave behind --------------------------------------------------------------------------------------

@@ -74,30 +74,3 @@ def test_a_verdict_needs_an_interval_on_one_side_of_the_goal(low: float, high: f
 def test_missing_blocks_are_refused() -> None:
     with pytest.raises(ValueError, match="tiny-2-ddp: 319 blocks of 2 ranks, expected 160 of each"):
         analysis.compare(CASE, [blocks(extra=0), blocks(extra=0)[:-1]])
-
-
-def test_a_vote_costs_what_the_rank_waits_that_came_last() -> None:
-    votes = [[[0.5, 0.001, 0.001], [0.001, 0.4, 0.001]]]
-    found = analysis.vote_cost(votes)
-    assert found is not None and found.median == 0.001
-    assert analysis.vote_cost([[]]) is None
-
-
-def test_ranks_that_have_not_voted_alike_are_refused() -> None:
-    with pytest.raises(ValueError, match="zip"):
-        analysis.vote_cost([[[0.1], [0.1, 0.2]]])
-
-
-@pytest.mark.parametrize(
-    ("case", "name", "agents"),
-    [
-        ({"ranks": 4, "shards": 2}, "groups-2x2", 2),
-        ({"shards": "all"}, "one-copy-2", 2),
-        ({"shards": "all", "max_redone_steps": 4}, "one-copy-2-redo-4", 2),
-        ({"shards": 2, "subject": "control"}, "groups-1x2-control", 1),
-    ],
-)
-def test_an_agent_has_the_ranks_of_one_group(case, name: str, agents: int) -> None:
-    found = CASE.model_copy(update=case)
-    assert (found.name, found.ranks // found.nproc) == (name, agents)
-    assert found.settings.shards == found.shards

@@ -1,8 +1,7 @@
 """One member's part in the protocol, without I/O: records and time in; ranges to watch, reads and writes out.
 
-:class:`~elastrain.rendezvous.driver.Driver` executes it for an agent, ``bench/rendezvous.py`` for thousands of members
-in one process. The writes are transactions with conditions on the records that they depend on: a stale one has no
-effect.
+:class:`~elastrain.rendezvous.driver.Driver` executes it for an agent. The writes are transactions with conditions on
+the records that they depend on: a stale one has no effect.
 """
 
 from __future__ import annotations
