@@ -27,9 +27,10 @@ def judge(warm: Warm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
     def run(script: Script, only: Sequence[str] = ()) -> Answer:
         for package in script.packages:
             warm.imports(package)
-        options = Options(script.path, workers=script.workers, only=only, overrides=script.overrides)
-        job = with_overrides(script.path, script.overrides, [])
+        path = script.written(tmp_path)
+        options = Options(path, workers=script.workers, only=only, overrides=script.overrides)
+        job = with_overrides(path, script.overrides, [])
         with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-            return Verification(job, options, tmp_path, Report(as_json=False)).judge()
+            return Verification(job, options, tmp_path / "runs", Report(as_json=False)).judge()
 
     yield run

@@ -13,11 +13,11 @@ IN_CI = ("not-repeatable-01", "one-worker-01", "two-workers-01")
 
 
 def _of_ci(script: Script) -> bool:
-    return script.path.name.startswith(IN_CI)
+    return script.name.startswith(IN_CI)
 
 
 def scripts(found: list[Script]) -> list[object]:
-    return [pytest.param(s, id=s.path.stem, marks=() if _of_ci(s) else pytest.mark.nightly) for s in found]
+    return [pytest.param(s, id=s.name, marks=() if _of_ci(s) else pytest.mark.nightly) for s in found]
 
 
 @pytest.mark.timeout(400)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from corpus import Script
@@ -51,31 +49,29 @@ ElasticAccelerator.clip_grad_norm_ = unclipped
 """
 
 
-def written(folder: Path, text: str) -> Script:
-    path = folder / "train.py"
-    path.write_text(text)
-    return Script(path)
+def script(text: str) -> Script:
+    return Script("own", "", text)
 
 
 @pytest.mark.timeout(200)
-def test_script_is_safe_if_the_adapter_trains_as_the_frameworks_own_loop(judge, tmp_path: Path) -> None:
-    answer = judge(written(tmp_path, SCRIPT), only=("one", "workers-2"))
+def test_script_is_safe_if_the_adapter_trains_as_the_frameworks_own_loop(judge) -> None:
+    answer = judge(script(SCRIPT), only=("one", "workers-2"))
     assert (answer.exit_code, answer.notes) == (0, ()), answer
 
 
 @pytest.mark.timeout(200)
-def test_adapter_is_named_if_it_trains_another_model_than_the_frameworks_own_loop(judge, tmp_path: Path) -> None:
+def test_adapter_is_named_if_it_trains_another_model_than_the_frameworks_own_loop(judge) -> None:
     text = SCRIPT.replace("torch.manual_seed(0)", ANOTHER + "\ntorch.manual_seed(0)")
-    answer = judge(written(tmp_path, text), only=("one",))
+    answer = judge(script(text), only=("one",))
     assert (answer.exit_code, answer.fault and answer.fault.name) == (1, "adapter"), answer
     assert answer.parting is not None and answer.parting.step == 1
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(200)
-def test_script_is_safe_with_a_note_if_only_a_text_of_the_framework_differs(judge, tmp_path: Path) -> None:
+def test_script_is_safe_with_a_note_if_only_a_text_of_the_framework_differs(judge) -> None:
     text = SCRIPT + '\nopen("log.txt", "w").write("own" if hasattr(accelerator, "_accumulated") else "of adapter")\n'
-    answer = judge(written(tmp_path, text), only=("repeat", "one", "workers-2"))
+    answer = judge(script(text), only=("repeat", "one", "workers-2"))
     assert (answer.exit_code, [note.partition(":")[0] for note in answer.notes]) == (0, ["file log.txt"]), answer
 
 
@@ -115,8 +111,6 @@ with elastrain.join() as job:
 
 @pytest.mark.nightly
 @pytest.mark.timeout(200)
-def test_script_is_safe_if_the_runs_end_within_an_epoch_at_whose_end_it_changes_the_optimizer(
-    judge, tmp_path: Path
-) -> None:
-    answer = judge(written(tmp_path, EPOCH_ENDS), only=("one", "workers-2"))
+def test_script_is_safe_if_the_runs_end_within_an_epoch_at_whose_end_it_changes_the_optimizer(judge) -> None:
+    answer = judge(script(EPOCH_ENDS), only=("one", "workers-2"))
     assert answer.exit_code == 0, answer
