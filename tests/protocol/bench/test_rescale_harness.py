@@ -12,7 +12,6 @@ import typer
 
 import checkpoint
 import rescale
-import sharded_steps
 from bench_harness.processes import Load
 from bench_rescale.events import DEFAULT, EVENTS, SCENARIOS, Event, kind, labels, sizes
 from bench_rescale.steplog import ENV_LOGS, ENV_NODE, ENV_SHARDING, StepLog, StepLogs
@@ -128,7 +127,6 @@ def test_a_node_of_a_sharded_system_has_the_ranks_of_one_group(tmp_path: Path, n
     ("main", "options", "words"),
     [
         (checkpoint.main, {"systems": "dcp,torch"}, "--systems: 'torch' must be one of elastrain, elastrain-memory"),
-        (sharded_steps.main, {"cases": "groups-9x9"}, "--cases: 'groups-9x9' must be one of groups-1x2, groups-2x2"),
     ],
 )
 def test_another_benchmark_refuses_a_wrong_option_alike(main, options: dict[str, str], words: str, capsys) -> None:
