@@ -56,12 +56,12 @@ nightly: ## what CI leaves out: nightly tests, 20 times the property tests, all 
 	@if command -v npm >/dev/null; then scripts/get-azurite; fi
 	@$(PYTEST) -m "nightly or hypothesis" --hypothesis-profile=nightly --override-ini=timeout=1800 --durations=10
 	@export KUEUE_VERSION=$(OLDEST_KUEUE); $(PYTEST) -m "" --override-ini=timeout=1800 tests/protocol/kueue
-	@for torch in oldest newest; do $(MAKE) --no-print-directory test-torch TORCH=$$torch; done
+	@for torch in oldest cpu; do $(MAKE) --no-print-directory test-torch TORCH=$$torch; done
 	@$(MAKE) --no-print-directory test-kubernetes
 	@$(MAKE) --no-print-directory nightly-e2e
 
-test-torch: ## the tests that use torch, on another one (TORCH=2.15, newest, or oldest: the floors of pyproject.toml)
-	@python=$$(TORCH=$(TORCH) scripts/dev-env); etcd=$$(scripts/get-etcd); ELASTRAIN_ETCD=$$etcd $$python -m pytest \
+test-torch: ## types, and the tests that use torch, on another one (TORCH=2.13, newest, cpu, or oldest: the floors of pyproject.toml)
+	@python=$$(TORCH=$(TORCH) scripts/dev-env); $$python -m mypy; etcd=$$(scripts/get-etcd); ELASTRAIN_ETCD=$$etcd $$python -m pytest \
 	  -n $(PROCESSES) tests/training tests/guests/*/training tests/verify tests/protocol/agent
 
 test-kubernetes: ## the tests on an API server, with another Kubernetes (KUBERNETES=v1.37.2), built beside the usual one

@@ -133,12 +133,12 @@ def test_a_shape_resumes_from_its_checkpoint_if_all_ranks_are_lost(shape_job, na
     job.example, job.shards = EXAMPLES[name], shards
     checkpoint = CheckpointSpec(path=str(tmp_path / "checkpoints"), every_steps=2)
     job.want(1)
-    job.start("a", steps=STEPS, checkpoint=checkpoint)
+    job.start("a", steps=STEPS, delay=1.0, checkpoint=checkpoint)  # too slow to end before it is killed
     job.together("a")
     job.wait("a checkpoint", lambda: list(tmp_path.glob("checkpoints/*/.metadata")))
     job.kill_all()
     job.shards = later
-    job.want(2)
+    job.want(2, min=2)  # a group that comes late would find the job at its end
     job.start("b", "c", steps=STEPS, checkpoint=checkpoint)
     ends = job.ends("b", "c")
     assert "resumed from checkpoint" in job["b"].out() + job["c"].out()
