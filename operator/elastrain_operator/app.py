@@ -17,7 +17,6 @@ from elastrain.api.keys import JobKeys
 from elastrain.etcd import EtcdClient, EtcdUsers
 from elastrain_operator.cluster.capacity import Capacity
 from elastrain_operator.cluster.inventory import Inventory
-from elastrain_operator.cluster.permission import is_allowed
 from elastrain_operator.config import OperatorConfig
 from elastrain_operator.devices.watch import Devices
 from elastrain_operator.facts import JobRef, Outage, Pod
@@ -111,8 +110,8 @@ class App:
         pods.on_listed = self._jobs.pods_listed
         self._run("worker pods", pods.run)
         if self._capacity:
-            allowed, shared = partial(is_allowed, self._kube), self._capacity
-            inventory = Inventory(self._kube, shared.nudge, allowed, pods.see, shared.quota_seen)
+            shared = self._capacity
+            inventory = Inventory(self._kube, shared.nudge, pods.see, shared.quota_seen)
             self._run("inventory", inventory.run)
             devices = Devices(self._kube, shared.nudge)
             self._run("claimed devices", devices.run)

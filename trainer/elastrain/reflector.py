@@ -24,6 +24,9 @@ WATCH_SECONDS = 60
 SILENT_SECONDS = WATCH_SECONDS + 15
 """Seconds after which a watch that the API server has not ended is dead."""
 RESUME_SECONDS = 0.2
+REFUSED_SECONDS = 60.0
+"""Seconds after which refusals without another answer prove that a permission is missing. A single one proves nothing:
+tokens and role bindings are replaced, and an API server that starts knows no roles yet."""
 GONE = 410
 """The API server's history starts after the version that the watch asked for."""
 
@@ -72,7 +75,9 @@ class Problem:
     text: str
     since: datetime
     denied: bool
-    """A permission is missing: waiting does not help."""
+    """An attempt was refused for a missing permission, and none has succeeded since."""
+    lasting: bool = False
+    """All attempts of :data:`REFUSED_SECONDS` were: waiting does not help."""
 
 
 class Reflector(Generic[T]):
@@ -111,6 +116,7 @@ class Reflector(Generic[T]):
         self._retry_delays = retry_delays
         self._version = ""  # the version to resume from; empty: list first
         self._failures = 0  # in a row
+        self._refused: float | None = None  # since when all attempts have been refused, in seconds of the event loop
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -193,13 +199,19 @@ class Reflector(Generic[T]):
 
     def _failed(self, text: str, denied: bool) -> float:
         """Seconds until the next attempt. A watch may fail once: a resumed one delivers all changes."""
+        now = asyncio.get_running_loop().time()
+        if not denied:
+            self._refused = None
+        elif self._refused is None or not self._failures:
+            self._refused = now
         self._failures += 1
         if self._version and self._failures == 1:
             log.info("the watch broke off", what=self.what, error=text)
         else:
             before, self._version = self.problem, ""
             since, was_denied = (before.since, before.denied) if before else (datetime.now(UTC), False)
-            self.problem = Problem(text, since, denied or was_denied)
+            lasting = self._refused is not None and now - self._refused >= REFUSED_SECONDS
+            self.problem = Problem(text, since, denied or was_denied, lasting)
             if self.problem != before:
                 log.warning("not listed or watched", what=self.what, error=text)
                 self._on_problem()

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from types import MappingProxyType
 from typing import Any
 
 from elastrain.api import names
-from elastrain.reflector import CallError, Reflector, Source
+from elastrain.reflector import REFUSED_SECONDS, Reflector, Source
 from elastrain_operator import clock
 from elastrain_operator.allocation import resources
 from elastrain_operator.allocation.snapshot import Held, Node
-from elastrain_operator.cluster import nodes, permission, quotas
+from elastrain_operator.cluster import nodes, quotas
 from elastrain_operator.cluster.nodes import NodeFacts
-from elastrain_operator.cluster.permission import Reviews, Right
 from elastrain_operator.cluster.quotas import Quota
-from elastrain_operator.waiting import until
 
 # The claims of the jobs contain the workers.
 _OTHERS = MappingProxyType(
@@ -45,23 +43,17 @@ class Inventory:
         self,
         source: Source,
         on_change: Callable[[], None],
-        is_allowed: Callable[[Right], Awaitable[bool]],
         is_worker: Callable[[Mapping[str, Any]], bool] = lambda _: False,
         on_quota: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """``is_allowed``: the API server's review of a right of this operator; raises ``CallError`` without one.
-        ``is_worker`` is called with each pod without the workers' label, and counts it if it is a worker.
+        """``is_worker`` is called with each pod without the workers' label, and counts it if it is a worker.
         ``on_quota``: with the namespace of a changed ResourceQuota."""
         self._on_change = on_change
         self._is_worker = is_worker
-        self._is_allowed = is_allowed
-        self._doubt = asyncio.Event()
-        self._refusals: dict[Right, Reviews] = {}
         self._closed: dict[str, dict[nodes.Cause, datetime]] = {}
-        hooks: dict[str, Any] = {"on_change": lambda *_: on_change(), "on_problem": self._problem_changed}
+        hooks: dict[str, Any] = {"on_change": lambda *_: on_change(), "on_problem": on_change}
         node_hooks: dict[str, Any] = {**hooks, "on_change": self._node_changed}
-        group = "scheduling.k8s.io"
-        classes = f"/apis/{group}/v1/priorityclasses"
+        classes = "/apis/scheduling.k8s.io/v1/priorityclasses"
         self._nodes = Reflector(source, "/api/v1/nodes", "nodes", parse=nodes.node, **node_hooks)
         self._others = Reflector(source, "/api/v1/pods", "pods", _OTHERS, parse=self._other, **hooks)
         self._classes = Reflector(source, classes, "priority classes", parse=_priority_class, **hooks)
@@ -72,29 +64,21 @@ class Inventory:
             source, "/api/v1/resourcequotas", "resource quotas", parse=quotas.quota, on_change=self._quota_changed
         )
         self._all: tuple[Reflector[Any], ...] = (self._nodes, self._others, self._classes)
-        resources_of = (("", "nodes"), ("", "pods"), (group, "priorityclasses"))
-        self._rights = {
-            kept.what: tuple(Right(verb, *resource) for verb in ("list", "watch"))
-            for kept, resource in zip(self._all, resources_of, strict=True)
-        }
 
     def _other(self, body: Mapping[str, Any]) -> Held | None:
         return None if self._is_worker(body) else _held(body)
 
     async def run(self) -> None:
         """Until cancelled."""
-        await asyncio.gather(*(kept.run() for kept in self._all), self._limits.run(), self._review())
+        await asyncio.gather(*(kept.run() for kept in self._all), self._limits.run())
 
     @property
     def problem(self) -> str | None:
         """Why the cluster is unknown; None: it is known, in an outage as it was before."""
         for kept in self._all:
             text = kept.problem.text if kept.problem else f"the {kept.what} of the cluster are not listed yet"
-            missing = self._missing(kept)
-            if missing:
-                return (
-                    f"{text} (for {permission.CONFIRM_SECONDS:g} s the API server has confirmed: no right to {missing})"
-                )
+            if _is_denied(kept):
+                return f"{text} (the API server has refused each attempt for {REFUSED_SECONDS:g} s)"
             if not kept.listed:
                 return text
         return None
@@ -106,8 +90,8 @@ class Inventory:
 
     @property
     def denied(self) -> bool:
-        """The cluster stays unknown: the API server has confirmed that a permission is missing."""
-        return any(self._missing(kept) for kept in self._all)
+        """The cluster stays unknown: a permission is missing."""
+        return any(map(_is_denied, self._all))
 
     def nodes(self, now: datetime) -> tuple[Node, ...]:
         """Nodes by name, with the room that other pods leave for workers."""
@@ -153,39 +137,9 @@ class Inventory:
             self._closed[facts.name] = closed
         self._on_change()
 
-    def _problem_changed(self) -> None:
-        self._doubt.set()
-        self._on_change()
 
-    def _missing(self, kept: Reflector[Any]) -> Right | None:
-        """The right that is missing for a list, by all reviews of the last minute; None: no such proof."""
-        if kept.problem is None or not kept.problem.denied:
-            return None
-        return next((r for r in self._rights[kept.what] if self._refusals.get(r, Reviews()).confirmed), None)
-
-    async def _review(self) -> None:
-        """While a list is refused, ask whether that is a missing permission."""
-        while True:
-            await until(self._doubt, None)
-            self._doubt.clear()
-            while refused := [k for k in self._all if k.problem and k.problem.denied]:
-                before = self.denied
-                for kept in refused:
-                    for right in self._rights[kept.what]:
-                        await self._ask(right)
-                if self.denied != before:
-                    self._on_change()
-                await asyncio.sleep(permission.ASK_SECONDS)
-            self._refusals.clear()
-
-    async def _ask(self, right: Right) -> None:
-        allowed: bool | None
-        try:
-            allowed = await self._is_allowed(right)
-        except CallError:
-            allowed = None
-        seconds = asyncio.get_running_loop().time()
-        self._refusals[right] = self._refusals.get(right, Reviews()).after(allowed, seconds)
+def _is_denied(kept: Reflector[Any]) -> bool:
+    return kept.problem is not None and kept.problem.lasting
 
 
 def node_at(facts: NodeFacts, used: Mapping[str, int], closed: nodes.Closed, now: datetime) -> Node:

@@ -211,11 +211,6 @@ class WorkerPods:
             self._doubted.discard(uid)  # the watch shows it again
 
 
-def _is_settled(watch: Reflector[SeenPod]) -> bool:
-    """Whether it has listed its pods, or knows that it may not."""
-    return watch.listed or (watch.problem is not None and watch.problem.denied)
-
-
 def _held(body: Mapping[str, Any]) -> Held | None:
     spec = mapping(body.get("spec"))
     node = text(spec.get("nodeName"))

@@ -95,6 +95,25 @@ def test_a_missing_permission_is_reported_until_the_objects_are_listed(fake) -> 
     scenario(fake, steps)
 
 
+def test_only_refusals_of_a_minute_without_another_answer_prove_a_missing_permission(fake, monkeypatch) -> None:
+    monkeypatch.setattr(reflector, "REFUSED_SECONDS", 0.05)
+    fake.breaks(NotAllowed("cannot list jobs: forbidden"))
+
+    async def steps(jobs, changes) -> None:
+        assert jobs.problem.denied and not jobs.problem.lasting
+        await until(lambda: jobs.problem.lasting)
+        assert changes == [("problem", None)] * 2, "the proof is reported"
+        fake.breaks(ClusterError("cannot list jobs: no answer"))
+        await until(lambda: "no answer" in jobs.problem.text)
+        assert not jobs.problem.lasting
+        fake.breaks(NotAllowed("cannot list jobs: forbidden"))
+        await until(lambda: "forbidden" in jobs.problem.text)
+        assert not jobs.problem.lasting, "an attempt that failed otherwise ends the agreement"
+        await until(lambda: jobs.problem.lasting)
+
+    scenario(fake, steps)
+
+
 def test_a_broken_watch_is_resumed_without_a_list(fake) -> None:
     async def steps(jobs, changes) -> None:
         for watches in (2, 3):

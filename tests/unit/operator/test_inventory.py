@@ -15,9 +15,8 @@ from elastrain_operator import clock
 from elastrain_operator.allocation import resources
 from elastrain_operator.allocation.match import lets_go, takes, why_left
 from elastrain_operator.allocation.snapshot import Job, NodeRules, PodCharge, Toleration, Worker, WorkerShape
-from elastrain_operator.cluster import nodes, permission
+from elastrain_operator.cluster import nodes
 from elastrain_operator.cluster.inventory import Inventory
-from elastrain_operator.cluster.permission import Reviews, Right, is_allowed
 from elastrain_operator.cluster.quotas import bounded, quota
 from elastrain_operator.kube.client import ApiError
 
@@ -68,17 +67,13 @@ class Everything:
         yield {}
 
 
-async def allowed(_right: Right) -> bool:
-    return True
-
-
 def run(scenario) -> None:
     asyncio.run(asyncio.wait_for(scenario(), 20))
 
 
 def test_inventory_is_the_nodes_capacity_minus_other_pods():
     async def scenario():
-        inventory = Inventory(Everything(), lambda: None, allowed)
+        inventory = Inventory(Everything(), lambda: None)
         task = asyncio.create_task(inventory.run())
         await until(lambda: inventory.problem is None, "the cluster is known")
         (node,) = inventory.nodes(NOW)
@@ -93,94 +88,22 @@ def test_inventory_is_the_nodes_capacity_minus_other_pods():
 
 
 # ---- refused lists ---------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("code", [401, 403])
-def test_a_passing_refusal_leaves_the_cluster_known(code, monkeypatch):
-    monkeypatch.setattr(permission, "CONFIRM_SECONDS", 0.0)
-    monkeypatch.setattr(permission, "ASK_SECONDS", 0.01)
-
-    async def scenario():
-        asked: list[Right] = []
-
-        async def is_allowed(right: Right) -> bool:
-            asked.append(right)
-            return True
-
-        inventory = Inventory(Everything(), lambda: None, is_allowed)
-        for kept in inventory._all:
-            kept.listed = True
-        inventory._nodes.problem = Problem("nodes is forbidden", NOW, denied=True)
-        task = asyncio.create_task(inventory._review())
-        inventory._problem_changed()
-        await until(lambda: len(asked) > 4, "the API server is asked")
-        assert (inventory.problem, inventory.denied) == (None, False)
-        task.cancel()
-
-    run(scenario)
-
-
 def test_a_cluster_that_was_never_listed_stays_unknown_while_a_refusal_is_unconfirmed():
-    inventory = Inventory(Everything(), lambda: None, allowed)
+    inventory = Inventory(Everything(), lambda: None)
     assert inventory.problem == "the nodes of the cluster are not listed yet"
     inventory._nodes.problem = Problem("nodes is forbidden", NOW, denied=True)
     assert (inventory.problem, inventory.denied) == ("nodes is forbidden", False)
 
 
-def test_a_confirmed_refusal_makes_the_cluster_unknown_until_it_is_listed_again(monkeypatch):
-    monkeypatch.setattr(permission, "CONFIRM_SECONDS", 0.02)
-    monkeypatch.setattr(permission, "ASK_SECONDS", 0.01)
-
-    async def scenario():
-        async def is_allowed(right: Right) -> bool:
-            return right.verb != "watch"
-
-        told: list[bool] = []
-        inventory = Inventory(Everything(), lambda: told.append(inventory.denied), is_allowed)
-        for kept in inventory._all:
-            kept.listed = True
-        inventory._classes.problem = Problem("forbidden", NOW, denied=True)
-        task = asyncio.create_task(inventory._review())
-        inventory._problem_changed()
-        await until(lambda: inventory.denied, "it is confirmed")
-        assert inventory.problem.startswith("forbidden")
-        assert "no right to watch priorityclasses of scheduling.k8s.io" in inventory.problem
-        await until(lambda: told[-1], "the allocator is told")
-        inventory._classes.problem = None
-        assert (inventory.problem, inventory.denied) == (None, False)
-        task.cancel()
-
-    run(scenario)
-
-
-def test_only_unanimous_reviews_over_a_minute_confirm_a_refusal():
-    refused = Reviews()
-    for second in range(0, 60, 10):
-        refused = refused.after(False, float(second))
-        assert not refused.confirmed
-    assert refused.after(False, 60.0).confirmed
-    assert not refused.after(None, 60.0).after(False, 70.0).confirmed, "an unanswered review ends the agreement"
-    assert not refused.after(True, 60.0).after(False, 61.0).confirmed
-
-
-@pytest.mark.parametrize(
-    ("status", "answer"),
-    [({"allowed": True}, True), ({"allowed": False}, False), ({"allowed": False, "denied": True}, False)],
-)
-def test_a_review_is_the_api_servers_answer(status, answer):
-    class Kube:
-        async def once(self, method, path, what, body, seconds):
-            assert body["spec"]["resourceAttributes"] == {"verb": "list", "group": "", "resource": "nodes"}
-            return {"status": status}
-
-    assert asyncio.run(is_allowed(Kube(), Right("list", "", "nodes"))) is answer
-
-
-def test_a_review_that_could_not_be_evaluated_is_no_answer():
-    class Kube:
-        async def once(self, *_):
-            return {"status": {"allowed": False, "evaluationError": "clusterrole not found"}}
-
-    with pytest.raises(ApiError, match="clusterrole not found"):
-        asyncio.run(is_allowed(Kube(), Right("list", "", "nodes")))
+def test_a_listed_cluster_becomes_unknown_only_if_its_lists_are_refused_for_good():
+    inventory = Inventory(Everything(), lambda: None)
+    for kept in inventory._all:
+        kept.listed = True
+    inventory._classes.problem = Problem("forbidden", NOW, denied=True)
+    assert (inventory.problem, inventory.denied) == (None, False)
+    inventory._classes.problem = Problem("forbidden", NOW, denied=True, lasting=True)
+    assert inventory.problem == "forbidden (the API server has refused each attempt for 60 s)"
+    assert inventory.denied
 
 
 # ---- nodes that close for a while ------------------------------------------------------------------------------------
@@ -190,7 +113,7 @@ class Seen:
     def __init__(self, monkeypatch) -> None:
         self.now = NOW
         monkeypatch.setattr(clock, "now", lambda: self.now)
-        self.inventory = Inventory(Everything(), lambda: None, allowed)
+        self.inventory = Inventory(Everything(), lambda: None)
         self.show()
 
     def show(self, **spec) -> None:
