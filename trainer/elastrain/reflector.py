@@ -145,12 +145,18 @@ class Reflector(Generic[T]):
                 if value is not None:
                     found[_key(body)] = value
             await asyncio.sleep(0)  # a large cluster's list must not block the event loop
+        failed: Exception | None = None
         for key in [*found, *(self.values.keys() - found.keys())]:
-            self._put(key, found.get(key))
+            try:
+                self._put(key, found.get(key))
+            except Exception as error:  # the changes of other objects are not lost for it
+                failed = failed or error
         was, self.listed, self.problem, self._version = (self.listed, self.problem), True, None, at
         if was != (True, None):
             log.info("listed", what=self.what)
             self._on_problem()
+        if failed is not None:
+            raise failed
 
     async def _follow(self) -> None:
         query = {
@@ -191,11 +197,18 @@ class Reflector(Generic[T]):
         before = self.values.get(key)
         if before == value:
             return
+        self._store(key, value)
+        try:
+            self._on_change(key, before, value)
+        except BaseException:
+            self._store(key, before)  # the next list finds the change again
+            raise
+
+    def _store(self, key: str, value: T | None) -> None:
         if value is None:
             del self.values[key]
         else:
             self.values[key] = value
-        self._on_change(key, before, value)
 
     def _failed(self, text: str, denied: bool) -> float:
         """Seconds until the next attempt. A watch may fail once: a resumed one delivers all changes."""

@@ -148,6 +148,32 @@ def test_an_object_that_cannot_be_read_from_the_watch_is_read_by_a_list(fake, er
     scenario(fake, steps)
 
 
+@pytest.mark.parametrize("deleted", [False, True])
+def test_a_change_comes_again_and_others_come_if_its_callback_raises(fake, deleted: bool) -> None:
+    fake.put(JOBS, job_body("one"))
+
+    async def steps(jobs, changes) -> None:
+        raised: list[str] = []
+
+        def on_change(key: str, _before: object, after: int | None) -> None:
+            if key == "research/one" and len(raised) < 3:
+                raised.append(key)
+                raise KeyError(key)
+            changes.append((key, after))
+
+        jobs._on_change = on_change
+        if deleted:
+            fake.delete(JOBS, "research/one")
+        else:
+            fake.put(JOBS, job_body("one", maxReplicas=9))
+        fake.put(JOBS, job_body("two", maxReplicas=2))
+        await until(lambda: ("research/one", None if deleted else 9) in changes and jobs.problem is None)
+        assert changes.index(("research/two", 2)) < changes.index(("research/one", None if deleted else 9))
+        assert jobs.values == ({} if deleted else {"research/one": 9}) | {"research/two": 2}
+
+    scenario(fake, steps)
+
+
 @pytest.mark.parametrize("code", [GONE, 500])
 def test_a_refused_watch_restarts_with_a_list(fake, code: int) -> None:
     async def steps(jobs, changes) -> None:
