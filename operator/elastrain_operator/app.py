@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
@@ -12,7 +11,6 @@ from typing import Any
 
 import structlog
 
-from elastrain import tracing
 from elastrain.api.keys import JobKeys
 from elastrain.etcd import EtcdClient, EtcdUsers
 from elastrain_operator.cluster.capacity import Capacity
@@ -25,7 +23,6 @@ from elastrain_operator.job.loop import JobLoop
 from elastrain_operator.job.loops import Loops
 from elastrain_operator.job.meter import JobSeries
 from elastrain_operator.job.recorder import Recorder
-from elastrain_operator.job.traces import Traces
 from elastrain_operator.kube.client import Kube, Tenure
 from elastrain_operator.kube.repeats import answered
 from elastrain_operator.kueue.jobs import KueueJobs
@@ -97,7 +94,7 @@ class App:
         recorder = Recorder(self._kube)
         self._run("events", recorder.run)
         undo.push_async_callback(recorder.close)
-        self._executor = Executor(self._kube, self._mirror, config, recorder, self._logins, traces=self._traces())
+        self._executor = Executor(self._kube, self._mirror, config, recorder, self._logins)
         undo.push_async_callback(self._loops.stop)
         self._sweeper = Sweeper(self._kube, self._mirror, self._is_served, self._logins)
         self._kueue_jobs = self._queues(recorder) if config.kueue else None
@@ -138,16 +135,6 @@ class App:
         if not await mirror.wait_listed(ETCD_SECONDS):
             log.warning("etcd does not answer yet", endpoints=self._config.etcd.endpoints)
         return mirror
-
-    def _traces(self) -> Traces | None:
-        """None if no collector is configured."""
-        environ = {**os.environ, tracing.ENV_ENDPOINT: self._config.traces_endpoint}
-        tracer = tracing.from_environment(environ, "elastrain-operator")
-        if tracer is None:
-            return None
-        traces = Traces(tracer)
-        self._started.push_async_callback(asyncio.to_thread, traces.close)
-        return traces
 
     def _queues(self, recorder: Recorder) -> KueueJobs:
         """Kueue's part of the jobs' loops."""

@@ -169,8 +169,8 @@ class OperatorConfig(BaseModel):
     metrics_port: Annotated[int, Field(ge=0, le=65535)] = 0
     """Port of GET /metrics, for Prometheus; 0: none."""
     traces_endpoint: str = ""
-    """OTLP collector over HTTP, such as http://otel-collector.monitoring:4318: operator and workers send it traces of
-    rescales. Requires elastrain[tracing] in their images."""
+    """OTLP collector over HTTP, such as http://otel-collector.monitoring:4318: workers send it traces of rescales.
+    Requires elastrain[tracing] in their images."""
 
     # ``default``, which every cluster had in the first version, counts as no name.
     @field_validator("cluster")

@@ -1,4 +1,4 @@
-"""OpenTelemetry traces of rescales: one trace per change of generation, across operator, agents and ranks.
+"""OpenTelemetry traces of rescales: one trace per change of generation, across agents and ranks.
 
 Processes exchange no trace context: the ids of trace and root span derive from the job and the generation
 (:func:`trace_id`). So all spans join, in any order of arrival and after any loss. A span is made after its event, from

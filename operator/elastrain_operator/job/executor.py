@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +20,6 @@ from elastrain_operator.job import objects
 from elastrain_operator.job.recorder import Recorder
 from elastrain_operator.job.state import LoopState, Plan
 from elastrain_operator.job.statuses import Statuses
-from elastrain_operator.job.traces import Traces
 from elastrain_operator.kube.answers import NO_ANSWER, ApiError, Refused, is_without_answer, refused
 from elastrain_operator.kube.client import Kube
 from elastrain_operator.kueue.render import charged_to
@@ -56,11 +54,8 @@ class Executor:
         config: OperatorConfig,
         events: Recorder,
         logins: JobLogins | None = None,
-        *,
-        traces: Traces | None = None,
     ) -> None:
-        """``logins``: gives jobs their own credentials; None: they have none. ``traces``: None: no traces."""
-        self._traces = traces
+        """``logins``: gives jobs their own credentials; None: they have none."""
         self._kube = kube
         self._logins = logins
         self._targets = targets
@@ -94,8 +89,6 @@ class Executor:
             if refused is not None:
                 await _all(self._unrecorded(job, spec, plan, state))
                 raise refused
-            if self._traces is not None:
-                self._traces.seen(job, plan.status)
         for uid in plan.departed:  # the status contains their loss
             state.disappeared.pop(uid, None)
         state.alive.difference_update(d.uid for d in plan.delete)
@@ -155,11 +148,10 @@ class Executor:
 
     async def _aim(self, job: JobRef, plan: Plan) -> None:
         if plan.target is not None:
-            with self._span(job, "operator.put_target", desired=plan.target.desired, reason=plan.target.reason):
-                await self._targets.put_target(JobKeys(job.namespace, job.name, job.uid), plan.target)
+            await self._targets.put_target(JobKeys(job.namespace, job.name, job.uid), plan.target)
             log.info("target", job=_name(job), **plan.target.model_dump(mode="json"))
         if plan.delete:
-            await self._delete(job, plan.delete)
+            await _all([self._delete_one(job, deletion) for deletion in plan.delete])
 
     async def keep_in_etcd(self, job: JobRef, pods: Sequence[Pod]) -> None:
         """Have the job's records name this cluster, and its live ``pods`` able to log in. Raises ``ApiError``
@@ -167,9 +159,6 @@ class Executor:
         await self._targets.adopt(JobKeys(job.namespace, job.name, job.uid))
         if self._logins is not None and any(not pod.over for pod in pods):
             await self._logins.keep(job, live=True, wait_long=logins.wait_long(pods, clock.now()))
-
-    def _span(self, job: JobRef, name: str, **attributes: str | int) -> AbstractContextManager[None]:
-        return nullcontext() if self._traces is None else self._traces.span(job, name, **attributes)
 
     # ---- pods ------------------------------------------------------------------------------------------------------
     def _first(self, job: JobRef, spec: JobSpec, plan: Plan) -> _Manifest | None:
@@ -190,8 +179,7 @@ class Executor:
                 raise
 
     async def _create(self, job: JobRef, spec: JobSpec, first: _Manifest, plan: Plan, state: LoopState) -> None:
-        with self._span(job, "operator.create_pods", pods=len(plan.create)):
-            results = await self._created_or_refused(job, spec, first, plan, state)
+        results = await self._created_or_refused(job, spec, first, plan, state)
         created = [r for r in results.values() if isinstance(r, Pod)]
         if created:
             log.info("created pods", job=_name(job), pods=[pod.name for pod in created])
@@ -322,10 +310,6 @@ class Executor:
         if owner(body) != JobKeys(job.namespace, job.name, job.uid):
             return answer
         return _created(body)
-
-    async def _delete(self, job: JobRef, deletions: Sequence[Deletion]) -> None:
-        with self._span(job, "operator.delete_pods", pods=len(deletions)):
-            await _all([self._delete_one(job, deletion) for deletion in deletions])
 
     async def _delete_one(self, job: JobRef, deletion: Deletion) -> None:
         async with self._deletions:

@@ -15,7 +15,7 @@ from elastrain.tracing import ROOT, Span, Tracer
 
 def test_job_and_generation_determine_the_trace() -> None:
     sent = []
-    for service in ("elastrain-operator", "elastrain-rank"):
+    for service in ("elastrain-agent", "elastrain-rank"):
         exporter = InMemorySpanExporter()
         tracer = Tracer(exporter, service)
         tracer.emit("uid", 7, [Span("part", 1.0, 2.0)], Span(ROOT, 0.0, 3.0) if service == "elastrain-rank" else None)
@@ -27,7 +27,7 @@ def test_job_and_generation_determine_the_trace() -> None:
     assert root.parent is None
     assert all(span.parent.span_id == root.context.span_id for span in parts)
     assert len({span.context.span_id for span in sent}) == 3
-    assert {span.resource.attributes["service.name"] for span in parts} == {"elastrain-operator", "elastrain-rank"}
+    assert {span.resource.attributes["service.name"] for span in parts} == {"elastrain-agent", "elastrain-rank"}
 
 
 def test_generations_and_jobs_have_distinct_traces() -> None:
