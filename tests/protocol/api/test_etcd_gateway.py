@@ -15,8 +15,8 @@ from chart_etcd import ChartEtcd, EtcdMember, write_keys
 from charts import Render
 from conditions import eventually
 from elastrain.etcd import Batch, EtcdClient, EtcdConfig, EtcdUsers, Put
-from elastrain.etcd.maintenance import EtcdMaintenance
 from elastrain.etcd.protocol import Service, messages
+from elastrain_operator.etcd.maintenance import EtcdMaintenance
 
 SETTINGS = ("etcd.replicas=1",)
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from elastrain.etcd import EtcdClient, EtcdConfig
-from elastrain.etcd.maintenance import Alarm, AlarmKind, EtcdMaintenance
 from elastrain.etcd.protocol import messages
 from elastrain.etcd.server import EtcdServer
+from elastrain_operator.etcd.maintenance import Alarm, AlarmKind, EtcdMaintenance
 from elastrain_operator.records.writes import trial
 
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from elastrain.etcd import EtcdClient
 from elastrain.etcd.protocol import messages
-
-if TYPE_CHECKING:
-    from elastrain.etcd.client import EtcdClient
 
 DEFRAGMENT_SECONDS = 60.0
 """For which a member may rewrite its database; it serves nothing meanwhile. 512 MiB take seconds."""
