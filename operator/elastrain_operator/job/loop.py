@@ -347,21 +347,31 @@ class JobLoop:
 
     async def _pods(self) -> tuple[Pod, ...]:
         """Pods from the watch, and created pods that it does not show yet."""
-        self._looked_at = seen = {p.uid: p for p in self._pods_of(self.keys)}
         created, alive = self._state.created, self._state.alive
-        for uid, (pod, since) in list(created.items()):
-            if uid in seen:
-                del created[uid]
-            elif uid in self._deleted_meanwhile:
-                del created[uid]
-                self._state.disappeared[uid] = self._deleted_meanwhile[uid]
-            elif clock.now() - since > UNSEEN:
+        seen = self._shown()
+        if late := [pod for pod, since in created.values() if clock.now() - since > UNSEEN]:
+            for pod in late:
                 await self._ask_for(pod)
+            seen = self._shown()  # other pods may have come or gone meanwhile
+        self._looked_at = seen
         found = parse.pods([*seen.values(), *(pod for pod, _ in created.values())])
         self._deleted_meanwhile.clear()
         alive.intersection_update([p.uid for p in found])
         alive.update(p.uid for p in found if not p.terminating)
         return found
+
+    def _shown(self) -> dict[str, Pod]:
+        """Pods from the watch, by UID. Created ones that it shows, or whose deletion it has shown, are no longer awaited."""
+        seen, created, deleted = (
+            {p.uid: p for p in self._pods_of(self.keys)},
+            self._state.created,
+            self._deleted_meanwhile,
+        )
+        for uid in [uid for uid in created if uid in seen or uid in deleted]:
+            del created[uid]
+            if uid not in seen:
+                self._state.disappeared[uid] = deleted[uid]
+        return seen
 
     async def _ask_for(self, pod: Pod) -> None:
         """Read a pod that the watch has not shown in time."""

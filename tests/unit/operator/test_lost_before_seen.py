@@ -107,6 +107,33 @@ def test_one_whose_deletion_is_shown_while_it_is_asked_for_is_lost_once_and_hold
     run(scenario)
 
 
+@pytest.mark.usefixtures("quick_loops")
+def test_one_that_is_deleted_while_another_is_asked_for_is_lost_once(monkeypatch):
+    monkeypatch.setattr(loop_module, "UNSEEN", timedelta(seconds=0.05))
+
+    async def scenario(world, jobs):
+        jobs.see(body(replicas=2, backoffLimit=9), lambda _: world.watched)
+        await until(lambda: len(world.pods) == 2, "two pods")
+        answer, other = world.get_pod, parse.pod(world.pods["job-1"], clock.now())
+
+        async def deleted_meanwhile(namespace, name):
+            monkeypatch.setattr(world, "get_pod", answer)
+            del world.pods["job-1"]
+            world.watched.clear()
+            jobs.pod_deleted(JOB, other)
+            return await answer(namespace, name)
+
+        await asyncio.sleep(0.1)
+        monkeypatch.setattr(world, "get_pod", deleted_meanwhile)
+        world.watched[:] = [other]
+        jobs.wake("uid")
+        await until(lambda: "job-2" in world.pods, "its successor")
+        await until(lambda: world.statuses[-1]["restarts"]["infrastructure"] == 1, "it is counted")
+        assert not any(c["reason"] == "OperatorFault" for s in world.statuses for c in s["conditions"])
+
+    run(scenario)
+
+
 def decide(make_spec, *pods, state=None, status=None):
     seen = Observed(REF, pods, Coordination())
     return plan(make_spec(), status or JobStatus(next_ordinal=9), seen, NOW, state or LoopState())
