@@ -159,14 +159,16 @@ class _Allocator:
 
     def _try(self, grant: Grant, take: Callable[[Grant], bool]) -> bool:
         """All or nothing: admit a job by ``take``, or undo all of it."""
+        reached = grant.reached
 
         def taken(grant: Grant) -> bool:
+            nonlocal reached
             done = take(grant)
-            if not done:
-                grant.reached, grant.coming = max(grant.reached, grant.granted), False
+            reached = max(reached, grant.granted)
             return done
 
         grant.let_in = self._granting.attempt(grant, taken)
+        grant.reached = 0 if grant.let_in else reached
         return grant.let_in
 
     # ---- rule 3 ------------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 
 from elastrain_operator.allocation.snapshot import PODS, Job, Worker
@@ -155,13 +155,13 @@ class Grant:
         self.spares_left -= worker.spare
 
     def copy(self) -> Grant:
-        return replace(self, stays=set(self.stays), goes=set(self.goes))
+        return replace(self, stays=set(self.stays), goes=set(self.goes), parts=set(self.parts))
 
     def restore(self, before: Grant) -> None:
-        """Return to the state of the copy ``before``."""
-        self.kept, self.fresh, self.waits, self._at = before.kept, before.fresh, before.waits, before._at
-        self.stays, self.goes = set(before.stays), set(before.goes)
-        self.spares_left, self.holes = before.spares_left, before.holes
+        """Return to the copy ``before``; ``stop`` remains: it is why."""
+        again = replace(before.copy(), stop=self.stop)
+        for each in fields(Grant):
+            setattr(self, each.name, getattr(again, each.name))
 
 
 def _groups(workers: Iterable[Worker]) -> list[tuple[Worker, ...]]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -17,6 +18,7 @@ from allocated_world import GPU, START, World, spec
 from budgets import examples
 from elastrain.sizing.speedup import Batches, Measured
 from elastrain_operator.allocation.allocate import allocate
+from elastrain_operator.allocation.granting import Granting
 from elastrain_operator.allocation.snapshot import Job, Node, Policy, Sharing, Snapshot, Worker, WorkerShape
 
 QUOTAS = {"b": {GPU: 6}}
@@ -72,6 +74,27 @@ def test_promises_are_kept_and_the_cluster_comes_to_rest_for_any_history(nodes, 
             getattr(world, what)(how)
         world.round()
     world.settle()
+
+
+@examples(60)
+@given(NODES, POLICIES, HAPPENINGS)
+def test_an_undone_attempt_leaves_all_fields_as_they_were_but_its_cause(nodes, policy, happenings):
+    attempt = Granting.attempt
+
+    def checked(self, grant, take):
+        before = {uid: g.copy() for uid, g in self._grants.items()}
+        done = attempt(self, grant, take)
+        for uid, known in self._grants.items() if not done else ():
+            assert known == replace(before[uid], stop=known.stop), "an undone attempt leaves no trace"
+        return done
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Granting, "attempt", checked)
+        world = World(nodes, policy)
+        for what, how in happenings:
+            if what != "wait":
+                getattr(world, what)(how)
+            world.round()
 
 
 @examples(60)
