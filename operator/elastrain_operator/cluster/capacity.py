@@ -229,7 +229,7 @@ class Capacity:
         # In a thread, so that the jobs' loops continue; all its arguments are immutable.
         known = self._known_faults(snapshot.jobs, now)
         shared, during = await asyncio.to_thread(timed, faults.share_out, allocate, snapshot, self._policy, now, known)
-        self._note_faults(snapshot.jobs, shared.faults, now)
+        self._note_faults(snapshot.jobs, shared.faults, now, during)
         made = shared.made
         _, after = timed(self._distribute, snapshot.jobs, made.shares, now)
         times = (
@@ -260,14 +260,17 @@ class Capacity:
         unchanged = {j.uid for j in jobs if j.uid in same and j.generation == same[j.uid][1].generation}
         return {uid: error for uid, (error, _, at) in same.items() if uid in unchanged and now - at < FAULT_LASTS}
 
-    def _note_faults(self, jobs: Iterable[Job], faults: Mapping[str, str], now: datetime) -> None:
+    def _note_faults(self, jobs: Iterable[Job], faults: Mapping[str, str], now: datetime, took: float) -> None:
+        """``took``: seconds of processor time of all allocations that it took to find them."""
         before, self._faulty = self._faulty, {}
         for job in (j for j in jobs if j.uid in faults):
             known = before.get(job.uid)
             is_same = known is not None and known[0] == faults[job.uid] and now - known[2] < FAULT_LASTS
             self._faulty[job.uid] = known if known and is_same else (faults[job.uid], job, now)
             if not is_same:
-                log.error("job set aside", job=f"{job.namespace}/{job.name}", error=faults[job.uid])
+                log.error(
+                    "job set aside", job=f"{job.namespace}/{job.name}", error=faults[job.uid], took_s=round(took, 3)
+                )
                 metrics.ERRORS.labels("operator").inc()
 
     def _distribute(self, jobs: Sequence[Job], shares: Mapping[str, Share], now: datetime) -> None:
