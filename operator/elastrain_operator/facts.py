@@ -63,19 +63,6 @@ class ConditionUpdate:
 
 
 @dataclass(frozen=True, slots=True)
-class StartAttempts:
-    """A job's attempts to start its minimum."""
-
-    bound: int = 0
-    since: datetime | None = None
-    """Since when it holds a part of the minimum without progress; None: it does not."""
-    releases: int = 0
-    """Releases in a row."""
-    until: datetime | None = None
-    """When its pods are created again; None: it is not released."""
-
-
-@dataclass(frozen=True, slots=True)
 class JobRef:
     """A job and a generation of its spec."""
 

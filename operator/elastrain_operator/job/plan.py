@@ -30,7 +30,7 @@ from elastrain_operator.pod.meaning import version, version_of_text
 from elastrain_operator.policy import ending
 from elastrain_operator.policy.losses import counting, data_loss, starting
 from elastrain_operator.policy.report import accelerator_seconds, conditions, events
-from elastrain_operator.policy.size import claims, leavers, minimum, protection, replicas, sizes
+from elastrain_operator.policy.size import claims, leavers, protection, replicas, sizes
 
 DRAIN_EXTRA = 30.0
 """Seconds beyond a pod's own grace period that a worker may take to leave."""
@@ -97,7 +97,7 @@ def refuse(status: JobStatus, observed: Observed, message: str, now: datetime, s
     """The plan for a job whose spec breaks a rule: report it, count its pods, and change nothing."""
     state, claim = state or LoopState(), ConditionUpdate(ConditionType.PODS_READY, "False", "SpecInvalid", message)
     made = _report(status, claim, observed.job.generation, now, _counted(status, observed, state, now))
-    return replace(made, ended=_ended(observed, state), silent_agents=state.silent_agents, attempts=state.attempts)
+    return replace(made, ended=_ended(observed, state), silent_agents=state.silent_agents)
 
 
 def fault(status: JobStatus, generation: int | None, message: str, retry: float, now: datetime) -> Plan:
@@ -185,7 +185,6 @@ def _go_on(taken: Steps) -> Plan:
         probe=status.next_ordinal if come.asks else None,
         marks=protection.marks(facts.spec.template, facts.observed.pods, taken.there.budget),
         silent_agents=taken.lost.silent_agents,
-        attempts=size.attempts,
     )
 
 
@@ -275,7 +274,6 @@ def _deadlines(taken: Steps) -> list[datetime | None]:
         starting.next_pending_deadline(workers, facts.spec.pending_deadline_seconds),
         known.lost_since + data_loss.PATIENCE if known.lost_since else None,
         starting.next_silent_deadline(taken.lost.silent_agents),
-        minimum.next_change(taken.size.attempts, facts.observed.job.uid),
         *(taken.due(p) for p in pods if p.name in leave.leaving and not p.terminating),
         *(ending.sidecar_deadline(p) for p in pods if p.ending and not p.over),
         *(starting.next_report(p, t, facts.now) for p in workers if (t := troubles.get(p.name))),

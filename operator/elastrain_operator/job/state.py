@@ -21,7 +21,6 @@ from elastrain_operator.facts import (
     Pod,
     Refusal,
     Slot,
-    StartAttempts,
     WorkerCount,
     WorkerSet,
 )
@@ -67,8 +66,6 @@ class LoopState:
     """Pods (UIDs) that run without training or answering, and since when."""
     retries: dict[str, datetime] = field(default_factory=dict)
     """When failed writes beside the pods are repeated, by their names (``objects.py``)."""
-    attempts: StartAttempts = field(default_factory=StartAttempts)
-    """Attempts to start the minimum, where the cluster is not shared out."""
     created: dict[str, tuple[Pod, datetime]] = field(default_factory=dict)
     """Created pods that the watch has not shown yet, by UID, with the time of their creation or last read."""
     alive: set[str] = field(default_factory=set)
@@ -91,7 +88,7 @@ class LoopState:
     def remember(self, plan: Plan) -> AcceleratorSeconds | None:
         """Keep what the next pass needs; returns the accelerator usage before."""
         before, self.usage = self.usage, plan.usage or self.usage
-        self.silent_agents, self.attempts = plan.silent_agents, plan.attempts
+        self.silent_agents = plan.silent_agents
         return before
 
 
@@ -129,8 +126,6 @@ class Plan:
     marks: tuple[Mark, ...] = ()
     """Workers whose annotations have to change."""
     silent_agents: Mapping[str, datetime] = field(default_factory=dict)
-    """For the next pass, as in :class:`LoopState`."""
-    attempts: StartAttempts = field(default_factory=StartAttempts)
     """For the next pass, as in :class:`LoopState`."""
     budget: DisruptionBudget | None = None
     """To be written; None: unchanged, or unknown."""

@@ -13,7 +13,7 @@ from elastrain_operator.job.steps import Steps
 from elastrain_operator.policy import elsewhere
 from elastrain_operator.policy.losses import data_loss, exclusion, starting
 from elastrain_operator.policy.report import accelerator_seconds, conditions, durability, health, training
-from elastrain_operator.policy.size import leavers, minimum, replicas, rollout, sizes
+from elastrain_operator.policy.size import leavers, replicas, rollout, sizes
 
 
 def status_of(taken: Steps, create: tuple[int, ...], slots: tuple[Slot, ...], wait: datetime | None) -> JobStatus:
@@ -112,9 +112,6 @@ def _condition_facts(
         troubles=starting.lasting(workers, taken.there.troubles, taken.facts.now),
         waits_until=wait,
         share=seen.share,
-        released=minimum.explanation(taken.size.attempts, taken.facts.spec.min_replicas)
-        if taken.size.attempts.until
-        else "",
     )
 
 

@@ -20,7 +20,6 @@ from elastrain_operator.facts import (
     Refusal,
     RefusalKind,
     Slot,
-    StartAttempts,
     Trouble,
 )
 from elastrain_operator.job.state import LoopState
@@ -28,8 +27,7 @@ from elastrain_operator.pod.admitted import Admitted
 from elastrain_operator.policy import ending
 from elastrain_operator.policy.losses import counting, data_loss, exclusion, pacing, starting
 from elastrain_operator.policy.report import training
-from elastrain_operator.policy.size import claims, leavers, minimum, protection, replicas, rollout, sizes
-from elastrain_operator.policy.size.minimum import Holding
+from elastrain_operator.policy.size import claims, leavers, protection, replicas, rollout, sizes
 from elastrain_operator.policy.size.rollout import Rollout
 
 
@@ -180,11 +178,8 @@ class Size:
 
     refusal: Refusal | None
     """The standing refusal of a pod of the present spec, if it is about this job."""
-    attempts: StartAttempts
-    """Attempts to start the minimum, where the operator does not share the cluster out; unchanged while etcd is
-    unknown."""
     desired: int
-    """Desired replicas now; none while a minimum that could not be bound is released."""
+    """Desired replicas now."""
     spares: int
     """Desired warm spares now, beside the desired workers."""
     beyond: int
@@ -196,27 +191,12 @@ def size(facts: Facts, known: Known, there: There) -> Size:
     spec, share, refusal = facts.spec, facts.observed.share, facts.state.refusal
     current = refusal and refusal.generation == facts.observed.job.generation and refusal.kind.lasts
     refusal = refusal if current else None
-    attempts = _attempts(facts, known, there, refusal)
-    desired = 0 if attempts.until is not None else sizes.desired_replicas(spec, facts.status, share)
+    desired = sizes.desired_replicas(spec, facts.status, share)
     old = facts.status.generation
     in_force = training.in_force(old, known.members)[0] if known.members else old
     wanted_spares = sizes.desired_spares(spec, desired, len(there.units), in_force, share)
     pending_too = share.pending if share and share.size is not None and desired else 0
-    return Size(refusal, attempts, desired, wanted_spares, wanted_spares + pending_too)
-
-
-def _attempts(facts: Facts, known: Known, there: There, refusal: Refusal | None) -> StartAttempts:
-    share, spec, workers = facts.observed.share, facts.spec, there.workers
-    if known.members is None:
-        return facts.state.attempts
-    shared = share is not None and not share.blind
-    if shared or spec.suspend or known.finishing or claims.has_state(workers, facts.status, known.etcd):
-        return StartAttempts()
-    bound = sum(bool(p.node) for p in workers)
-    quota = refusal is not None and refusal.kind is RefusalKind.QUOTA_EXCEEDED
-    holds = bound > 0 or (quota and bool(workers))
-    attempt = Holding(facts.observed.job.uid, spec.min_replicas * spec.group_size, bound, holds)
-    return minimum.update(facts.state.attempts, attempt, facts.now)
+    return Size(refusal, desired, wanted_spares, wanted_spares + pending_too)
 
 
 # ---- 6: who leaves -------------------------------------------------------------------------------------------------

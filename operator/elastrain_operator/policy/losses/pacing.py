@@ -2,7 +2,6 @@
 
 A wait follows from losses (endings of pods that exist, the last failure whose pod is gone, a streak of losses without a
 committed step, workers that did not start in time), or from the API server's refusal of a pod. The latest one counts.
-(A minimum that was released in favour of other jobs wants no workers: :mod:`elastrain_operator.policy.size.minimum`.)
 """
 
 from __future__ import annotations

@@ -52,8 +52,6 @@ class ConditionFacts:
     """The allocator's answer; None: the operator does not share the cluster out."""
     group_size: int = 1
     """Workers of a replica. Sizes and the generation's size count replicas."""
-    released: str = ""
-    """Why a minimum that was bound in part was released; empty: it was not."""
 
 
 def merge(
@@ -145,8 +143,8 @@ def _pods_ready(p: ConditionFacts) -> ConditionUpdate:
         return ConditionUpdate(
             kind, "Unknown", reason, "the training workers are unknown without the job's records in etcd"
         )
-    if not p.desired and (p.released or p.share):
-        return ConditionUpdate(kind, "False", *_unstarted(p))
+    if not p.desired and p.share:
+        return ConditionUpdate(kind, "False", *_unstarted(p, p.share))
     have = f"{p.ready} of {p.desired} {_replicas(p)} train"
     if p.ready == p.desired and not p.draining:
         return ConditionUpdate(kind, "True", "AllTrain", have)
@@ -154,14 +152,11 @@ def _pods_ready(p: ConditionFacts) -> ConditionUpdate:
     return ConditionUpdate(kind, "False", reason, f"{have}; {text}" if text else have)
 
 
-def _unstarted(p: ConditionFacts) -> tuple[str, str]:
-    """Why no worker is desired: reason and message."""
-    if p.released:
-        return "MinimumNotBound", p.released
-    assert p.share is not None, "without an allocator workers are desired"
+def _unstarted(p: ConditionFacts, share: Share) -> tuple[str, str]:
+    """Why the allocator desires no worker: reason and message."""
     if p.refusal and p.refusal.kind.lasts:
-        return p.refusal.kind, p.share.message
-    return "Starting" if p.share.size is None else p.share.obstacle or "WaitingForCapacity", p.share.message
+        return p.refusal.kind, share.message
+    return "Starting" if share.size is None else share.obstacle or "WaitingForCapacity", share.message
 
 
 def _obstacles(p: ConditionFacts) -> Iterator[tuple[str, str]]:
