@@ -361,12 +361,9 @@ class JobLoop:
         return found
 
     def _shown(self) -> dict[str, Pod]:
-        """Pods from the watch, by UID. Created ones that it shows, or whose deletion it has shown, are no longer awaited."""
-        seen, created, deleted = (
-            {p.uid: p for p in self._pods_of(self.keys)},
-            self._state.created,
-            self._deleted_meanwhile,
-        )
+        """Pods from the watch, by UID; created ones that it shows, or whose end it has shown, are no longer awaited."""
+        created, deleted = self._state.created, self._deleted_meanwhile
+        seen = {p.uid: p for p in self._pods_of(self.keys)}
         for uid in [uid for uid in created if uid in seen or uid in deleted]:
             del created[uid]
             if uid not in seen:

@@ -27,7 +27,7 @@ from elastrain_operator.pod.admitted import Admitted
 from elastrain_operator.policy import ending
 from elastrain_operator.policy.losses import counting, data_loss, exclusion, pacing, starting
 from elastrain_operator.policy.report import training
-from elastrain_operator.policy.size import claims, leavers, protection, replicas, rollout, sizes
+from elastrain_operator.policy.size import leavers, protection, replicas, rollout, sizes
 from elastrain_operator.policy.size.rollout import Rollout
 
 
