@@ -2,7 +2,7 @@
 
 When the wanted number of a job's pods runs, the records that its agents would have written by then are written: one for
 each member, and in one transaction the generation and its roster. There are no leases to renew and no progress, so an
-operator of real jobs has more to read (docs/operator-scale.md).
+operator of real jobs has more to read (docs/measured.md).
 """
 
 from __future__ import annotations
