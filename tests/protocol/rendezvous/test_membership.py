@@ -268,3 +268,17 @@ def test_a_leader_that_was_replaced_cannot_write(client, job_keys):
     stale = Transaction(((job_keys.generation, 0), (job_keys.leader, held)), ((job_keys.generation, b"x"),))
     assert not client.commit(stale, "form a generation")
     assert client.get(job_keys.generation) is None
+
+
+def test_another_member_leads_if_the_decisions_of_the_first_fail_without_end(play, eventually, monkeypatch) -> None:
+    first, second = play("a", "b")
+    eventually(lambda: second.member.view.generation is not None, what="the first generation")
+
+    def fails(*_: object) -> None:
+        raise KeyError("a bug")
+
+    monkeypatch.setattr(first.member._driver._machine, "next", fails)
+    with pytest.raises(RuntimeError, match="the membership failed 10 times in a row"):
+        first.member.wait_for(lambda _view: False, 30)
+    first.member.leave()
+    eventually(lambda: second.member.view.generation.size == 1, within=30, what="the next generation, by the other one")

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from elastrain import threads
 from elastrain.api.keys import JobKeys
 from elastrain.api.records import Member, roster
 from elastrain.etcd import Batch, EtcdClient, EtcdError, EtcdUnavailable, Lease, Watch, WatchState
@@ -24,6 +25,8 @@ from elastrain.rendezvous.view import View
 log = logging.getLogger(__name__)
 
 Clock = Callable[[], float]
+MOST_FAILURES = 10
+"""Failed passes in a row, half a second apart, after which a member gives its part up."""
 _Item = Batch | Callable[[], None]
 """An entry of the inbox: changes in etcd, or a call to make."""
 
@@ -58,15 +61,20 @@ class Driver:
         self._watch: Watch | None = None
         self._listed = threading.Event()
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="membership", daemon=True)
+        self._thread = threads.Thread(self._run, name="membership")
         # Only the thread writes the following attributes.
         self._machine = MemberMachine(keys, own(), lease_ttl=lease_ttl, timing=timing, sees_all=sees_all)
         self._view = self._machine.view
         self._rest_until = 0.0
+        self._failures = 0
+        """Passes in a row that ended by an error other than etcd's, the last of which is ``_failed``."""
+        self._failed: Exception | None = None
 
     @property
     def view(self) -> View:
-        """The newest snapshot of the job."""
+        """The newest snapshot of the job. Raises ``RuntimeError`` after :data:`MOST_FAILURES`: another member leads."""
+        if self._failures >= MOST_FAILURES:
+            raise RuntimeError(f"the membership failed {MOST_FAILURES} times in a row") from self._failed
         return self._view
 
     @property
@@ -87,7 +95,7 @@ class Driver:
     def wait_for(self, condition: Callable[[View], bool], timeout: float) -> bool:
         """Block until a view meets ``condition``; False if none did within ``timeout`` seconds."""
         with self._viewed:
-            return self._viewed.wait_for(lambda: condition(self._view), timeout)
+            return self._viewed.wait_for(lambda: condition(self.view), timeout)
 
     def start(self, lease: Lease, timeout: float) -> None:
         """Read the state of the job, then start. Blocks. Raises ``EtcdError`` if that fails or takes longer than
@@ -134,7 +142,7 @@ class Driver:
         while True:
             items = self._next_items()
             if None in items:
-                return
+                return None
             try:
                 for item in items:
                     assert item is not None
@@ -148,9 +156,14 @@ class Driver:
                 # The watch and the lease report outages to the owner; here the action is only postponed.
                 log.info("postponed: %s", error)
                 self._machine.put_off(self._clock())
-            except Exception:
+            except Exception as error:
                 log.exception("membership step failed")
+                self._failures, self._failed = self._failures + 1, error
+                if self._failures >= MOST_FAILURES:
+                    return self._on_change()  # the owner ends when it reads the view
                 self._machine.put_off(self._clock())
+            else:
+                self._failures = 0
 
     def _may_wait(self, items: Sequence[_Item | None]) -> bool:
         """Whether only members' records have changed, and too few for a decision: then wait for more."""
