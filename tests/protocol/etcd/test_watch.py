@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from elastrain.etcd import Batch, Delete, EtcdClient, EtcdConfig, Put, Range, WatchState
+from elastrain.etcd import Batch, Delete, EtcdClient, EtcdConfig, EtcdDenied, EtcdUnavailable, Put, Range, WatchState
 from elastrain.etcd import watch as watch_module
 from elastrain.etcd.watch import Watch
 from elastrain.etcd.wire import messages
@@ -188,17 +188,32 @@ def test_a_quiet_watch_stays_if_etcd_lives(etcd, client, job_keys, heard, eventu
     watch.close()
 
 
-def test_a_watch_continues_if_a_callback_raises(client, job_keys, heard, eventually):
-    def fails_once(batch: Batch) -> None:
-        heard.on_events(batch)
-        if len(heard.batches) == 1:
-            raise RuntimeError("on purpose")
+def test_changes_are_reported_again_if_a_callback_raises(client, job_keys, heard, eventually, monkeypatch):
+    monkeypatch.setattr(watch_module, "_DENIED_RETRY_SECONDS", 0.05)
+    failing: list[str] = ["the list", "a change", "a deletion"]
 
-    watch = client.watch_prefix(job_keys.prefix, fails_once)
-    eventually(lambda: heard.batches)
+    def fails_once(batch: Batch) -> None:
+        if batch.events and failing:
+            raise RuntimeError(failing.pop(0))
+        heard.on_events(batch)
+
+    client.put(job_keys.member("a"), b"1")
+    watch = client.watch_prefix(job_keys.prefix, fails_once, heard.on_state)
+    eventually(lambda: heard.keys == {job_keys.member("a"): b"1"}, what="the list, again")
     client.put(job_keys.target, b"1")
-    eventually(lambda: heard.keys == {job_keys.target: b"1"})
+    eventually(lambda: job_keys.target in heard.keys, what="the change, again")
+    client.delete(job_keys.target)
+    eventually(lambda: job_keys.target not in heard.keys and not failing, what="the deletion, again")
+    assert heard.states == [True, *[False, True] * 3]
     watch.close()
+
+
+def test_another_kind_of_failure_is_reported_in_an_outage():
+    errors = []
+    watch = Watch(None, (), lambda _: None, lambda state: errors.append(state.error))
+    for error in (EtcdUnavailable("e", "x", "1"), EtcdUnavailable("e", "x", "2"), EtcdDenied("e", "x", "3"), None):
+        watch._report(WatchState(connected=error is None, error=error))
+    assert [str(e) for e in errors if e] == [str(EtcdUnavailable("e", "x", "1")), str(EtcdDenied("e", "x", "3"))]
 
 
 def test_a_watch_is_disconnected_and_begins_anew_if_a_bug_meets_its_answer(

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ParamSpec, Protocol, TypeVar
 
+from elastrain import threads
 from elastrain.etcd.errors import EtcdDenied, EtcdError, LeaseLost
 from elastrain.etcd.wire import Wire
 
@@ -87,8 +88,8 @@ class Lease:
         """Time of the thread's last pass."""
         self._thread = self._new_thread()
 
-    def _new_thread(self) -> threading.Thread:
-        return threading.Thread(target=self._run, name="etcd-lease", daemon=True)
+    def _new_thread(self) -> threads.Thread:
+        return threads.Thread(self._run, name="etcd-lease")
 
     @property
     def id(self) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from elastrain import threads
 from elastrain.etcd.errors import Compacted, EtcdDenied, EtcdError, EtcdUnavailable, TooLarge
 from elastrain.etcd.kv import KeyValue
 from elastrain.etcd.protocol import messages
@@ -90,8 +91,9 @@ class Watch:
 
     Changes within a range arrive in order; changes of two ranges may overtake each other. After a broken stream the
     watch lists the ranges again and reports the difference, deletions included: no record is missed or repeated. It
-    resumes at no revision, since a restored etcd may have reached it with other records. ``on_state`` reports the first
-    failure of an outage and its end. An exception of a callback is logged with its trace, and the watch continues.
+    resumes at no revision, since a restored etcd may have reached it with other records. ``on_state`` reports each
+    kind of failure of an outage, and its end. After an exception of ``on_events`` the watch begins anew, and reports
+    the same changes again.
     """
 
     def __init__(
@@ -119,11 +121,11 @@ class Watch:
         self._revisions: list[int] = []  # of the last change, by range
         self._index: dict[int, int] = {}  # etcd's watch id -> range
         self._heard = 0.0
-        self._reported: bool | None = None
+        self._reported: tuple[bool, type] | None = None
         self._closed = threading.Event()
         self._lock = threading.Lock()
         self._stream: Stream | None = None
-        self._thread = threading.Thread(target=self._run, name="etcd-watch", daemon=True)
+        self._thread = threads.Thread(self._run, name="etcd-watch")
 
     def start(self) -> None:
         self._thread.start()
@@ -274,12 +276,14 @@ class Watch:
         try:
             self._on_events(batch)
         except Exception:
-            log.exception("watch callback failed")
+            keys = (event.kv.key if isinstance(event, Put) else event.key for event in batch.events)
+            self._known.update(dict.fromkeys(keys, 0))  # the next list reports them again
+            raise
 
     def _report(self, state: WatchState) -> None:
-        if state.connected == self._reported:
+        if (reported := (state.connected, type(state.error))) == self._reported:
             return
-        self._reported = state.connected
+        self._reported = reported
         try:
             self._on_state(state)
         except Exception:
