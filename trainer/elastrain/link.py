@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import threading
@@ -10,6 +11,7 @@ from collections.abc import Callable
 import structlog
 from pydantic import ValidationError
 
+from elastrain import threads
 from elastrain.api import names
 from elastrain.api.messages import AGENT_MESSAGE, AgentMessage, Hello, RankMessage, Welcome, decode
 
@@ -57,6 +59,7 @@ class AgentLink:
         """
         self._on_message = on_message
         self._send_lock = threading.Lock()
+        self._closed = False
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.settimeout(WELCOME_TIMEOUT)
         try:
@@ -72,11 +75,10 @@ class AgentLink:
             raise ConnectionError(f"the agent at {path} began with {first.type!r}, expected 'welcome'")
         self.welcome = first
         self._socket.settimeout(None)
-        self._reader = threading.Thread(target=self._read, name="elastrain-agent-link", daemon=True)
 
     def start(self) -> None:
         """Begin to deliver messages."""
-        self._reader.start()
+        threads.start(self._read, name="elastrain-agent-link")
 
     def send(self, message: RankMessage) -> None:
         """Raises :class:`AgentLost` if the agent is gone."""
@@ -87,6 +89,9 @@ class AgentLink:
                 raise AgentLost(f"the agent is gone (sending {message.type!r}: {e})") from e
 
     def close(self) -> None:
+        self._closed = True
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # ends the reader, which has the descriptor, too
         self._socket.close()
 
     def _read(self) -> None:
@@ -106,4 +111,7 @@ class AgentLink:
                     return
         except OSError:
             pass  # equivalent to an end of file
-        self._on_message(None)
+        finally:
+            self._lines.close()
+        if not self._closed:
+            self._on_message(None)

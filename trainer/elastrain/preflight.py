@@ -10,14 +10,13 @@ from __future__ import annotations
 import contextlib
 import os
 import statistics
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from elastrain import guests
+from elastrain import guests, threads
 from elastrain.api import names
 
 SHM = Path("/dev/shm")  # noqa: S108 - the place that POSIX shared memory has
@@ -172,9 +171,7 @@ def _limit(seconds: float, log: Path | None) -> Iterator[None]:
         _note(log, text)
         os._exit(_EXITS["time"])
 
-    timer = threading.Timer(seconds, end)
-    timer.daemon = True
-    timer.start()
+    timer = threads.start_timer(seconds, end)
     try:
         yield
     finally:

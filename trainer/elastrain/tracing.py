@@ -15,13 +15,14 @@ import hashlib
 import logging
 import queue
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import structlog
+
+from elastrain import threads
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
@@ -116,8 +117,7 @@ class Tracer:
         self._closed = False
         self.dropped = 0
         """Spans that were not sent: the queue was full, or the collector did not accept them."""
-        self._thread = threading.Thread(target=self._run, name="traces", daemon=True)
-        self._thread.start()
+        self._thread = threads.start(self._run, name="traces")
 
     def emit(self, job_uid: str, generation: int, spans: Iterable[Span], root: Span | None = None) -> None:
         """Send ``spans`` as parts of the change to ``generation``. ``root``: set by the one process that observed the

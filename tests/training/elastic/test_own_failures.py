@@ -6,17 +6,24 @@ agent and leader; what the leader decides is in tests/unit/rendezvous/test_decid
 
 from __future__ import annotations
 
+import ast
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
+import elastrain.elastic
 from conditions import eventually
 from elastrain.elastic.comm.communicator import GenerationBroken
 from elastrain.elastic.comm.peer import PeerLost
+from elastrain.elastic.reshard.restore import ShardRef
+from elastrain.elastic.reshard.snapshots import Snapshots
+from elastrain.elastic.state import transfer
 
 FAILING = Path(__file__).with_name("train_failing.py")
 SECONDS = 5.0
@@ -36,6 +43,18 @@ CHECKED = {
     ("survivor", "barrier", "RuntimeError"),
     ("first start", "entry", "PicklingError"),
 }
+THREADS = {
+    "elastrain-connect-": "connect",
+    "elastrain-send-state": "send",
+    "elastrain-lane": "send",
+    "elastrain-receive-state": "receive",
+    "elastrain-allreduce": "sums",
+    "elastrain-snapshot": "snapshot",
+}
+"""The section that fails on a thread beside the training thread."""
+OTHERS = {"elastrain-accept-", "elastrain-meeting", "elastrain-watchdog", "elastrain-nccl", "elastrain-abort",
+          "elastrain-revoke", "elastrain-finish", "elastrain-close", "elastrain-close-group", "elastrain-"}  # fmt: skip
+"""No part of a step or of a state comes from these: connections, ends, and saves (``elastrain-`` and the tier)."""
 MATRIX = [
     pytest.param(*case, marks=[] if case in CHECKED else [pytest.mark.nightly], id="-".join(case))
     for role, sections in SECTIONS.items()
@@ -162,6 +181,40 @@ def test_a_sum_that_fails_here_is_this_ranks_failure(pair, error, monkeypatch) -
     one.sum_bucket(torch.ones(4)).wait()
     waits.join(SECONDS)
     assert not waits.is_alive() and one.failure is error and other.failure is None and other.broken
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize("end", ["outgoing", "incoming"])
+def test_a_copy_of_a_shard_that_fails_here_is_this_ranks_failure(pair, each, end, error, monkeypatch) -> None:
+    one, other = pair
+    both = [Snapshots(most=2) for _ in pair]
+    each(lambda c: both[c.rank].enter(c, places=[0, 1], partners=[1, 0], step=0, counts=None), pair)
+
+    def failing(whole: Callable, *args: object) -> object:
+        if getattr(both[0]._ring, end) in args:
+            raise error
+        return whole(*args)
+
+    for name in ("send_tensors", "receive_tensors"):
+        monkeypatch.setattr(transfer, name, partial(failing, getattr(transfer, name)))
+    for c, snapshots in zip(pair, both, strict=True):
+        snapshots.take(ShardRef(1, 2, c.rank), [], rest={}, step_seconds=None)
+    for snapshots in both:
+        snapshots.wait()
+    with pytest.raises(GenerationBroken):
+        other.all_gather_ints([0])
+    assert one.failure is error and other.failure is None
+
+
+def test_every_thread_of_a_rank_has_its_section_in_the_matrix() -> None:
+    sources = [ast.parse(f.read_text()) for f in Path(elastrain.elastic.__file__).parent.rglob("*.py")]
+    calls = [node for source in sources for node in ast.walk(source) if isinstance(node, ast.Call)]
+    named = [
+        key.value for c in calls if ast.unparse(c.func) == "threads.start" for key in c.keywords if key.arg == "name"
+    ]
+    found = {node.value for name in named for node in ast.walk(name) if isinstance(node, ast.Constant)}
+    assert found == THREADS.keys() | OTHERS
+    assert set(THREADS.values()) - {"send", "snapshot"} <= {s for of in SECTIONS.values() for s in of}
 
 
 def test_a_state_that_cannot_be_sent_breaks_the_generation_and_not_the_rank(pair) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 import structlog
 from pydantic import ValidationError
 
+from elastrain import threads
 from elastrain.agent.core.events import RankHungUp, RankSaid
 from elastrain.api.messages import RANK_MESSAGE, AgentMessage, Hello, decode
 
@@ -45,7 +46,7 @@ class RankServer:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(str(self.path))
         self._listener.listen(64)
-        threading.Thread(target=self._accept, name="rank-accept", daemon=True).start()
+        threads.start(self._accept, name="rank-accept")
 
     def send(self, local_rank: int, message: AgentMessage) -> None:
         """Send, or disconnect a rank that is gone or does not read; :class:`RankHungUp` follows then."""
@@ -121,7 +122,7 @@ class _Connection:
         self.replaced = False
         self.lasts = True
         """Whether the rank may still speak."""
-        self.reader = threading.Thread(target=self._read, name="rank-read", daemon=True)
+        self.reader = threads.Thread(self._read, name="rank-read")
 
     def send(self, message: AgentMessage) -> None:
         try:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
 from typing import Any, Self, TypeVar
 
+from elastrain import threads
 from elastrain.api.job import ElasticTrainingJob
 from elastrain.api.job.shown import Event, Worker
 from elastrain.client.asynchronous import ENDED, AsyncJobs
@@ -35,8 +35,7 @@ class Jobs:
         """Connect as :meth:`AsyncJobs.connect` does; ``namespace`` None: the context's namespace. Raises
         ``NotConnected``."""
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="elastrain-client", daemon=True)
-        self._thread.start()
+        self._thread = threads.start(self._loop.run_forever, name="elastrain-client")
         try:
             self._jobs = self._do(AsyncJobs.connect(namespace=namespace, context=context, kubeconfig=kubeconfig))
         except BaseException:

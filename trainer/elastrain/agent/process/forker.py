@@ -10,13 +10,13 @@ import os
 import select
 import socket
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from enum import Enum, auto
 from pathlib import Path
 
+from elastrain import threads
 from elastrain.agent.process import zygote
 from elastrain.agent.process.launch import (
     Executed,
@@ -58,7 +58,7 @@ class Zygote:
         self.state = State.WARMING
         self.why_gone = ""
         self._deadline = time.monotonic() + WARM_SECONDS
-        self._waiter: threading.Thread | None = None
+        self._waiter: threads.Thread | None = None
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
@@ -74,8 +74,7 @@ class Zygote:
 
     def watch(self, changed: Callable[[], None]) -> None:
         """Call ``changed`` once, from another thread, when the state may have changed (:meth:`refresh`)."""
-        self._waiter = threading.Thread(target=self._wait, args=(changed,), name="zygote", daemon=True)
-        self._waiter.start()
+        self._waiter = threads.start(self._wait, changed, name="zygote")
 
     def _wait(self, changed: Callable[[], None]) -> None:
         select.select([self._channel], [], [], max(0.0, self._deadline - time.monotonic()))

@@ -8,7 +8,6 @@ import os
 import selectors
 import signal
 import subprocess
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import structlog
 
+from elastrain import threads
 from elastrain.agent.process.forker import ForkFailed, State, Zygote
 from elastrain.agent.process.launch import NO_ZYGOTE, Executed, rank_environment
 from elastrain.tether import tethered
@@ -59,7 +59,7 @@ class _Child:
     process: subprocess.Popen[bytes] | None = None
     """Set if it was executed."""
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
-    pump: threading.Thread | None = None
+    pump: threads.Thread | None = None
 
 
 class Supervisor:
@@ -103,8 +103,7 @@ class Supervisor:
         for local_rank in local_ranks:
             environment = rank_environment(self._environment, local_rank, self._nproc, socket_path)
             child = self._fork(local_rank, environment) or self._execute(local_rank, environment)
-            child.pump = threading.Thread(target=_pump, args=(child,), name=f"output-{local_rank}", daemon=True)
-            child.pump.start()
+            child.pump = threads.start(_pump, child, name=f"output-{local_rank}")
             self._children[child.pid] = child
         how = "executed" if isinstance(self._zygote, Executed) else "forked"
         log.info("ranks started", pids=self.pids, how=how)

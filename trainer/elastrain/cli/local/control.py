@@ -9,10 +9,11 @@ import contextlib
 import json
 import os
 import socket
-import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+from elastrain import threads
 
 REQUEST_SECONDS = 5.0
 MAX_BYTES = 1 << 20
@@ -87,7 +88,7 @@ class ControlServer:
                 f"control socket {self.path}: {error}: set XDG_RUNTIME_DIR to a short path of a directory of your own"
             ) from None
         self._socket.listen(8)
-        threading.Thread(target=self._serve, name="control", daemon=True).start()
+        threads.start(self._serve, name="control")
 
     def close(self) -> None:
         self.path.unlink(missing_ok=True)

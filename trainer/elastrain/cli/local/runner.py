@@ -21,6 +21,7 @@ from typing import Literal, Self
 
 import structlog
 
+from elastrain import threads
 from elastrain.api import names
 from elastrain.api.job import ElasticTrainingJob
 from elastrain.api.keys import JobKeys
@@ -90,7 +91,7 @@ class LocalJob:
         self._failed: LocalWorker | None = None
         self._stopping = False
         self._closing = False
-        self._thread = threading.Thread(target=self._run, name="local-operator", daemon=True)
+        self._thread = threads.Thread(self._run, name="local-operator")
 
     # ---- life ------------------------------------------------------------------------------------------------------
     def __enter__(self) -> Self:

@@ -7,13 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from pydantic import ValidationError
 
+from elastrain import threads
 from elastrain.api import names
 from elastrain.api.records import Outcome, Termination
 from elastrain.tether import tethered
@@ -58,9 +58,8 @@ class LocalWorker:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        self._reader = threading.Thread(target=self._read, name=f"output-{name}", daemon=True)
-        self._reader.start()
-        threading.Thread(target=self._wait, name=f"wait-{name}", daemon=True).start()
+        self._reader = threads.start(self._read, name=f"output-{name}")
+        threads.start(self._wait, name=f"wait-{name}")
 
     @property
     def pid(self) -> int:

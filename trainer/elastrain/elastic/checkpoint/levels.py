@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from elastrain import threads
 from elastrain.api import names
 from elastrain.api.settings import CheckpointSpec, Interval, Shards
 from elastrain.elastic.checkpoint.folder import Pace
@@ -23,7 +23,7 @@ class Level:
         self.tier, self._interval = tier, interval
         self.pace = Pace()
         self._saved_step, self._saved_at = 0, time.monotonic()
-        self._thread: threading.Thread | None = None
+        self._thread: threads.Thread | None = None
 
     @property
     def is_memory(self) -> bool:
@@ -56,8 +56,7 @@ class Level:
                 before.join()
             work()
 
-        self._thread = threading.Thread(target=after, name=f"elastrain-{self.tier.name}", daemon=True)
-        self._thread.start()
+        self._thread = threads.start(after, name=f"elastrain-{self.tier.name}")
 
     def join(self, seconds: float | None = None) -> None:
         """Wait for the thread to end."""

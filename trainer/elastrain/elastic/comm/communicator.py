@@ -23,6 +23,7 @@ from typing import NoReturn
 
 import torch
 
+from elastrain import threads
 from elastrain.api.records import Generation
 from elastrain.elastic.comm import tree
 from elastrain.elastic.comm.backend import Backend, Offer, agree
@@ -258,9 +259,7 @@ class Communicator:
         """Whether every rank has left the generation and none is blocked in it."""
         if self._broken is not None:
             return False
-        timer = threading.Timer(FAREWELL_SECONDS, self.abort, [f"no farewell within {FAREWELL_SECONDS:g} s"])
-        timer.daemon = True
-        timer.start()
+        timer = threads.start_timer(FAREWELL_SECONDS, self.abort, f"no farewell within {FAREWELL_SECONDS:g} s")
         try:
             self.all_gather_ints([self.rank], Kind.FAREWELL)
         except GenerationBroken:

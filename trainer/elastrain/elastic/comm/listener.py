@@ -9,11 +9,10 @@ from __future__ import annotations
 import contextlib
 import selectors
 import socket
-import threading
 import time
 from collections.abc import Callable
 
-from elastrain import listening
+from elastrain import listening, threads
 from elastrain.elastic.comm.exchange import PROTOCOL
 from elastrain.elastic.comm.handshake import (
     HELLO_BYTES,
@@ -49,9 +48,7 @@ class Listener:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._socket, selectors.EVENT_READ)
         self._selector.register(self._woken, selectors.EVENT_READ)
-        name = f"elastrain-accept-{identity.generation}"
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        self._thread = threads.start(self._run, name=f"elastrain-accept-{identity.generation}")
 
     def shut(self) -> None:
         """Accept nothing any more. Idempotent, any thread, does not block."""

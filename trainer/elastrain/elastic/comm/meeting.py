@@ -24,7 +24,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
-from elastrain import listening
+from elastrain import listening, threads
 from elastrain.api.records import Generation
 from elastrain.elastic.comm.handshake import (
     HELLO_BYTES,
@@ -92,8 +92,7 @@ class MeetingPoint:
         self._failed: OSError | None = None
         self._listening = threading.Event()
         self._stop = asyncio.Event()
-        self._thread = threading.Thread(target=self._run, args=(address,), name="elastrain-meeting", daemon=True)
-        self._thread.start()
+        self._thread = threads.start(self._run, address, name="elastrain-meeting")
         if not self._listening.wait(START_TIMEOUT):
             raise TimeoutError(f"the meeting point on {address} does not listen after {START_TIMEOUT:g} s")
         if self._failed is not None:

@@ -25,6 +25,7 @@ from functools import partial
 
 import torch
 
+from elastrain import threads
 from elastrain.elastic.comm.header import Label
 from elastrain.elastic.comm.mesh import Mesh
 from elastrain.elastic.comm.peer import PeerLost
@@ -60,8 +61,7 @@ class TcpAllreduce:
         """Where pieces of peers arrive, by the place of the tensor in its request."""
         self._lock = threading.Lock()
         self._closed = False
-        self._thread = threading.Thread(target=self._run, name="elastrain-allreduce", daemon=True)
-        self._thread.start()
+        self._thread = threads.start(self._run, name="elastrain-allreduce")
 
     def takes(self, tensor: torch.Tensor) -> bool:
         return tensor.device.type == "cpu" and tensor.layout is torch.strided and tensor.is_contiguous()

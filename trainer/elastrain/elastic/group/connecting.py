@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from dataclasses import replace
 
 import structlog
 import torch
 
+from elastrain import threads
 from elastrain.api.messages import Welcome
 from elastrain.api.records import Generation
 from elastrain.elastic.comm.backend import Backend, Offer
@@ -52,7 +52,7 @@ class Connector:
         """Connect as ``rank`` of ``g``."""
         # Not a daemon thread: returning from C++ into an interpreter that shuts down would abort the process. It is
         # called off when the session closes.
-        threading.Thread(target=self._connect, args=(g, rank), name=f"elastrain-connect-{g.number}").start()
+        threads.start(self._connect, g, rank, name=f"elastrain-connect-{g.number}", daemon=False)
 
     def _connect(self, g: Generation, rank: int) -> None:
         def called_off() -> bool:
@@ -99,4 +99,4 @@ def close_in_background(communicator: Communicator) -> None:
 
     Not a daemon thread: returning from C++ into an interpreter that shuts down would abort the process.
     """
-    threading.Thread(target=communicator.close, kwargs={"together": True}, name="elastrain-close").start()
+    threads.start(lambda: communicator.close(together=True), name="elastrain-close", daemon=False)

@@ -15,6 +15,7 @@ from collections.abc import Callable
 import structlog
 import torch
 
+from elastrain import threads
 from elastrain.api.loops import NO_LOOP, LoopId
 from elastrain.api.messages import AgentMessage, Diverged, Exit, Located, RankMessage, Welcome
 from elastrain.api.records import Generation
@@ -75,7 +76,7 @@ class Session:
         self._effects: deque[e.Effect] = deque()
         self._executing = threading.RLock()
         """Held while effects are executed."""
-        self._timer: threading.Timer | None = None
+        self._timer: threads.Timer | None = None
         self._due: float | None = None
         self._meeting_point: MeetingPoint | None = None
         self._vouch = AgentVouch(socket_path)
@@ -96,6 +97,12 @@ class Session:
             while self._effects:
                 self._execute(self._effects.popleft())
 
+    def _tick(self) -> None:
+        try:
+            self.feed(e.Tick())
+        except Exception as error:  # as an error of the thread that reads messages
+            self._agent_gone(MessageFailed(b"(a deadline)", error))
+
     def _note_over(self) -> None:
         for number, communicator in self._communicators.items():
             if communicator.over is not None and number not in self.core.over:
@@ -109,9 +116,7 @@ class Session:
                 self._timer.cancel()
             self._due, self._timer = self.core.deadline, None
             if self._due is not None:
-                self._timer = threading.Timer(self._due - now, self.feed, [e.Tick()])
-                self._timer.daemon = True
-                self._timer.start()
+                self._timer = threads.start_timer(self._due - now, self._tick)
 
     def _execute(self, effect: e.Effect) -> None:
         match effect:

@@ -25,9 +25,11 @@ from typing import Any
 import structlog
 import torch
 
+from elastrain import threads
 from elastrain.elastic.comm import channel
 from elastrain.elastic.comm.channel import Purpose
-from elastrain.elastic.comm.communicator import Communicator
+from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
+from elastrain.elastic.comm.peer import PeerLost
 from elastrain.elastic.encoding.leaves import raw_bytes
 from elastrain.elastic.reshard.remesh import ShardedTensor
 from elastrain.elastic.reshard.restore import NOTHING, Copy, ShardRef
@@ -90,20 +92,23 @@ class _Ring:
     """Its rank."""
     shard: int
     """That the predecessor holds."""
-    threads: list[threading.Thread] = field(default_factory=list)
+    copying: list[threads.Thread] = field(default_factory=list)
     failed: bool = False
     closing: bool = False
     """Whether all ranks leave the generation: connections may end."""
 
     @contextmanager
     def ends_by_errors(self) -> Iterator[None]:
-        """What ends a copy also ends the generation, unless that is over already."""
+        """A lost peer ends the generation, unless that is over already. Any other error is this rank's own failure."""
         try:
             yield
-        except BaseException as e:
+        except (PeerLost, GenerationBroken) as e:
             self.failed = True
             if not self.closing and self.communicator.over is None:
                 self.communicator.abort(f"a snapshot did not arrive: {e}")
+        except BaseException as e:
+            self.failed = True
+            self.communicator.fail_here(e)
 
 
 class Snapshots:
@@ -192,9 +197,7 @@ class Snapshots:
         shapes = _shapes(tensors, held.shards, ring.shard)
         both = (ring, snapshot, base)
         tasks = (self._send, (*both, same, seconds)), (self._receive, (*both, shapes, room))
-        ring.threads = [threading.Thread(target=f, args=a, name="elastrain-snapshot") for f, a in tasks]
-        for thread in ring.threads:
-            thread.start()
+        ring.copying = [threads.start(f, *a, name="elastrain-snapshot", daemon=False) for f, a in tasks]
 
     def pending(self) -> bool:
         """Whether this rank's copies of the newest snapshot are on their way; called before each vote.
@@ -206,7 +209,7 @@ class Snapshots:
             return False
         if self._step + 1 - self._counts > self._most:
             self._wait(ring)
-        return any(thread.is_alive() for thread in ring.threads) or ring.failed
+        return any(thread.is_alive() for thread in ring.copying) or ring.failed
 
     def wait(self) -> None:
         """Return when the copies have come, or cannot come."""
@@ -220,7 +223,7 @@ class Snapshots:
 
     def _wait(self, ring: _Ring) -> None:
         self._hurry.set()
-        for thread in ring.threads:
+        for thread in ring.copying:
             thread.join()
 
     def _end(self) -> None:

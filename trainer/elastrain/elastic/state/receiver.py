@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import queue
 import socket
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from elastrain import threads
 from elastrain.elastic.comm import channel
 from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
 from elastrain.elastic.state import transfer
@@ -48,7 +48,7 @@ class StateReceiver:
         """Whether all portions have arrived, and the closing follows in the next step or the one after it."""
         self._updates: _Updates | None = None
         self._capture: Callable[[], Any] | None = None
-        self._threads: list[threading.Thread] = []
+        self._threads: list[threads.Thread] = []
 
     def complete(self) -> Any:
         """The state, in one round. Raises ``GenerationBroken``, also for a portion that arrived damaged."""
@@ -111,11 +111,9 @@ class StateReceiver:
         self._left = {source: len(of_source) for source, of_source in coming.items()}
         self._rounds: dict[int, queue.SimpleQueue[_Arrived | None]] = {s: queue.SimpleQueue() for s in sources}
         self._threads = [
-            threading.Thread(target=self._receive, args=(source, coming[source]), name="elastrain-receive-state")
+            threads.start(self._receive, source, coming[source], name="elastrain-receive-state", daemon=False)
             for source in sources
         ]
-        for thread in self._threads:
-            thread.start()
 
     # -- a thread for each source ------------------------------------------------------------------------------------
     def _receive(self, source: int, left: list[Portion]) -> None:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from elastrain import threads
 from elastrain.elastic.comm import channel
 from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
 from elastrain.elastic.state import transfer
@@ -56,8 +57,7 @@ class StateSender:
         self._ended_at: float | None = None
         if self._one_round:
             self._begin_last()
-        self._thread = threading.Thread(target=self._run, name="elastrain-send-state")
-        self._thread.start()
+        self._thread = threads.start(self._run, name="elastrain-send-state", daemon=False)
 
     @property
     def over(self) -> bool:
@@ -116,13 +116,11 @@ class StateSender:
     def _run(self) -> None:
         with contextlib.suppress(GenerationBroken), self._communicator.guard(sends=True):
             connections = self._communicator.accept(self._receivers, channel.Purpose.STATE)
-            threads = [
-                threading.Thread(target=lane.run, args=(connections[receiver],), name="elastrain-lane")
+            running = [
+                threads.start(lane.run, connections[receiver], name="elastrain-lane", daemon=False)
                 for lane, receiver in zip(self._lanes, self._receivers, strict=True)
             ]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
+            for thread in running:
                 thread.join()
         self._ended_at = time.monotonic()
 

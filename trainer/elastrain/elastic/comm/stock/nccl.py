@@ -31,6 +31,7 @@ import structlog
 import torch
 import torch.distributed as dist
 
+from elastrain import threads
 from elastrain.elastic import torch_private
 from elastrain.elastic.comm.header import Label
 from elastrain.elastic.comm.peer import PeerLost
@@ -85,7 +86,7 @@ class Nccl:
         self._backend, self._device, self._mates = backend, device, mates
         self._store = store  # torch's C++ code calls this object
         self._lock = threading.Lock()
-        self._aborting: threading.Thread | None = None
+        self._aborting: threads.Thread | None = None
         self._finished = False
         self._group: dist.ProcessGroup | None = None
 
@@ -122,10 +123,7 @@ class Nccl:
         with self._lock:
             if self._aborting is None:
                 # A daemon thread: an abort that never returns from NCCL must not keep the process from ending.
-                self._aborting = threading.Thread(
-                    target=self._abort, args=(cause,), name="elastrain-abort", daemon=True
-                )
-                self._aborting.start()
+                self._aborting = threads.start(self._abort, cause, name="elastrain-abort")
 
     def finish(self) -> None:
         """End in good order. All ranks call it at about the same time, with no sum under way.
@@ -135,9 +133,7 @@ class Nccl:
         with self._lock:
             if self._aborting is not None:
                 return
-        ending = threading.Thread(target=self._shut_down, name="elastrain-finish", daemon=True)
-        ending.start()
-        ending.join(CLOSE_SECONDS)
+        threads.start(self._shut_down, name="elastrain-finish").join(CLOSE_SECONDS)
 
     def close(self) -> None:
         """Release everything, after an abort unless :meth:`finish` has ended it. Blocks up to ``CLOSE_SECONDS``."""
@@ -221,9 +217,7 @@ def revoke(backend: Any, device: torch.device) -> bool:
         with torch.cuda.device(device):  # torch looks for the communicator of the current device
             results.append(function(get(), 0))
 
-    thread = threading.Thread(target=run, name="elastrain-revoke", daemon=True)
-    thread.start()
-    thread.join(REVOKE_SECONDS)
+    threads.start(run, name="elastrain-revoke").join(REVOKE_SECONDS)
     return results == [0]
 
 
@@ -254,7 +248,7 @@ class _Attempt:
         self._left = False
         self._backend: Any = None
         self._error: BaseException | None = None
-        threading.Thread(target=self._run, name="elastrain-nccl", daemon=True).start()
+        threads.start(self._run, name="elastrain-nccl")
 
     def leave(self) -> None:
         """Stop waiting for it; the thread itself ends the communicator that it makes."""

@@ -22,7 +22,6 @@ import select
 import selectors
 import signal
 import socket
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from enum import Enum, auto
 
 import structlog
 
+from elastrain import threads
 from elastrain.api.records import Generation
 from elastrain.elastic.comm.transport import COLLECTIVE_SECONDS
 
@@ -110,8 +110,7 @@ class Watchdog:
         self._connections, self._mates = list(connections), {mate.fileno(): mate for mate in mates}
         self._observe, self._abort, self._pass_on, self._end_process = observe, abort, pass_on, end_process
         self._near, self._far = socket.socketpair()
-        self._thread = threading.Thread(target=self._watch, name="elastrain-watchdog", daemon=True)
-        self._thread.start()
+        self._thread = threads.start(self._watch, name="elastrain-watchdog")
 
     def stop(self) -> None:
         """Return when the thread has ended. Idempotent; not callable from the thread itself."""

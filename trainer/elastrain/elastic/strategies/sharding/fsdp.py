@@ -28,6 +28,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
+from elastrain import threads
 from elastrain.elastic import torch_private
 from elastrain.elastic.comm.backend import Backend
 from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
@@ -121,7 +122,7 @@ class ShardedComm:
         self._communicator, self._twins = None, {}
         if closing := [carrier for carrier in carriers.values() if isinstance(carrier, _Stock)]:
             # Not a daemon thread: returning from C++ into an interpreter that shuts down would abort the process.
-            threading.Thread(target=lambda: [each.close() for each in closing], name="elastrain-close-group").start()
+            threads.start(lambda: [each.close() for each in closing], name="elastrain-close-group", daemon=False)
 
     def begin(self) -> None:
         """A step, or an evaluation, begins."""
@@ -186,9 +187,7 @@ class ShardedComm:
         if at_once:
             self._break(communicator, cause)
         elif self._serves():
-            later = threading.Timer(UPDATE_SECONDS, self._break, [communicator, cause])
-            later.daemon = True
-            later.start()
+            threads.start_timer(UPDATE_SECONDS, self._break, communicator, cause)
 
     def _break(self, communicator: Communicator, cause: str) -> None:
         if self._communicator is communicator:
