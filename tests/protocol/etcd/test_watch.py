@@ -211,9 +211,9 @@ def test_changes_are_reported_again_if_a_callback_raises(client, job_keys, heard
 def test_another_kind_of_failure_is_reported_in_an_outage():
     errors = []
     watch = Watch(None, (), lambda _: None, lambda state: errors.append(state.error))
-    for error in (EtcdUnavailable("e", "x", "1"), EtcdUnavailable("e", "x", "2"), EtcdDenied("e", "x", "3"), None):
+    for error in (EtcdUnavailable("e", "x", "1"), EtcdUnavailable("e", "x", "2"), EtcdDenied("e", "u", "x", "3"), None):
         watch._report(WatchState(connected=error is None, error=error))
-    assert [str(e) for e in errors if e] == [str(EtcdUnavailable("e", "x", "1")), str(EtcdDenied("e", "x", "3"))]
+    assert [str(e) for e in errors if e] == [str(EtcdUnavailable("e", "x", "1")), str(EtcdDenied("e", "u", "x", "3"))]
 
 
 def test_a_watch_is_disconnected_and_begins_anew_if_a_bug_meets_its_answer(

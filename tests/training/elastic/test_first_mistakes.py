@@ -182,20 +182,9 @@ mistake(
 mistake(
     "the scheduler is not tracked",
     ("made()", "scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)"),
-    ("optimizer.step()", "optimizer.step()\nscheduler.step()  # here"),
-    says=("StepLR.step()", "job.track(scheduler=scheduler)"),
-)
-mistake(
-    "the scaler is not tracked",
-    ("made()", "scaler = torch.amp.GradScaler('cpu')"),
-    (LOSS, "job.backward(scaler.scale(loss))  # here"),
-    says=("GradScaler.scale()", "job.track(scaler=scaler)"),
-)
-mistake(
-    "the average is not tracked",
-    ("made()", "average = torch.optim.swa_utils.AveragedModel(net)"),
-    ("optimizer.step()", "optimizer.step()\naverage.update_parameters(net)  # here"),
-    says=("AveragedModel.update_parameters()", "job.track(average=average)"),
+    (STEPS + ":", STEPS + ":  # here"),
+    ("optimizer.step()", "optimizer.step()\nscheduler.step()"),
+    says=("the scheduler of SGD", "job.track(scheduler=scheduler)"),
 )
 mistake(
     "the optimizer has another model's parameters",
