@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from elastrain.elastic.comm import exchange as module
+from elastrain.elastic.comm import meeting
 from elastrain.elastic.comm.exchange import Meeting
 from elastrain.elastic.comm.meeting import MeetingPoint
 from elastrain.elastic.comm.peer import PeerLost
@@ -22,6 +23,15 @@ def bring(generation, rank: int, **options) -> dict[str, str]:
 def test_every_rank_gets_the_values_of_all(generation, each) -> None:
     g = generation(5)
     assert each(lambda r: bring(g, r), range(5)) == [{f"key/{k}": f"value {k}" for k in range(5)}] * 5
+
+
+def test_the_values_of_all_are_encoded_once_however_many_ranks_receive_them(generation, each, monkeypatch) -> None:
+    encoded: list[dict] = []
+    framed = meeting.framed
+    monkeypatch.setattr(meeting, "framed", lambda message: encoded.append(message) or framed(message))
+    g = generation(5)
+    each(lambda r: bring(g, r), range(5))
+    assert [len(message["values"]) for message in encoded if "timeout" not in message] == [5]
 
 
 def test_generations_do_not_see_each_others_values(generation, each) -> None:

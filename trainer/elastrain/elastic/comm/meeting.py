@@ -61,6 +61,8 @@ class _Gathering:
 
     values: dict[int, dict[str, str]] = field(default_factory=dict)
     """By rank."""
+    answer: bytes = b""
+    """The values of all ranks as they travel: encoded once, not for each rank."""
     complete: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -149,7 +151,7 @@ class MeetingPoint:
             self._pending.discard(writer)
             answer = await self._meet(await _request(reader), hello, expected, reader)
             if answer is not None:
-                writer.write(framed(answer))
+                writer.write(answer)
                 await writer.drain()
         except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             pass  # a rank that is gone, a client that proves nothing, or another protocol: no answer
@@ -176,7 +178,7 @@ class MeetingPoint:
 
     async def _meet(
         self, request: dict[str, Any], hello: Hello, expected: _Expected, reader: asyncio.StreamReader
-    ) -> dict[str, Any] | None:
+    ) -> bytes | None:
         """The answer; None if the rank closed its connection before: then it has not come."""
         rank, world_size = hello.caller, expected.identity.world_size
         timeout, values = float(request["timeout"]), _values(request["values"], rank)
@@ -185,6 +187,8 @@ class MeetingPoint:
         gathering = expected.gatherings[hello.protocol]
         gathering.values[rank] = values
         if len(gathering.values) == world_size:
+            merged = {key: value for of_rank in gathering.values.values() for key, value in of_rank.items()}
+            gathering.answer = framed({"values": merged})
             gathering.complete.set()
         complete = asyncio.ensure_future(gathering.complete.wait())
         hung_up = asyncio.ensure_future(reader.read(1))
@@ -192,11 +196,11 @@ class MeetingPoint:
         complete.cancel()
         hung_up.cancel()
         if gathering.complete.is_set():
-            return {"values": {key: value for of_rank in gathering.values.values() for key, value in of_rank.items()}}
+            return gathering.answer
         missing = sorted(set(range(world_size)) - gathering.values.keys())
         if gathering.values.get(rank) is values:  # unless the rank has come again meanwhile
             del gathering.values[rank]
-        return None if hung_up.done() else {"missing": missing}
+        return None if hung_up.done() else framed({"missing": missing})
 
 
 async def _request(reader: asyncio.StreamReader) -> dict[str, Any]:
