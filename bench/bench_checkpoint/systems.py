@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import shutil
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
@@ -14,8 +13,7 @@ from typing import ClassVar
 from bench_harness.agents import Agents
 from bench_harness.processes import HOST, free_ports
 from bench_rescale.steplog import ENV_CHECKPOINT, ENV_CHECKPOINT_EVERY, ENV_SHARDING
-from elastrain.api import names
-from elastrain.api.settings import CheckpointSpec, Interval, RankSettings
+from elastrain.api.settings import CheckpointSpec, RankSettings
 
 RANKS = 2
 LEASE_TTL = 2
@@ -98,24 +96,6 @@ class Elastrain(System):
         return (self.directory / "checkpoints").glob("step-*")
 
 
-class ElastrainMemory(Elastrain):
-    about = "the same in the node's memory"
-
-    def spec(self) -> CheckpointSpec:
-        return super().spec().model_copy(update={"every_steps": NEVER, "memory": Interval(every_steps=self.every)})
-
-    def __exit__(self, *_: object) -> None:
-        super().__exit__()
-        shutil.rmtree(self._memory, ignore_errors=True)
-
-    def folders(self) -> Iterable[Path]:
-        return self._memory.glob("*/step-*")
-
-    @property
-    def _memory(self) -> Path:
-        return Path(names.node_memory(self._agents.uid))
-
-
 class ElastrainSharded(Elastrain):
     about = "elastrain, one group of two shards, both ranks write to a volume"
     program = "bench_rescale.train_elastrain_sharded"
@@ -149,7 +129,6 @@ class DcpSharded(Dcp):
 
 SYSTEMS: Mapping[str, type[System]] = {
     "elastrain": Elastrain,
-    "elastrain-memory": ElastrainMemory,
     "dcp": Dcp,
     "elastrain-sharded": ElastrainSharded,
     "dcp-sharded": DcpSharded,

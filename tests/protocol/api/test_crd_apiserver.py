@@ -179,7 +179,6 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"checkpoint": {"path": "s3://key:secret@bucket/c"}}, "spec.checkpoint.path", "must contain no credentials"),
     ({"checkpoint": {"path": "/c", "archive": {"path": "bucket"}}}, "spec.checkpoint.archive.path",
      "path (bucket) must begin"),
-    ({"checkpoint": {"path": "/c", "memory": {}}}, "spec.checkpoint.memory", "must have everySteps or everySeconds"),
     ({"checkpoint": {}}, "spec.checkpoint.path", "Required value"),
     ({"checkpoint": {"path": "/c", "keep": 0}}, "spec.checkpoint.keep", "0: spec.checkpoint.keep in body"),
     ({"template": None}, "spec.template", "Required value"),

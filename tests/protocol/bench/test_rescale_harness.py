@@ -126,7 +126,7 @@ def test_a_node_of_a_sharded_system_has_the_ranks_of_one_group(tmp_path: Path, n
 @pytest.mark.parametrize(
     ("main", "options", "words"),
     [
-        (checkpoint.main, {"systems": "dcp,torch"}, "--systems: 'torch' must be one of elastrain, elastrain-memory"),
+        (checkpoint.main, {"systems": "dcp,torch"}, "--systems: 'torch' must be one of elastrain, dcp"),
     ],
 )
 def test_another_benchmark_refuses_a_wrong_option_alike(main, options: dict[str, str], words: str, capsys) -> None:

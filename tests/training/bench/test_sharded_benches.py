@@ -20,7 +20,7 @@ def run(program: str, tmp_path: Path, *options: str) -> dict:
     return json.loads((tmp_path / "logs" / "figures.json").read_text())
 
 
-@pytest.mark.parametrize("system", ["elastrain", "elastrain-memory", "elastrain-sharded", "dcp", "dcp-sharded"])
+@pytest.mark.parametrize("system", ["elastrain", "elastrain-sharded", "dcp", "dcp-sharded"])
 def test_a_system_saves_is_killed_and_resumes(tmp_path: Path, system: str) -> None:
     options = ("--systems", system, "--runs=1", "--saves=2", "--every=15")
     [found] = run("checkpoint.py", tmp_path, *options)["runs"]

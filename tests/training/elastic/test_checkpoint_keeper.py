@@ -8,15 +8,17 @@ from typing import Any
 import pytest
 import torch
 
+from elastrain.api import names
 from elastrain.api.job import CheckpointSpec
-from elastrain.elastic.checkpoint import Checkpoint, CheckpointKeeper, Level
+from elastrain.api.shape import Shape
+from elastrain.elastic.checkpoint import Checkpoint, CheckpointKeeper, Cut, Grid, KeptState, Level, Writers
 from elastrain.elastic.state import capture
 
 
 class SlowVolume:
     """Records a save, and ends it when the test permits."""
 
-    name, where, outlives_pods = "volume", "/checkpoints", True
+    name, where = "volume", "/checkpoints"
 
     def __init__(self) -> None:
         self.may_end = threading.Event()
@@ -105,10 +107,23 @@ def test_an_error_of_the_script_s_own_state_is_raised_in_the_script(keeper, volu
     def fails() -> Any:
         raise KeyError("ema")
 
-    kept = CheckpointKeeper(keeper._levels, memory=tmp_path)
+    kept = CheckpointKeeper(keeper._levels, KeptState(tmp_path))
     with pytest.raises(KeyError, match="ema"):
         getattr(kept, save)(12, 1, fails)
     assert kept.result is None and volume.trees == []
+
+
+def test_the_next_process_finds_the_kept_state_of_its_shard_until_nothing_can_continue_from_it(tmp_path) -> None:
+    environment = {names.ENV_JOB_UID: tmp_path.name, names.ENV_WORKER: "a"}
+    kept, shape = KeptState(tmp_path / "a"), Shape.flat(2)
+    cuts = [Cut(Grid(shard, shape)) for shard in range(2)]
+    assert kept.save({"w": torch.ones(3)}, 7, 1, "", Writers((1, 1), 1, shape=shape))
+    assert [found.step for found in [KeptState(tmp_path / "a").newest()] if found] == [7]
+    assert kept.load(cuts[0]) is None
+    assert kept.load(cuts[1])["w"].tolist() == [1, 1, 1]
+    kept.drop()
+    assert kept.load(cuts[1]) is None and kept.newest() is None
+    assert KeptState.of(environment, "all").save({}, 7, 1, "", Writers()) is False, "a part is lost with any rank"
 
 
 def test_a_tensor_has_new_memory_if_it_does_not_fit_the_old_one() -> None:

@@ -1,4 +1,4 @@
-"""Tiers of checkpoints: the node's memory, a volume, an object store."""
+"""Tiers of checkpoints: a volume, an object store."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ from hypothesis import strategies as st
 from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
 
 from elastrain.api.job import CheckpointSpec
-from elastrain.elastic.checkpoint import CheckpointKeeper, Pace, Ranks, StaleLineage, Tier, levels_of, rules, tier_at
+from elastrain.elastic.checkpoint import CheckpointKeeper, Pace, StaleLineage, Tier, levels_of, rules, tier_at
 from elastrain.elastic.checkpoint.digests import PIECE_BYTES
-from elastrain.elastic.encoding import encode
 
 NOTHING_KNOWN: dict[str, Any] = {"saved_step": 0, "reached": 0, "partial_state": ""}
 WEIGHTS = torch.arange(9.0)
@@ -94,12 +93,6 @@ def test_a_changed_file_is_an_error_and_never_loaded(tier, how, words) -> None:
         tier.load(saved)
 
 
-def test_a_checkpoint_of_an_earlier_version_is_loaded_without_digests(tier) -> None:
-    saved = tier.save(tree(5), step=5, generation=1, lineage=tier.begin_lineage(None))
-    fsspec.url_to_fs(tier.where)[0].rm_file(f"{saved.path}/digests.json".removeprefix("memory:/"))
-    assert torch.equal(tier.load(saved)["w"], WEIGHTS + 5)
-
-
 def test_what_a_killed_writer_left_is_not_complete_and_the_next_save_deletes_it(tier) -> None:
     class Killed(BaseException):
         pass
@@ -162,15 +155,14 @@ def test_pieces_larger_than_memory_allows_are_verified_one_by_one(tier) -> None:
 
 # ---- all tiers of a job ----------------------------------------------------------------------------------------------
 class Job:
-    """The starts of one job with three tiers."""
+    """The starts of one job with two tiers."""
 
     def __init__(self, folder: Path, archive: str, interval: dict[str, int] | None = None) -> None:
-        self.memory, self.volume, self.archive = folder / "memory", folder / "volume", archive
+        self.volume, self.archive = folder / "volume", archive
         self.spec = CheckpointSpec.model_validate(
             {
                 "path": str(self.volume),
                 "everySteps": 20,
-                "memory": {"everySteps": 5},
                 "archive": {"path": archive, **(interval or {})},
             }
         )
@@ -178,14 +170,14 @@ class Job:
 
     def start(self, **known: Any) -> int | None:
         """Returns the step that it resumed from."""
-        self.keeper = CheckpointKeeper(levels_of(self.spec, self.memory))
+        self.keeper = CheckpointKeeper(levels_of(self.spec))
         loaded: list[Any] = []
         self.keeper.resume(loaded.append, **{**NOTHING_KNOWN, **known})
         return int(loaded[0]["w"][0]) if loaded else None
 
-    def train(self, until: int, *, leads: bool = True) -> None:
+    def train(self, until: int) -> None:
         for step in range(self.step + 1, until + 1):
-            self.keeper.after_step(step, 1, lambda step=step: tree(step), leads=leads)
+            self.keeper.after_step(step, 1, lambda step=step: tree(step))
             self.keeper.finish(30)
         self.step = until
 
@@ -202,7 +194,7 @@ def job(tmp_path, bucket) -> Job:
 
 def test_each_tier_has_the_checkpoints_of_its_interval(job) -> None:
     job.train(47)
-    assert job.steps() == [[45], [40, 20], [40, 20]]
+    assert job.steps() == [[40, 20], [40, 20]]
     assert (job.keeper.result.step, job.keeper.result.archived_step) == (40, 40)
 
 
@@ -210,52 +202,32 @@ def test_archive_has_an_interval_and_a_number_of_its_own(tmp_path, bucket) -> No
     job = Job(tmp_path, f"{bucket}/job", interval={"everySteps": 40, "keep": 3})
     job.start()
     job.train(125)
-    assert job.steps() == [[125], [120, 100], [120, 80, 40]]
+    assert job.steps() == [[120, 100], [120, 80, 40]]
 
 
 def test_job_resumes_from_the_newest_that_is_left_and_says_which(job) -> None:
     job.train(47)
-    assert job.start(saved_step=40) == 45
-    assert (job.keeper.result.resumed.tier, job.keeper.result.resumed.step) == ("memory", 45)
-    assert job.keeper.result.step == 40, "the node's memory is no durable checkpoint"
-    shutil.rmtree(job.memory)
     assert job.start(saved_step=40) == 40
     assert job.keeper.result.resumed.tier == "volume"
-    shutil.rmtree(job.memory)
     shutil.rmtree(job.volume)
     job.volume.mkdir()
     assert job.start(saved_step=40) == 40
     assert job.keeper.result.resumed.tier == "object store"
     assert job.keeper.result.resumed.path.startswith(job.archive)
-    assert [level.tier.lineage for level in job.keeper._levels] == [job.keeper.lineage] * 3
-    assert job.keeper.lineage.startswith("4-"), "the lost volume began with a number that was used before"
+    assert [level.tier.lineage for level in job.keeper._levels] == [job.keeper.lineage] * 2
+    assert job.keeper.lineage.startswith("3-"), "the lost volume began with a number that was used before"
 
 
 def test_damaged_copies_are_passed_over_from_the_fastest_tier_to_the_next(job) -> None:
     job.train(47)
-    for level in job.keeper._levels[:2]:
-        change(level.tier, ".distcp", lambda data: data[:50])
+    change(job.keeper._levels[0].tier, ".distcp", lambda data: data[:50])
     assert job.start(saved_step=40) == 40
     assert job.keeper.result.resumed.tier == "object store"
     assert job.keeper.result.path.startswith(job.archive), "the status names what can be read"
 
 
-def test_later_copies_in_any_node_s_memory_are_deleted_if_a_job_goes_back_since_replicas_differ(job) -> None:
-    job.train(47, leads=False)
-    of_rank_0 = iter([encode([]), encode(None), encode("3-0123456789ab")])
-    ranks = Ranks(1, (0, 0), lambda mine: [next(of_rank_0), mine])
-    job.keeper.resume(lambda _: None, **NOTHING_KNOWN, newest=43, ranks=ranks)
-    assert job.steps()[0] == [], "after another loss the copy of step 45 would count"
-
-
-def test_another_worker_s_first_rank_saves_to_its_own_memory_only(job) -> None:
-    job.train(47, leads=False)
-    assert job.steps() == [[45], [], []]
-    assert job.keeper.result is None
-
-
 def test_training_goes_on_and_says_so_while_the_archive_is_away(job, monkeypatch) -> None:
-    archive = job.keeper._levels[2].tier
+    archive = job.keeper._levels[1].tier
 
     def away(path: str) -> Any:
         raise ConnectionRefusedError(errno.ECONNREFUSED, "refused", path)
@@ -267,22 +239,11 @@ def test_training_goes_on_and_says_so_while_the_archive_is_away(job, monkeypatch
         assert (job.keeper.result.step, job.keeper.result.error) == (20, "")
     job.train(47)
     assert job.keeper.result.archive_error == ""
-    assert job.steps() == [[45], [40, 20], [40]]
-
-
-def test_a_full_memory_does_not_keep_a_checkpoint_from_the_volume(job, monkeypatch) -> None:
-    def full(path: str) -> Any:
-        raise OSError(errno.ENOSPC, "No space left on device", path)
-
-    monkeypatch.setattr(job.keeper._levels[0].tier._store, "create", full)
-    job.train(22)
-    assert job.steps() == [[], [20], [20]]
-    assert job.keeper.result.error == ""
+    assert job.steps() == [[40, 20], [40]]
 
 
 def test_training_does_not_begin_at_step_0_if_the_archive_cannot_be_asked(job, monkeypatch) -> None:
     job.train(47)
-    shutil.rmtree(job.memory)
     shutil.rmtree(job.volume)
     monkeypatch.setattr(
         "elastrain.elastic.checkpoint.objects.ObjectStore.listing",
@@ -295,21 +256,22 @@ def test_training_does_not_begin_at_step_0_if_the_archive_cannot_be_asked(job, m
 def test_a_drain_saves_to_the_volume_first_and_then_to_the_archive(job) -> None:
     job.train(3)
     assert job.keeper.save_now(3, 1, lambda: tree(3))
-    assert job.steps() == [[], [3], [3]]
+    assert job.steps() == [[3], [3]]
 
 
-def test_a_checkpoint_stays_in_memory_while_it_is_copied(job) -> None:
-    memory, volume, _ = (level.tier for level in job.keeper._levels)
+def test_a_checkpoint_stays_while_it_is_copied(job) -> None:
+    volume, archive = (level.tier for level in job.keeper._levels)
     lineage = job.keeper.lineage
-    first = memory.save(tree(5), step=5, generation=1, lineage=lineage)
+    first = volume.save(tree(5), step=5, generation=1, lineage=lineage)
 
     class Later(Pace):
         def rest(self) -> None:
-            memory.save(tree(10), step=10, generation=1, lineage=lineage)
+            for step in (10, 15):
+                volume.save(tree(step), step=step, generation=1, lineage=lineage)
 
-    volume.copy(first, memory, Later())
-    assert [c.step for c in volume.complete()] == [5]
-    assert [c.step for c in memory.complete()] == [10, 5]
+    archive.copy(first, volume, Later())
+    assert [c.step for c in archive.complete()] == [5]
+    assert [c.step for c in volume.complete()] == [15, 10, 5]
 
 
 # ---- the decisions ---------------------------------------------------------------------------------------------------
@@ -322,9 +284,9 @@ CHECKPOINTS = st.builds(
 
 @given(st.lists(st.lists(CHECKPOINTS, max_size=4), min_size=1, max_size=3))
 def test_every_checkpoint_is_tried_from_the_newest_of_the_fastest_tier(found) -> None:
-    tried = rules.candidates(found, [[]], [0])
+    tried = rules.candidates(found)
     assert len(tried) == sum(map(len, found))
-    keys = [(-way.order[0], -way.order[1], way.tier) for way in tried]
+    keys = [(-way.order[0], -way.order[1], tier) for tier, way in tried]
     assert keys == sorted(keys)
 
 
@@ -335,20 +297,3 @@ def test_the_newest_and_the_one_just_written_are_never_deleted(complete, keep) -
     assert saved not in deleted
     assert max(complete, key=lambda c: c.order) not in deleted
     assert len(complete) - len(deleted) <= keep + 1
-
-
-@pytest.mark.parametrize(
-    ("by_rank", "shards"),
-    [
-        pytest.param([{6: 1, 4: 1}, {6: 0, 4: 0}], [1, 0], id="another order of the ranks"),
-        pytest.param([{6: 1, 4: 0}, {4: 1}], [0, 1], id="one rank had not saved the newest step"),
-        pytest.param([{6: 1}, {6: 1}], None, id="a shard is lost"),
-        pytest.param([{6: 0}, {6: 1}, {}], None, id="another number of ranks"),
-    ],
-)
-def test_ranks_take_the_shards_of_the_newest_step_that_is_whole_in_their_nodes_memories(by_rank, shards) -> None:
-    memories = [
-        [rules.Checkpoint(step, 1, "1-0123456789ab", f"/{step}", shard, 2) for step, shard in held.items()]
-        for held in by_rank
-    ]
-    assert rules.shards_in_memory(memories) == shards

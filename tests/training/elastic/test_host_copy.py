@@ -53,14 +53,13 @@ def by_all_ranks(keeper: CheckpointKeeper, tree: Callable[[], Any]) -> None:
     keeper.after_vote(keeper.vote(10, leads=True), 10, 1, tree, Writers.of([0], 0, "1/10", ONE_RANK))
 
 
-@pytest.mark.parametrize("memory", [None, {"everySteps": 10}])
 @pytest.mark.parametrize("save", [by_one_rank, by_all_ranks])
 def test_a_checkpoint_holds_its_step_if_training_goes_on_before_the_device_has_copied(
-    card: PlayedCard, tmp_path: Path, save: Any, memory: Any
+    card: PlayedCard, tmp_path: Path, save: Any
 ) -> None:
-    volume, node = tmp_path / "volume", tmp_path / "memory"
-    spec = CheckpointSpec(path=str(volume), everySteps=10, memory=memory)
-    keeper, live = CheckpointKeeper(levels_of(spec, node)), state()
+    volume = tmp_path / "volume"
+    spec = CheckpointSpec(path=str(volume), everySteps=10)
+    keeper, live = CheckpointKeeper(levels_of(spec)), state()
     keeper.resume(lambda _: None, saved_step=0, reached=0, partial_state="")
 
     card.works.clear()
@@ -74,19 +73,18 @@ def test_a_checkpoint_holds_its_step_if_training_goes_on_before_the_device_has_c
     keeper.finish()
     card.run()
     assert all(bool((value == -1).all()) for value in live.values())
-    for place in (volume, node) if memory else (volume,):
-        (checkpoint,) = tier_at(str(place), 2).complete()
-        saved = tier_at(str(place), 2).load(checkpoint)
-        assert saved["host"].tolist() == [1, 1]
-        for name, value in KINDS.items():
-            assert torch.equal(saved["card"][name], value), name
+    (checkpoint,) = tier_at(str(volume), 2).complete()
+    saved = tier_at(str(volume), 2).load(checkpoint)
+    assert saved["host"].tolist() == [1, 1]
+    for name, value in KINDS.items():
+        assert torch.equal(saved["card"][name], value), name
 
 
 def test_a_save_that_is_refused_waits_for_its_copy_too(card: PlayedCard) -> None:
     """Its memory is released afterwards, and the device must not write to it any more."""
 
     class Refusing:
-        name, where, outlives_pods = "volume", "/checkpoints", True
+        name, where = "volume", "/checkpoints"
 
         def save(self, _tree: Any, **_: Any) -> None:
             raise StaleLineage("the job was restarted elsewhere")

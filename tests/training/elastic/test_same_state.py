@@ -111,12 +111,12 @@ def moved(request, connect, each, tmp_path, monkeypatch) -> Callable[[Tracked, T
 
     def by_checkpoint(there: Tracked, here: Tracked) -> None:
         spec = CheckpointSpec(path=str(tmp_path / "checkpoints"))
-        keeper = CheckpointKeeper(levels_of(spec, None, 1))
+        keeper = CheckpointKeeper(levels_of(spec))
         keeper.resume(lambda _: None, saved_step=0, reached=0, partial_state="")
         assert keeper.save_now(5, 1, lambda: capture.capture(there))
         keeper.finish()
         assert keeper.result is not None and keeper.result.step == 5, keeper.result
-        resumed = CheckpointKeeper(levels_of(spec, None, 1))
+        resumed = CheckpointKeeper(levels_of(spec))
         resumed.resume(lambda tree: capture.restore(here, tree), saved_step=5, reached=5, partial_state="")
 
     def by_snapshot(there: Tracked, here: Tracked) -> None:

@@ -106,7 +106,7 @@ def test_ranks_with_one_copy_give_an_agreed_switch_up_if_a_rank_was_lost_before_
     world, session, new = alone(), Mock(communicator=None), Mock(diverged=None, failure=None, unsent=None, generation=3)
     session.welcome.settings.max_redone_steps = 0
     world._session = session
-    world._copies = OneCopy(session, Mock(), CheckpointKeeper(), world.state, world.position)
+    world._copies = OneCopy(session, Mock(), world.state, world.position)
     assert not world._hand_over(new)
     new.abort.assert_called_once()
     session.gave_up.assert_called_once_with(new, world.step, "a rank was lost before the shards moved")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from pathlib import Path
 
@@ -11,8 +10,7 @@ import pytest
 import torch
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-from elastrain.api import names
-from elastrain.api.settings import CheckpointSpec, Interval, RankSettings
+from elastrain.api.settings import CheckpointSpec, RankSettings
 from elastrain_audit.judge import verify
 from sharded_model import STEPS, alone, assert_same_model
 from warm import Warm
@@ -177,33 +175,6 @@ def test_status_tells_of_a_full_disk_on_any_rank_and_the_next_save_is_complete(j
     assert_same_model(job.finish("a", "b"))
 
 
-@pytest.mark.parametrize(
-    "shards", [pytest.param(1, id="whole models", marks=pytest.mark.nightly), pytest.param(2, id="two shards")]
-)
-@pytest.mark.parametrize(
-    "lost", [pytest.param(False, id="all left", marks=pytest.mark.nightly), pytest.param(True, id="one lost")]
-)
-def test_job_resumes_from_any_nodes_memory_if_all_processes_are_killed(job, volume, shards, lost) -> None:
-    """Agents too: their containers start again in the same pods."""
-    spec = CheckpointSpec(path=str(volume), every_steps=1000, memory=Interval(every_steps=2))
-    job.want(2)
-    job.nproc = shards
-    job.start("a", "b", checkpoint=spec)
-    job.together("a", "b")
-    job.steps(4)
-    job.kill_all()
-    for worker in "a" if lost else "":
-        shutil.rmtree(Path(names.node_memory(job.keys.uid)) / worker)
-    job.start("a", "b", checkpoint=spec)
-    ends = job.finish("a", "b")
-    assert_same_model(ends)
-    (line,) = resumed(job, "a", "b")
-    assert "tier=memory" in line
-    assert not lost or "/b" in line
-    assert min(end["commits"][0] for parts in ends.values() for end in parts) > 2
-    assert verify(job.audit).ok
-
-
 # -- one copy of the model over all ranks ------------------------------------------------------------------------------
 @pytest.mark.parametrize("workers", ["xyz", *(pytest.param(w, marks=pytest.mark.nightly) for w in ("x", "xy"))])
 def test_job_of_one_copy_resumes_with_any_number_of_ranks_and_plain_torch_reads_its_checkpoint(
@@ -250,20 +221,3 @@ def test_training_goes_on_from_the_checkpoint_if_two_neighbours_are_lost_at_once
     assert_same_model({"all": ends})
     assert min(end["commits"][0] for end in ends) > saved
     assert job.redone() <= EVERY + job.max_redone_steps
-
-
-@pytest.mark.nightly
-def test_job_of_one_copy_resumes_from_the_memory_of_its_nodes_if_they_come_in_another_order(one_copy, volume) -> None:
-    job, spec = one_copy, CheckpointSpec(path=str(volume), every_steps=1000, memory=Interval(every_steps=2))
-    job.want(2, min=2)
-    job.start("a", "b", checkpoint=spec)
-    job.together("a", "b")
-    job.steps(4)
-    first, second = job.generation().members
-    job.kill_all()
-    job.start(second.worker, checkpoint=spec)
-    job.wait("rank 1 to be there again", lambda: any(m.id not in (first.id, second.id) for m in job.members().values()))
-    job.start(first.worker, checkpoint=spec)
-    assert_same_model({"all": job.parts("a", "b")})
-    (line,) = resumed(job, "a", "b")
-    assert "tier=memory" in line

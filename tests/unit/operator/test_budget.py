@@ -272,9 +272,8 @@ def test_invalid_template_is_not_judged(make_spec):
     assert not durability.problem(make_spec(checkpoint={"path": "/c"}, template=template))
 
 
-def test_a_node_s_memory_protects_no_state(make_spec):
-    template = mounted(emptyDir={})
-    spec = make_spec(checkpoint={"path": "/c", "memory": {"everySteps": 5}}, template=template)
+def test_a_volume_that_ends_with_its_pod_protects_no_state(make_spec):
+    spec = make_spec(checkpoint={"path": "/c"}, template=mounted(emptyDir={}))
     assert durability.problem(spec)
     assert disruption_budget(spec, [pod(0)], trained(0, saved=4)) == DisruptionBudget((0,))
 

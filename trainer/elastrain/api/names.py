@@ -109,7 +109,7 @@ NETWORK_FAILED = "NetworkFailed"
 
 
 def node_memory(job_uid: str) -> str:
-    """The directory in a node's memory that workers of the job on this node (or in this pod) share: one folder each."""
+    """The directory in a node's memory where workers keep their final state: one folder each."""
     return f"/dev/shm/elastrain-{job_uid}"  # noqa: S108 - a name of its own, readable by its user only
 
 

@@ -119,12 +119,6 @@ CHECKPOINT_PATHS: tuple[tuple[Rule, Callable[[str], bool]], ...] = (
 )
 """The rules of a path or URL of checkpoints, and their Python twins."""
 
-MEMORY_HAS_INTERVAL = Rule(
-    field="memory",
-    words="must have everySteps or everySeconds",
-    cel="!has(self.memory) || has(self.memory.everySteps) || has(self.memory.everySeconds)",
-)
-
 
 def _fixed_unless_suspended(field: str, same: str) -> Rule:
     """``same``: in CEL, whether the field has its former value."""

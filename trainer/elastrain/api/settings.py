@@ -80,21 +80,10 @@ class CheckpointSpec(Interval):
     """Save after this many committed steps. If ``everySeconds`` is absent too, only a drain saves."""
     keep: PositiveInt = 2
     """Number of complete checkpoints to keep; a newer complete checkpoint deletes the oldest."""
-    memory: Interval | None = None
-    """Also save to the memory of each worker's node (`/dev/shm`), at this shorter interval. A job whose training
-    processes are all killed, while pods stay, resumes from there; it protects from no loss of a pod. `/dev/shm` needs
-    room for two copies of the state. Absent: no."""
     archive: ArchiveSpec | None = None
     """A second durable place, such as an object store beside a volume. Absent: none."""
 
     _check_path = field_validator("path")(_checked)
-
-    @field_validator("memory")
-    @classmethod
-    def _memory_has_interval(cls, memory: Interval | None) -> Interval | None:
-        if memory is not None and memory.every_steps is None and memory.every_seconds is None:
-            raise rule_broken(rules.MEMORY_HAS_INTERVAL.words, memory.model_dump(exclude_none=True))
-        return memory
 
 
 class LearningRate(StrEnum):

@@ -77,12 +77,12 @@ def world_for(
     if settings.shares is ShareRule.MEASURED:
         shares = MeasuredShares(settings.max_share, strategy.shape)
     state = RankState(tracked, keeper, Reporter(batch=batch or ScriptsBatch()), divergence, shares)
-    position = Position(session, keeper.newest_step)
+    position = Position(session, keeper)
     copies = WholeCopies(session)
     if isinstance(strategy, FullySharded):
         from elastrain.elastic.one_copy import OneCopy  # imports FSDP, which would delay every other job
 
-        copies = OneCopy(session, strategy, keeper, state, position)
+        copies = OneCopy(session, strategy, state, position)
     return World(session, strategy, keeper, state=state, position=position, copies=copies)
 
 

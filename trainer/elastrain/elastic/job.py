@@ -22,7 +22,7 @@ from elastrain.elastic.assemble import world_for
 from elastrain.elastic.batching import ScriptsBatch
 from elastrain.elastic.body.evaluation import Batches, Evaluation
 from elastrain.elastic.body.untracked import Untracked
-from elastrain.elastic.checkpoint import CheckpointKeeper, kept_memory, levels_of, node_memory
+from elastrain.elastic.checkpoint import CheckpointKeeper, KeptState, levels_of
 from elastrain.elastic.comm.header import Kind
 from elastrain.elastic.contract import BODY, Call, Phase
 from elastrain.elastic.group.heartbeat import Heartbeat
@@ -58,8 +58,7 @@ class Job(JobValues):
         self.at_exit: Callable[[Callable[[], None]], object] = atexit.register
         self._tracked: dict[str, Stateful] = {}
         settings = session.welcome.settings
-        levels = levels_of(settings.checkpoint, node_memory(os.environ, settings.shards), settings.shards)
-        keeper = CheckpointKeeper(levels, kept_memory(os.environ, settings.shards))
+        keeper = CheckpointKeeper(levels_of(settings.checkpoint), KeptState.of(os.environ, settings.shards))
         self._world = world_for(session, strategy, self._tracked, keeper, batch)
         self._audit = AuditLog.of_environment(settings.audit_dir)
         self._loop = Loop(session, strategy, heartbeat, self._world, self._audit, tracked=self._tracked, batch=batch)

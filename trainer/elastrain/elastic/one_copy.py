@@ -6,17 +6,14 @@ receive theirs over those of the new one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 
 import structlog
 import torch
 
 from elastrain.api.records import Generation
-from elastrain.elastic.checkpoint import CheckpointKeeper
 from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
-from elastrain.elastic.comm.header import Kind, RanksDiverged
+from elastrain.elastic.comm.header import RanksDiverged
 from elastrain.elastic.group.copies import Resume, WholeCopies
 from elastrain.elastic.group.entry import Entry, EntryRow
 from elastrain.elastic.group.position import Position
@@ -45,12 +42,11 @@ class OneCopy(WholeCopies):
         self,
         session: Session,
         strategy: FullySharded,
-        keeper: CheckpointKeeper,
         state: RankState,
         position: Position,
     ) -> None:
         super().__init__(session)
-        self._shards, self._keeper, self._state, self._position = strategy, keeper, state, position
+        self._shards, self._state, self._position = strategy, state, position
         self._snapshots = Snapshots(session.welcome.settings.max_redone_steps)
         self._loop_began = 0
         """Committed steps when the script's present loop began."""
@@ -124,13 +120,8 @@ class OneCopy(WholeCopies):
         return entry
 
     def _begin_anew(self, entry: Entry, restore: RestorePlan, communicator: Communicator, resume: Resume) -> Entry:
-        """No rank holds state: each loads its shard from the newest checkpoint, or training begins.
-
-        A rank loads from the memory of its own node only, and ranks may have another order than those that saved: each
-        takes the shard that is there.
-        """
-        gather = partial(communicator.all_gather_bytes, kind=Kind.ENTRY)
-        self._place(restore, communicator, self._keeper.shards_in_memory(gather))
+        """No rank holds state: each loads its shard from the newest checkpoint, or training begins."""
+        self._place(restore, communicator)
         placed = resume(replace(entry, shards=[*self._shards.places]), communicator)
         if self._state.step:  # all have loaded what is not sharded, too
             return replace(placed, shards=entry.shards)
@@ -158,11 +149,11 @@ class OneCopy(WholeCopies):
         return replace(entry, shards=[*self._shards.places])
 
     # -- shards ------------------------------------------------------------------------------------------------------
-    def _place(self, restore: RestorePlan, communicator: Communicator, places: Sequence[int] | None = None) -> None:
-        """Bring each rank's shard of ``restore`` to it: of ``places``, or the nearest. Raises ``GenerationBroken``."""
+    def _place(self, restore: RestorePlan, communicator: Communicator) -> None:
+        """Bring each rank's shard of ``restore`` to it, from the nearest. Raises ``GenerationBroken``."""
         if not restore.held[communicator.rank]:
             self._shards.lose()  # its own is replaced
-        places = places or restore.places()
+        places = restore.places()
         change = Change(restore.held, restore.shards, places)
         if restore.snapshot:
             self._move(change, communicator, self._from_snapshot(restore))

@@ -18,9 +18,7 @@ _DIRECTORY = ("file", "local")
 
 def problem(spec: JobSpec) -> str:
     """Why ``spec.checkpoint.path`` does not outlive a worker; empty: it does, or the job has no
-    checkpoints. A mount that a webhook adds to the pods is not seen.
-
-    A node's memory (``spec.checkpoint.memory``) ends with the pod and is never counted."""
+    checkpoints. A mount that a webhook adds to the pods is not seen."""
     if spec.checkpoint is None:
         return ""
     scheme, separator, path = spec.checkpoint.path.rpartition("://")

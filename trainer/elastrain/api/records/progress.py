@@ -43,7 +43,7 @@ class Resumed(Record):
 
     step: int
     tier: str
-    """memory, volume or object store."""
+    """volume or object store."""
     path: str
 
 

@@ -219,9 +219,6 @@ def _add_spec_rules(spec: Schema) -> None:
             rules.CHECKPOINT_PATH.as_validation(".path", "self.path"),
             rules.NO_CREDENTIALS_IN_PATH.as_validation(".path", "'hidden'"),
         ]
-    fields["checkpoint"]["x-kubernetes-validations"].append(
-        rules.MEMORY_HAS_INTERVAL.as_validation(".memory", "has(self.memory) ? '{}' : 'absent'")
-    )
     _add_mesh_rules(fields["parallelism"])
     containers = fields["template"]["properties"]["spec"]["properties"]["containers"]
     # As in Kubernetes' own pod spec: names are unique, and server-side apply merges by name.

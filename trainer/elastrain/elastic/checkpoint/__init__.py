@@ -3,7 +3,8 @@
 from elastrain.elastic.checkpoint.division import ALONE, Cut, Grid, Writers
 from elastrain.elastic.checkpoint.folder import Pace
 from elastrain.elastic.checkpoint.keeper import CheckpointKeeper
-from elastrain.elastic.checkpoint.levels import Level, kept_memory, levels_of, node_memory
+from elastrain.elastic.checkpoint.kept import KeptState
+from elastrain.elastic.checkpoint.levels import Level, levels_of
 from elastrain.elastic.checkpoint.resume import Ranks
 from elastrain.elastic.checkpoint.rules import Checkpoint
 from elastrain.elastic.checkpoint.tier import StaleLineage, Tier, tier_at
@@ -14,14 +15,13 @@ __all__ = [
     "CheckpointKeeper",
     "Cut",
     "Grid",
+    "KeptState",
     "Level",
     "Pace",
     "Ranks",
     "StaleLineage",
     "Tier",
     "Writers",
-    "kept_memory",
     "levels_of",
-    "node_memory",
     "tier_at",
 ]

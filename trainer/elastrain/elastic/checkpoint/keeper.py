@@ -6,16 +6,16 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import structlog
 
 from elastrain.api.records import CheckpointState
 from elastrain.elastic.checkpoint.division import ALONE, WHOLE, Cut, Writers, divided
-from elastrain.elastic.checkpoint.levels import Level, memory_level
-from elastrain.elastic.checkpoint.resume import ColdStart, Ranks, in_memories, survey
-from elastrain.elastic.checkpoint.rules import BUSY, Checkpoint, shards_in_memory, wanted
+from elastrain.elastic.checkpoint.kept import KeptState
+from elastrain.elastic.checkpoint.levels import Level
+from elastrain.elastic.checkpoint.resume import ColdStart, Ranks, survey
+from elastrain.elastic.checkpoint.rules import BUSY, Checkpoint, wanted
 from elastrain.elastic.state.host_copy import Copied, HostCopy
 
 FINISH_SECONDS = 300.0
@@ -28,20 +28,19 @@ log = structlog.get_logger(__name__)
 class CheckpointKeeper:
     """Saves and loads the checkpoints of one job; without ``spec.checkpoint`` it does neither.
 
-    Every rank has one, and rank 0 saves; with the node's memory as a tier, one rank of each worker saves to it. A
-    checkpoint is written to the fastest tier, and copied from there to the slower ones that are due. Each tier has at
-    most one save at a time, in a thread. A failed save does not stop training: :attr:`result` reports it, and the next
-    interval tries again. The ranks of a sharded model save together: each its part, to each tier, after a step on which
-    all have agreed. Memory: one copy of the state, from the first save to :meth:`forget`.
+    Every rank has one, and rank 0 saves. A checkpoint is written to the fastest tier, and copied from there to the
+    slower ones that are due. Each tier has at most one save at a time, in a thread. A failed save does not stop
+    training: :attr:`result` reports it, and the next interval tries again. The ranks of a sharded model save together:
+    each its part, to each tier, after a step on which all have agreed. Memory: one copy of the state, from the first
+    save to :meth:`forget`.
     """
 
-    def __init__(self, levels: Sequence[Level] = (), memory: Path | None = None) -> None:
+    def __init__(self, levels: Sequence[Level] = (), kept: KeptState | None = None) -> None:
         """``levels``: the fastest tier first (:func:`~elastrain.elastic.checkpoint.levels.levels_of`).
 
-        ``memory``: where a process that starts again keeps its state (:meth:`keep`); None: nowhere.
+        ``kept``: where a process that starts again keeps its state (:meth:`keep`); default: nowhere.
         """
-        self._levels, self._memory = list(levels), memory
-        self._durable = [level for level in levels if not level.is_memory]
+        self._levels, self.kept = list(levels), kept or KeptState()
         self.lineage = ""
         """The lineage of the training state in memory (:mod:`elastrain.elastic.checkpoint.tier`). It travels with the
         state."""
@@ -55,7 +54,7 @@ class CheckpointKeeper:
     @property
     def saves_durably(self) -> bool:
         """Whether the job has checkpoints that outlive its pods."""
-        return bool(self._durable)
+        return bool(self._levels)
 
     # -- load --------------------------------------------------------------------------------------------------------
     def resume(
@@ -78,25 +77,20 @@ class CheckpointKeeper:
         :class:`~elastrain.elastic.checkpoint.resume.ColdStart`.
         """
         self._wait(FINISH_SECONDS)  # a process that has lost its state may be saving it
-        start = ColdStart(self._with_kept(), ranks or Ranks(), cut, newest)
+        start = ColdStart(self._levels, ranks or Ranks(), cut, newest)
         tree, sources = start.choose(saved_step=saved_step, reached=reached, partial_state=partial_state)
         if tree is not None:
             load(tree)
         self.lineage, self.result = start.lineage, start.result
         return sources
 
-    def shards_in_memory(self, gather: Callable[[bytes], list[bytes]]) -> list[int] | None:
-        """As of :func:`~elastrain.elastic.checkpoint.rules.shards_in_memory`. All ranks call it. ``gather``: as of
-        :class:`~elastrain.elastic.checkpoint.resume.Ranks`."""
-        return shards_in_memory(in_memories(self._levels, gather))
-
     def take_over(self) -> None:
         """This rank is rank 0 now: learn, in a thread, which checkpoint is the newest. It belongs into reports."""
-        if self._durable and self.result is None and not self._durable[0].busy:
-            self._durable[0].run(self._look_up)
+        if self._levels and self.result is None and not self._levels[0].busy:
+            self._levels[0].run(self._look_up)
 
     def _look_up(self) -> None:
-        tier = self._durable[0].tier
+        tier = self._levels[0].tier
         try:
             newest = next(iter(tier.complete()), None)
         except OSError as e:
@@ -107,26 +101,23 @@ class CheckpointKeeper:
 
     def newest_step(self) -> int:
         """Committed steps of the newest checkpoint that this rank sees; 0 if there is none."""
-        found = (c for _, complete in survey(self._with_kept())[0] for c in complete)
+        found = [c for _, complete in survey(self._levels)[0] for c in complete]
+        found += filter(None, [self.kept.newest()])
         newest = max(found, key=lambda c: c.order, default=None)
         return newest.step if newest is not None else 0
 
     # -- save --------------------------------------------------------------------------------------------------------
-    def after_step(self, step: int, generation: int, tree: Callable[[], Any], *, leads: bool = True) -> None:
-        """Begin to save ``tree()`` where a save is due after ``step`` committed steps, and none runs.
-
-        ``leads``: this is rank 0. Other ranks save to their node's memory only.
-        """
-        levels = self._levels if leads else [level for level in self._levels if level.is_memory]
-        if not levels or levels[0].busy:
+    def after_step(self, step: int, generation: int, tree: Callable[[], Any]) -> None:
+        """Begin to save ``tree()`` where a save is due after ``step`` committed steps, and none runs. For rank 0."""
+        if not self._levels or self._levels[0].busy:
             return
         now, ready, before = time.monotonic(), list[Level](), False
-        for level in levels:
+        for level in self._levels:
             before = level.due(step, now, before=before) and not level.busy
             ready += [level] * before
         if not ready:
             return
-        fastest, slower = levels[0], [level for level in ready if level is not levels[0]]
+        fastest, slower = self._levels[0], [level for level in ready if level is not self._levels[0]]
         for level in {id(x): x for x in (fastest, *ready)}.values():
             level.attempt(step, now)
         copy, checkpoint = self._copy.take(tree()), Checkpoint(step, generation, self.lineage, "")
@@ -152,25 +143,17 @@ class CheckpointKeeper:
         self._together = step, generation
         for level in levels:
             level.attempt(step, time.monotonic())
-        whole = levels[0].is_memory
-        copy = self._copy.take(tree() if whole else divided(tree(), writers))
+        copy = self._copy.take(divided(tree(), writers))
         checkpoint = Checkpoint(step, generation, self.lineage, "")
         for level in levels:
-            if level.is_memory:
-                level.run(partial(self._save, copy.complete, checkpoint, level, writers.for_itself()))
-            else:
-                mine = (lambda: divided(copy.complete(), writers)) if whole else copy.complete
-                level.run(partial(self._save, mine, checkpoint, level, writers))
+            level.run(partial(self._save, copy.complete, checkpoint, level, writers))
 
     # -- in the background -----------------------------------------------------------------------------------------
     def _spread(
         self, state: Callable[[], Any], checkpoint: Checkpoint, fastest: Level, slower: Sequence[Level]
     ) -> None:
-        """Save to the fastest tier, and copy from there; past a memory that is full, to the next tier directly."""
+        """Save to the fastest tier, and copy from there."""
         saved = self._save(state, checkpoint, fastest)
-        if saved is None and fastest.is_memory and slower:
-            fastest, *slower = slower
-            saved = self._save(state, checkpoint, fastest)
         if saved is not None:
             for level in slower:
                 level.run(partial(self._promote, saved, fastest, level))
@@ -219,12 +202,10 @@ class CheckpointKeeper:
         return saved
 
     def _note(self, level: Level, saved: Checkpoint | None = None, error: str = "") -> None:
-        """Change the report after an attempt. The node's memory is not in it: it protects no state."""
-        if level.is_memory:
-            return
-        if level is self._durable[0]:
+        """Change the report after an attempt."""
+        if level is self._levels[0]:
             self._report(error=error, **({"step": saved.step, "path": saved.path, "resumed": None} if saved else {}))
-        elif level in self._durable:
+        else:
             self._report(archive_error=error, **({"archived_step": saved.step} if saved else {}))
 
     def _report(self, **changes: Any) -> None:
@@ -236,15 +217,15 @@ class CheckpointKeeper:
 
         ``writers``: all of them call it. Returns False, at once, for a job without checkpoints.
         """
-        if not self._durable:
+        if not self._levels:
             return False
         self._wait(None)
         if self._together == (step, generation):
             return True  # all ranks know: none of them writes it again
-        first, *others = self._durable
+        first, *others = self._levels
         checkpoint = Checkpoint(step, generation, self.lineage, "")
         together = bool(writers.attempt)
-        for level in self._durable if together else [first]:
+        for level in self._levels if together else [first]:
             level.attempt(step, time.monotonic())
             level.pace.hurry()
             mine = divided(tree(), writers) if together else tree()  # an error in it is the script's
@@ -256,25 +237,9 @@ class CheckpointKeeper:
         return True
 
     def keep(self, step: int, generation: int, tree: Callable[[], Any], writers: Writers = ALONE) -> bool:
-        """Save ``tree()`` to the memory of this node, and return whether it is there: this process starts again.
-
-        For a job with or without checkpoints; :meth:`resume` of the next process finds it.
-        """
-        if self._memory is None:
-            return False
+        """Keep ``tree()`` for the next process, and return whether it is there: this one starts again."""
         self._wait(FINISH_SECONDS)
-        level, checkpoint = self._kept_level(self._memory), Checkpoint(step, generation, self.lineage, "")
-        level.pace.hurry()
-        return self._save(Copied(tree()).complete, checkpoint, level, writers) is not None
-
-    def _with_kept(self) -> list[Level]:
-        """The levels, and first the memory of this node if the process before has kept its state there."""
-        kept = self._memory is not None and self._memory.is_dir() and not any(x.is_memory for x in self._levels)
-        return [self._kept_level(self._memory), *self._levels] if kept and self._memory else self._levels
-
-    def _kept_level(self, memory: Path) -> Level:
-        """The level in the node's memory that the job has, or one of its own."""
-        return next((x for x in self._levels if x.is_memory), None) or memory_level(memory, None, keep=1)
+        return self.kept.save(Copied(tree()).complete(), step, generation, self.lineage, writers)
 
     def finish(self, seconds: float = FINISH_SECONDS) -> None:
         """Return when the running saves have ended, or after ``seconds``.
@@ -297,5 +262,5 @@ class CheckpointKeeper:
         """This rank is not rank 0: its report is void. Release the copy of the state, unless this rank saves all the
         same; a running save releases it when it ends."""
         self.result = None
-        if not any(level.is_memory for level in self._levels) and self._together == (0, 0):
+        if self._together == (0, 0):
             self._copy.forget()

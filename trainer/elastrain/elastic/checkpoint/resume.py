@@ -1,8 +1,7 @@
 """How all ranks of a cold start choose the checkpoint to resume from, and load it.
 
-Rank 0 reads what the durable tiers hold, and every rank says what the memory of its node holds. Rank 0 names one
-checkpoint after the other, the newest first, until all ranks that have to load it could. So each rank loads the same
-step, and a copy in any node's memory is used.
+Rank 0 reads what the tiers hold, and names one checkpoint after the other, the newest first, until the first rank of
+each shard could load it. So all load the same step.
 """
 
 from __future__ import annotations
@@ -16,13 +15,15 @@ import structlog
 from elastrain.api.records import CheckpointState, Resumed
 from elastrain.elastic.checkpoint.division import WHOLE, Cut
 from elastrain.elastic.checkpoint.levels import Level
-from elastrain.elastic.checkpoint.rules import Candidate, Checkpoint, Evidence, candidates, why_stop
+from elastrain.elastic.checkpoint.rules import Checkpoint, Evidence, candidates, why_stop
 from elastrain.elastic.checkpoint.tier import Tier, Unreadable
 from elastrain.elastic.encoding import decode, encode
 
 log = structlog.get_logger(__name__)
 
 
+_Way = tuple[int, Checkpoint]
+"""Number of a tier, and a checkpoint in it."""
 _MAY_DIFFER = "it was saved after step {}, since when replicas may differ"
 
 
@@ -65,50 +66,27 @@ class ColdStart:
     def choose(self, *, saved_step: int, reached: int, partial_state: str) -> tuple[Any, list[int]]:
         """Returns the tree that this rank has loaded, None if it has loaded nothing; and the ranks that hold the state
         then, by shard. The arguments are those of :class:`~elastrain.elastic.checkpoint.rules.Evidence`."""
-        durable = self._durable
-        self._forget_later()
+        sources = [list(self.ranks.shards).index(shard) for shard in range(max(self.ranks.shards) + 1)]
         if self._leads:
-            self._before = durable[0].tier.lineage if durable else None
+            self._before = self.levels[0].tier.lineage if self.levels else None
             self._surveys, self._unreadable = survey(self.levels)
             self._leave_out_later()
-        memories = [[c for c in held if self._counts(c)] for held in in_memories(self.levels, self.ranks.gather)]
-        ways = iter(candidates(self._in_durable(), memories, self.ranks.shards) if self._leads else ())
-        tree, way = self._load_first(ways)
+        ways = iter(candidates([complete for _, complete in self._surveys]) if self._leads else ())
+        tree, way = self._load_first(ways, loads=self.ranks.rank in sources)
         if self._leads and way is None:
             self._may_begin(saved_step=saved_step, reached=reached, partial_state=partial_state)
-        if self._leads and durable:
+        if self._leads and self.levels:
             self._begin_lineage()
             self._report(way, saved_step, reached)
         self.lineage = decode(self.ranks.gather(encode(self.lineage))[0])
-        if way is None:
-            return None, [list(self.ranks.shards).index(shard) for shard in range(max(self.ranks.shards) + 1)]
-        return tree, sorted(way.loads, key=lambda rank: self.ranks.shards[rank])
+        return tree, sources
 
     @property
     def _leads(self) -> bool:
         return self.ranks.rank == 0
 
-    @property
-    def _durable(self) -> list[Level]:
-        return [level for level in self.levels if not level.is_memory]
-
-    def _in_durable(self) -> list[list[Checkpoint]]:
-        """By tier, with an empty list for the memory: its number is 0 on every rank."""
-        return [[], *(complete for tier, complete in self._surveys if tier.outlives_pods)]
-
     def _counts(self, checkpoint: Checkpoint) -> bool:
         return self.newest is None or checkpoint.step <= self.newest
-
-    def _forget_later(self) -> None:
-        """Delete later copies in the memory of this node: after another loss they would count again."""
-        if self.newest is None or (memory := _memory(self.levels)) is None:
-            return
-        try:
-            for checkpoint in memory.complete():
-                if not self._counts(checkpoint):
-                    memory.delete(checkpoint.name, _MAY_DIFFER.format(self.newest))
-        except OSError as e:
-            log.warning("checkpoints of a tier cannot be read", tier=memory.name, error=str(e))
 
     def _leave_out_later(self) -> None:
         why = _MAY_DIFFER.format(self.newest)
@@ -116,55 +94,41 @@ class ColdStart:
         self._unreadable += [Unreadable(tier, checkpoint.name, why) for tier, checkpoint in later]
         self._surveys = [(tier, [c for c in complete if self._counts(c)]) for tier, complete in self._surveys]
 
-    def _tier(self, number: int) -> Tier | None:
-        return _memory(self.levels) if number == 0 else self._durable[number - 1].tier
-
     # -- load --------------------------------------------------------------------------------------------------------
-    def _load_first(self, ways: Any) -> tuple[Any, Candidate | None]:
+    def _load_first(self, ways: Any, *, loads: bool) -> tuple[Any, _Way | None]:
         """The first of ``ways``, which rank 0 has, that all ranks can load that have to; and this rank's tree."""
         while True:
             mine = encode(next(ways, None)) if self._leads else b""
-            way: Candidate | None = decode(self.ranks.gather(mine)[0])
+            way: _Way | None = decode(self.ranks.gather(mine)[0])
             if way is None:
                 return None, None
-            tree, reason = self._try(way)
+            tree, reason = self._try(*way) if loads else (None, "")
             reasons = [raw.decode() for raw in self.ranks.gather(reason.encode())]
             if not any(reasons):
                 return tree, way
-            if self._leads:
-                self._pass_over(way, next(filter(None, reasons)))
+            number, checkpoint = way
+            self._unreadable.append(Unreadable(self.levels[number].tier, checkpoint.name, next(filter(None, reasons))))
 
-    def _try(self, way: Candidate) -> tuple[Any, str]:
+    def _try(self, number: int, checkpoint: Checkpoint) -> tuple[Any, str]:
         """This rank's tree, and why it could not be loaded."""
-        tier, checkpoint = self._tier(way.tier), way.loads.get(self.ranks.rank)
-        if checkpoint is None:
-            return None, ""
         try:
-            if tier is None:
-                raise RuntimeError("this rank has no such tier")
-            return tier.load(checkpoint, self.cut), ""
+            return self.levels[number].tier.load(checkpoint, self.cut), ""
         except Exception as e:  # torch raises many kinds for damaged files
             log.error("checkpoint cannot be read", path=checkpoint.path, error=str(e)[:300])
             return None, f"{type(e).__name__}: {e}"
 
-    def _pass_over(self, way: Candidate, reason: str) -> None:
-        tier = self._tier(way.tier)
-        if tier is not None and (way.tier or self.ranks.rank in way.loads):
-            checkpoint = next(iter(way.loads.values()))
-            self._unreadable.append(Unreadable(tier, checkpoint.name, reason))
-
     # -- on rank 0 ---------------------------------------------------------------------------------------------------
     def _may_begin(self, *, saved_step: int, reached: int, partial_state: str) -> None:
         """No checkpoint was loaded. Raises ``RuntimeError`` if training must not begin at step 0."""
-        path = " and ".join(level.tier.where for level in self._durable) or None
-        tried = tuple((one.name or one.tier.where, one.reason) for one in self._unreadable if one.tier.outlives_pods)
+        path = " and ".join(level.tier.where for level in self.levels) or None
+        tried = tuple((one.name or one.tier.where, one.reason) for one in self._unreadable)
         if why := why_stop(Evidence(path, self._before is not None, tried, saved_step, reached, partial_state)):
             raise RuntimeError(why)
 
     def _begin_lineage(self) -> None:
         """In all tiers that can be written; a save takes over the others."""
         seen = {c.lineage for _, complete in self._surveys for c in complete}
-        first, others = self._durable[0].tier, [x.tier for x in self.levels if x is not self._durable[0]]
+        first, *others = [level.tier for level in self.levels]
         away = list[Tier]()
         for tier in others:
             try:
@@ -180,15 +144,15 @@ class ColdStart:
             except OSError as e:
                 log.warning("checkpoints of a tier cannot be written", tier=tier.name, error=str(e))
 
-    def _report(self, way: Candidate | None, saved_step: int, reached: int) -> None:
-        where = self._durable[0].tier.where
+    def _report(self, way: _Way | None, saved_step: int, reached: int) -> None:
+        where = self.levels[0].tier.where
         if way is None:
             log.info("no checkpoint yet, training begins at step 0", path=where, repeated=reached)
             return
         for one in self._unreadable:
             if one.name:
                 one.tier.set_aside(one.name)
-        loaded, name = next(iter(way.loads.values())), self._durable[way.tier - 1].tier.name if way.tier else "memory"
+        loaded, name = way[1], self.levels[way[0]].tier.name
         log.info("resumed from checkpoint", tier=name, path=loaded.path, step=loaded.step, lineage=loaded.lineage)
         if loaded.step < saved_step:
             log.warning("newer checkpoints are lost", step=loaded.step, newest=saved_step, path=where)
@@ -197,7 +161,7 @@ class ColdStart:
             (c.order, -number, c)
             for number, (tier, complete) in enumerate(self._surveys)
             for c in complete
-            if tier.outlives_pods and (tier, c.name) not in bad
+            if (tier, c.name) not in bad
         ]
         newest = max(readable, key=lambda each: each[:2])[2] if readable else None
         self.result = CheckpointState(
@@ -207,32 +171,17 @@ class ColdStart:
         )
 
 
-def _memory(levels: Sequence[Level]) -> Tier | None:
-    return next((level.tier for level in levels if level.is_memory), None)
-
-
-def in_memories(levels: Sequence[Level], gather: Callable[[bytes], list[bytes]]) -> list[list[Checkpoint]]:
-    """By rank, the complete copies in the memory of its node. All ranks call it. ``gather``: as of :class:`Ranks`."""
-    memory, mine = _memory(levels), list[Checkpoint]()
-    try:
-        mine = memory.complete() if memory is not None else []
-    except OSError as e:
-        log.warning("checkpoints of a tier cannot be read", tier="memory", error=str(e))
-    return [decode(raw) for raw in gather(encode(mine))]
-
-
 def survey(levels: Sequence[Level]) -> tuple[list[tuple[Tier, list[Checkpoint]]], list[Unreadable]]:
     """The complete checkpoints of each tier, and what cannot be read.
 
     Raises ``OSError`` for ``spec.checkpoint.path``: without it no lineage can begin.
     """
     surveys, unreadable = [], list[Unreadable]()
-    first = next((level for level in levels if not level.is_memory), None)
     for level in levels:
         try:
             complete, damaged = level.tier.survey()
         except OSError as e:
-            if level is first:
+            if level is levels[0]:
                 raise
             log.warning("checkpoints of a tier cannot be read", tier=level.tier.name, error=str(e))
             complete, damaged = [], [Unreadable(level.tier, "", str(e))]

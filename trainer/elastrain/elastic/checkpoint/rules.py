@@ -27,9 +27,6 @@ class Checkpoint:
     lineage: str
     path: str
     """Its directory or URL."""
-    shard: int = 0
-    """The part of the model in it, of ``shards``: of a copy in the memory of a rank's node."""
-    shards: int = 1
 
     @property
     def order(self) -> tuple[int, int]:
@@ -89,61 +86,11 @@ def wanted(votes: int, tiers: int) -> list[int]:
     return [] if votes >= BUSY else [tier for tier in range(tiers) if votes & 1 << tier]
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A checkpoint from which a job can resume, and how."""
-
-    tier: int
-    """Number of the tier, the fastest first."""
-    order: tuple[int, int]
-    """As of :attr:`Checkpoint.order`."""
-    loads: dict[int, Checkpoint]
-    """What each rank loads that has to; one rank for each shard."""
-
-
-def candidates(
-    found: Sequence[Sequence[Checkpoint]],
-    memories: Sequence[Sequence[Checkpoint]],
-    shards: Sequence[int],
-) -> list[Candidate]:
-    """All ways to resume, in the order in which they are tried: the newest first, a faster tier before a slower one.
-
-    ``found``: by tier, the complete checkpoints that all ranks see. ``memories``: by rank, those in the memory of its
-    node. ``shards``: by rank, the shard of the model that it holds. A rank loads only from the memory of its own node:
-    all shards of one step must have a holder, and are tried with each holder in turn.
-    """
-    parts = range(max(shards) + 1)
-    firsts = [list(shards).index(part) for part in parts]
-    all_ways = [
-        Candidate(tier, checkpoint.order, dict.fromkeys(firsts, checkpoint))
-        for tier, complete in enumerate(found)
-        for checkpoint in complete
-    ]
-    held: dict[tuple[str, int], list[tuple[int, Checkpoint]]] = {}
-    for rank, complete in enumerate(memories):
-        for checkpoint in complete:
-            if (checkpoint.shard, checkpoint.shards) == (shards[rank], len(parts)):
-                held.setdefault((checkpoint.lineage, checkpoint.step), []).append((rank, checkpoint))
-    for copies in held.values():
-        by_part = [[copy for copy in copies if copy[1].shard == part] for part in parts]
-        for turn in range(max(map(len, by_part)) if all(by_part) else 0):
-            loads = dict(copies_of[min(turn, len(copies_of) - 1)] for copies_of in by_part)
-            all_ways.append(Candidate(0, copies[0][1].order, loads))
-    return sorted(all_ways, key=lambda way: (-way.order[0], -way.order[1], way.tier))
-
-
-def shards_in_memory(memories: Sequence[Sequence[Checkpoint]]) -> list[int] | None:
-    """By rank, the shard in the memory of its node, of the newest step of which each rank has another one.
-
-    ``memories``: as of :func:`candidates`. None: there is no such step.
-    """
-    steps: dict[tuple[tuple[int, int], str], dict[int, int]] = {}
-    for rank, complete in enumerate(memories):
-        for checkpoint in complete:
-            if checkpoint.shards == len(memories):
-                steps.setdefault((checkpoint.order, checkpoint.lineage), {})[rank] = checkpoint.shard
-    whole = [key for key, by_rank in steps.items() if len(set(by_rank.values())) == len(memories)]
-    return [steps[max(whole)][rank] for rank in range(len(memories))] if whole else None
+def candidates(found: Sequence[Sequence[Checkpoint]]) -> list[tuple[int, Checkpoint]]:
+    """All checkpoints, each with the number of its tier, in the order in which they are tried: the newest first, a
+    faster tier before a slower one. ``found``: by tier, the fastest first."""
+    ways = [(tier, checkpoint) for tier, complete in enumerate(found) for checkpoint in complete]
+    return sorted(ways, key=lambda way: (-way[1].order[0], -way[1].order[1], way[0]))
 
 
 def surplus(complete: Iterable[Checkpoint], keep: int, saved: Checkpoint) -> list[Checkpoint]:

@@ -3,7 +3,7 @@
 A checkpoint is a folder of files. It is complete if it has :data:`DESCRIPTION`: a reader sees none of it or all of it,
 whenever its writer is killed.
 
-A directory of a file system is a volume that all workers mount, or a node's memory. Layout::
+A directory of a file system is a volume that all workers mount. Layout::
 
     <path>/step-000000120/                        one complete checkpoint: torch's distributed checkpoint (DCP),
                                                   digests.json and elastrain.json
@@ -98,11 +98,8 @@ class Store(Protocol):
 
 
 def describe(checkpoint: Checkpoint, name: str) -> bytes:
-    """The content of :data:`DESCRIPTION`. Earlier versions do not know the fields of a shard."""
-    fields = {**asdict(checkpoint), "path": name}
-    if checkpoint.shards == 1:
-        del fields["shard"], fields["shards"]
-    return json.dumps(fields).encode()
+    """The content of :data:`DESCRIPTION`."""
+    return json.dumps({**asdict(checkpoint), "path": name}).encode()
 
 
 def step_of(name: str) -> str:

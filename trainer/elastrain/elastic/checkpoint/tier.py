@@ -11,7 +11,6 @@ job was restarted elsewhere cannot overwrite the checkpoints of the restarted jo
 from __future__ import annotations
 
 import errno
-import io
 import json
 import uuid
 from collections.abc import Callable, Collection
@@ -30,8 +29,6 @@ from elastrain.elastic.checkpoint.store import DESCRIPTION, DirectoryStore, Stor
 
 log = structlog.get_logger(__name__)
 
-MEMORY = "memory"
-"""Name of the tier in a node's memory."""
 _LINEAGE = "LINEAGE"
 
 
@@ -53,17 +50,12 @@ class Tier:
     """The checkpoints of one job in one place. Every method may raise ``OSError`` with the path in it."""
 
     def __init__(self, name: str, store: Store, keep: int = 2) -> None:
-        """``name``: for people: memory, volume, object store. ``keep``: complete checkpoints to keep; at least 1."""
+        """``name``: for people: volume, object store. ``keep``: complete checkpoints to keep; at least 1."""
         # Imported here: only a job with checkpoints pays for the import, and not during a step.
         from elastrain.elastic.checkpoint import dcp
 
         self.name, self._store, self._keep, self._format = name, store, keep, dcp
         self._held: list[Checkpoint] = []  # not deleted: being copied
-
-    @property
-    def outlives_pods(self) -> bool:
-        """Whether it may protect a state: a node's memory does not."""
-        return self.name != MEMORY
 
     @property
     def where(self) -> str:
@@ -96,11 +88,7 @@ class Tier:
 
     def _reader(self, checkpoint: Checkpoint) -> Callable[[str], BinaryIO]:
         """Opens files of the checkpoint; what is read is verified."""
-        try:
-            known = self._digests(checkpoint)
-        except FileNotFoundError:
-            log.warning("checkpoint of an earlier version: its files have no digests", path=checkpoint.path)
-            return lambda file: io.BytesIO(self._store.read(f"{checkpoint.name}/{file}"))
+        known = self._digests(checkpoint)
 
         def opened(file: str) -> BinaryIO:
             path = f"{checkpoint.name}/{file}"
@@ -169,8 +157,7 @@ class Tier:
             if parts := folder.parts(mine, at):
                 self._format.finish(parts, folder.create, **how)
 
-        part = {} if writers.attempt else {"shard": writers.shard, "shards": writers.shards}
-        return self._add(Checkpoint(step, generation, lineage, "", **part), write, writers)
+        return self._add(Checkpoint(step, generation, lineage, ""), write, writers)
 
     def copy(self, checkpoint: Checkpoint, source: Tier, pace: Pace | None = None) -> Checkpoint | None:
         """The same as :meth:`save`, for a checkpoint of another tier, which stays until it is copied."""

@@ -16,6 +16,7 @@ import structlog
 
 from elastrain.api.loops import NO_LOOP, LoopId
 from elastrain.data.order import Order
+from elastrain.elastic.checkpoint import CheckpointKeeper
 from elastrain.elastic.comm import backend
 from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.comm.header import Kind
@@ -41,8 +42,7 @@ _LOOK_SECONDS = 0.2
 class Position:
     """One rank's script among its loops, and its way into the job while it holds no state. For the training thread."""
 
-    def __init__(self, session: Session, saved_step: Callable[[], int]) -> None:
-        """``saved_step()``: step of the newest checkpoint, with which the job begins if no rank holds state."""
+    def __init__(self, session: Session, keeper: CheckpointKeeper) -> None:
         self.loop = NO_LOOP
         """That the script is in, or was in last."""
         self.goal: int | None = None
@@ -53,7 +53,7 @@ class Position:
         """Whether the script is in a call between two steps."""
         self.ledger = Ledger()
         """This rank's votes for steps."""
-        self._session, self._saved_step = session, saved_step
+        self._session, self._keeper = session, keeper
         self._looks = True
         """Whether the next loop begins with a question to the agent. Not each: a script whose code between the loops is
         slow would run behind the job without end; it enters late instead, and the others wait for it once."""
@@ -137,11 +137,12 @@ class Position:
             log.warning(unused)
         self._session.ready(step, self.loop)
 
-    def is_elsewhere(self, step: int) -> bool:
-        """Whether the script cannot continue from a saved state of ``step`` committed steps: it is in a later loop, or
-        in one that was over. What a process that starts is told of the job may be a second old, and a checkpoint newer.
-        """
-        return self.has_left(step) or step > self.loop.end
+    def check(self, communicator: Communicator, step: int) -> None:
+        """This rank has loaded a state of ``step`` committed steps. Its process starts anew if its script cannot
+        continue from there: it is in a later loop, or in one that was over. What a process that starts is told of the
+        job may be a second old, and a checkpoint newer."""
+        if self.has_left(step) or step > self.loop.end:
+            self.start_anew(communicator, f"the script is in another loop than the state of step {step}")
 
     def has_left(self, step: int) -> bool:
         """Whether the script cannot continue from a state of ``step`` committed steps: it is in a later loop."""
@@ -201,6 +202,8 @@ class Position:
                     self._session.feed(Withdraws(entry.why_not))
                     raise Withdrawn
                 case Outcome.START_ANEW:
+                    if entry.partial:
+                        self._keeper.kept.drop()
                     self.start_anew(communicator, entry.why_not)
                 case Outcome.GIVE_UP:
                     communicator.fail(entry.why_not)
@@ -241,7 +244,7 @@ class Position:
     def _locate(self) -> LoopId:
         located = self._session.locate()
         self._joins = located.training
-        return max(LoopId(located.step), located.loop) if located.training else LoopId(self._saved_step())
+        return max(LoopId(located.step), located.loop) if located.training else LoopId(self._keeper.newest_step())
 
 
 def _table(communicator: Communicator, mine: EntryRow) -> list[EntryRow]:

@@ -47,11 +47,11 @@ class Saving:
 
     def after_step(self, votes: int, step: int, *, holds: bool) -> None:
         """Begin to save if it is time. ``votes``: of all ranks. ``holds``: this rank has the whole state."""
-        number, leads = self._place.generation, self._place.rank == 0
+        number = self._place.generation
         if self._together:
             self._keeper.after_vote(votes, step, number, self._tree, self._writers(step))
-        elif holds:
-            self._keeper.after_step(step, number, self._tree, leads=leads)
+        elif holds and not self._place.rank:
+            self._keeper.after_step(step, number, self._tree)
 
     def save_now(self, step: int, *, healthy: bool) -> bool:
         """Save durably, and return when it is done or has failed. Returns whether there is a result to report.
@@ -68,12 +68,23 @@ class Saving:
         return self._keeper.save_now(step, self._place.generation, self._tree, writers)
 
     def keep(self, step: int) -> bool:
-        """Save to the memory of this node, since this process starts again. Returns whether the state is there."""
+        """Keep the state for the next process, since this one starts again. Returns whether it is there."""
         writers = self._writers(step).for_itself() if self._together else ALONE
         return self._keeper.keep(step, self._place.generation, self._tree, writers)
 
+    def take_kept(self, shards: int, shard: int, load: Callable[[Any], None]) -> bool:
+        """Load, by ``load(tree)``, what the process before has kept, before the first generation of this one.
+
+        ``shard`` of ``shards`` is this rank's. Returns whether there was anything.
+        """
+        first = self._place.generation == 0
+        tree = self._keeper.kept.load(self._cut(shard, Shape.flat(shards))) if first else None
+        if tree is not None:
+            load(tree)
+        return tree is not None
+
     def resume(
-        self, entry: Entry, communicator: Communicator, load: Callable[[Any], None], *, partial_state: str
+        self, entry: Entry, communicator: Communicator, *, load: Callable[[Any], None], partial_state: str
     ) -> Entry:
         """No rank holds state: continue from the newest checkpoint, or begin with the state of the first rank.
 
@@ -88,17 +99,20 @@ class Saving:
             partial_state=partial_state,
             newest=entry.back if entry.back >= 0 else None,
             ranks=Ranks(rank, shards, partial(communicator.all_gather_bytes, kind=Kind.ENTRY)),
-            cut=Cut(Grid(shards[rank], self._shape_of(shards)), partial(parts.dims_of, self._tracked)),
+            cut=self._cut(shards[rank], Shape.flat(max(shards) + 1)),
         )
         return replace(entry, sources=sources, receivers=[r for r in range(len(shards)) if r not in sources])
 
-    def _writers(self, step: int) -> Writers:
-        rank, attempt = self._place.rank, self._attempt(step)
-        return Writers.of(self._shards, rank, attempt, self._shape_of(self._shards)) if self._together else ALONE
+    def _cut(self, shard: int, flat: Shape) -> Cut:
+        """``flat``: of a group, unless the job names its dimensions."""
+        return Cut(Grid(shard, self._shape_of(flat)), partial(parts.dims_of, self._tracked))
 
-    def _shape_of(self, shards: Sequence[int]) -> Shape:
-        """Of a group, as of which ``shards`` are, by rank."""
-        return self._shape if self._shape.dimensions else Shape.flat(max(shards) + 1)
+    def _writers(self, step: int) -> Writers:
+        rank, attempt, flat = self._place.rank, self._attempt(step), Shape.flat(max(self._shards) + 1)
+        return Writers.of(self._shards, rank, attempt, self._shape_of(flat)) if self._together else ALONE
+
+    def _shape_of(self, flat: Shape) -> Shape:
+        return self._shape if self._shape.dimensions else flat
 
     def _attempt(self, step: int) -> str:
         return f"{self._place.generation}/{step}"

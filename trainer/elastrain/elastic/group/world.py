@@ -341,8 +341,15 @@ class World:
 
     def _synchronise(self, communicator: Communicator) -> Entry:
         """Bring all ranks to the newest state; equal ones send nothing. Raises as of :meth:`Position.meet`."""
+        kept = self.joins and self.saving.take_kept(*self._copies.placement, self.state.load)
+        self._held |= kept
         entry = self.position.meet(communicator, lambda: self.entry_row(communicator.of), self.state.data)
-        entry = self._copies.begin(entry, communicator, self._resume)
+        resume = partial(self.saving.resume, load=self.state.load, partial_state=self._handover.partial_state)
+        entry = self._copies.begin(entry, communicator, resume)
+        if entry.cold:
+            self._strategy.whole().agree(communicator)
+        if (entry.cold or kept) and communicator.rank in entry.sources:
+            self.position.check(communicator, self.step)
         transfer = entry.transfer(communicator.rank)
         if communicator.rank in entry.sources and transfer.receivers:
             self._handover.send(communicator, transfer, in_rounds=entry.in_rounds)
@@ -393,17 +400,6 @@ class World:
             self._held = True
             assert self.communicator is not None
             self._session.entered(self.communicator, self.step, complete=True)
-
-    def _resume(self, entry: Entry, communicator: Communicator) -> Entry:
-        """No rank holds state: continue from the newest checkpoint, or begin with the first rank's own state.
-
-        Returns the entry by which the others receive it. Raises as of :meth:`Saving.resume`.
-        """
-        entry = self.saving.resume(entry, communicator, self.state.load, partial_state=self._handover.partial_state)
-        self._strategy.whole().agree(communicator)
-        if communicator.rank in entry.sources and self.position.is_elsewhere(self.step):
-            self.position.start_anew(communicator, f"the script is in another loop than the state of step {self.step}")
-        return entry
 
     def save_now(self, *, healthy: bool) -> None:
         """Save before this rank may end, and report the result. As of :meth:`Saving.save_now`."""
