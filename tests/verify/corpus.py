@@ -387,6 +387,27 @@ job.track(scheduler=scheduler)
     script("13-accelerate", "A loop with accelerate that logs each epoch.", ACCELERATE,
         setup="scheduler = accelerator.prepare(torch.optim.lr_scheduler.StepLR(optimizer, 4))", end="scheduler.step()",
         after='accelerator.print(f"epoch {epoch}: {job.loss}")'),
+    script("15-loss-of-the-body", "The body formats the loss of the step, and decides the next learning rate by it.",
+        loader="job.dataloader(data, global_batch_size=8, micro_batch_size=3)", end="""
+if job.committed:
+    optimizer.param_groups[0]["lr"] = 0.1 / (1 + float(f"{job.loss:.6f}"))
+"""),
+    script("16-average-of-statistics", "An average of the model, with BatchNorm's statistics, over micro-batches.",
+        net="nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 1))",
+        loader="job.dataloader(data, global_batch_size=18, micro_batch_size=3, drop_last=True)", setup="""
+class Average:
+    def __init__(self):
+        self.net = copy.deepcopy(net)
+        self.state_dict, self.load_state_dict = self.net.state_dict, self.net.load_state_dict
+
+    @torch.no_grad()
+    def update(self):
+        for kept, new in zip(self.net.state_dict().values(), net.state_dict().values(), strict=True):
+            kept.lerp_(new, 0.1) if kept.is_floating_point() else kept.copy_(new)
+
+average = Average()
+job.track(average=average)
+""", end="if job.committed:\n    average.update()"),
     script("14-transformers", "Hugging Face's Trainer with a schedule and a callback that only reads.",
         TRANSFORMERS, callbacks="Show()", callback="""
 class Show(TrainerCallback):

@@ -69,7 +69,7 @@ def parting(
     """The first one; None: all that ``run`` has committed is equal to the ``reference`` within ``bounds``.
 
     ``alternative``: another reference, which computes the parts of ``run``: an entry may be equal to either of them.
-    Statistics of parts, in floating buffers, are then not compared: each rank has its own.
+    Statistics of parts, floating buffers and averages of them, are then not compared: each rank has its own.
     """
     expected = _by_step(reference)
     others = {} if alternative is None else _by_step(alternative)
@@ -111,9 +111,11 @@ def _of_step(
     scales = scales_of(expected)
     apart = {id(c): differing(expected, c.entries, bounds, scales) for c in all_ranks}
     if other is not None:
+        statistics = _statistics(other)
         for c in all_ranks:
             both = set(differing(other, c.entries, bounds, scales_of(other))).intersection(apart[id(c)])
-            apart[id(c)] = [name for name in apart[id(c)] if name in both and not _is_statistic(name, c.entries)]
+            both = {name for name in both if name.removesuffix(_BUFFER).rpartition(".")[2] not in statistics}
+            apart[id(c)] = [name for name in apart[id(c)] if name in both]
     order = {name: number for number, name in enumerate([*expected, *(n for c in all_ranks for n in c.entries)])}
     names = sorted({name for found in apart.values() for name in found}, key=lambda name: order[name])
     if not names:
@@ -135,9 +137,14 @@ def _of_step(
     )
 
 
-def _is_statistic(name: str, entries: Entries) -> bool:
-    value = entries.get(name)
-    return name.endswith(_BUFFER) and isinstance(value, dict) and str(value["type"]).startswith("float")
+def _statistics(entries: Entries) -> set[str]:
+    """The last names of buffers of a rank's own: floating ones, and BatchNorm's count of its batches."""
+    buffers = [name for name, value in entries.items() if name.endswith(_BUFFER) and _is_float(value)]
+    return {name.removesuffix(_BUFFER).rpartition(".")[2] for name in buffers} | {"num_batches_tracked"}
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value, dict) and str(value["type"]).startswith("float")
 
 
 def differing(expected: Entries, found: Entries, bounds: Bounds, scales: Mapping[str, float]) -> list[str]:

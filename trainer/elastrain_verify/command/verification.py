@@ -223,9 +223,12 @@ class Verification:
             return apart
         own = self.dtype == OWN
         bounds = parts.measured(self.truth, other, *((EPSILON, parts.ROUNDING_OF_HALVES) if own else (RELATIVE,)))
+        reasons = self.truth.depends_on_parts
         if bounds is not None:
             self.bounds = parts.wider(self.bounds, bounds)
-            return parting(self.truth, found, self.bounds)
+            still = parting(self.truth, found, self.bounds)
+            if still is None or not reasons:
+                return still
         bounds = self.bounds
         if own and (rounded := self._rounded(replay, cut, other)) is not None:
             bounds = rounded
@@ -234,7 +237,6 @@ class Verification:
             return in_parts
         if not parts.is_cut(cut):  # the batches are whole: only the loop is another
             return replace(apart, of_adapter=True)
-        reasons = self.truth.depends_on_parts
         if not reasons:
             return replace(apart, of_a_part=True)
         note = f"the model depends on the number of workers, as with DDP: {', '.join(reasons)} ({kinds.PAGE_OF_PARTS})"

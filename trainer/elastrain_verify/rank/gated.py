@@ -12,9 +12,6 @@ from torch import nn
 
 from elastrain.data.draws import Draws
 
-GATED = ("step", "unscale_", "update", "update_parameters", "set")
-"""Methods of tracked objects that act behind the last part of a step only."""
-
 
 class _Job(Protocol):
     @property
@@ -54,6 +51,14 @@ class Wrapped(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         self.draws.samples()
         return self.module(*args, **kwargs)
+
+
+def gated(obj: Any) -> tuple[str, ...]:
+    """The methods of a tracked object that act behind the last part of a step only."""
+    if all(hasattr(obj, name) for name in ("unscale_", "update", "scale")):
+        return "unscale_", "step", "update"
+    average = isinstance(obj, nn.Module) and isinstance(getattr(obj, "module", None), nn.Module)
+    return ("step", "update_parameters", "update", "set") if average else ("step",)
 
 
 def skipped(original: Any, job: _Job, obj: Any) -> Any:

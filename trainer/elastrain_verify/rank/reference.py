@@ -25,7 +25,7 @@ from elastrain.data.options import order_of
 from elastrain.data.order import Order, Slice
 from elastrain.data.share import Share
 from elastrain_verify.rank.evaluation import evaluate
-from elastrain_verify.rank.gated import GATED, Body, Values, Wrapped, skipped
+from elastrain_verify.rank.gated import Body, Values, Wrapped, gated, skipped
 
 
 class Reference(AbstractContextManager["Reference"]):
@@ -82,8 +82,8 @@ class Reference(AbstractContextManager["Reference"]):
             if callable(vars(obj).get("step")):  # a scheduler has put it there
                 vars(obj)["step"] = skipped(vars(obj)["step"], self, obj)
             else:
-                methods = {m: skipped(f, self, obj) for m in GATED if callable(f := getattr(type(obj), m, None))}
-                if hasattr(obj, "unscale_"):  # a scaler of losses
+                methods = {m: skipped(f, self, obj) for m in gated(obj) if callable(f := getattr(type(obj), m, None))}
+                if "unscale_" in methods:
                     methods["scale"] = staticmethod(functools.partial(self._scale, obj.scale))
                 obj.__class__ = type(type(obj).__name__, (type(obj),), methods)
 
@@ -143,11 +143,11 @@ class Reference(AbstractContextManager["Reference"]):
         cuts = [loader.order.micro_slices(self.step, *share) for share in shares]
         self._bodies, self._body = [part for cut in cuts for part in cut], -1
         self.epoch, self._losses, self._count, self._sums = cuts[0][0].epoch, 0.0, 0.0, {}
-        self._added = {}
+        self._added, before = {}, self.loss
         try:
             for share in shares:
                 for part in loader.begin(self.step, share):
-                    self._body, self._backwards = self._body + 1, 0
+                    self._body, self._backwards, self.loss = self._body + 1, 0, before
                     with self.draws.kept():
                         data = loader.load().data
                         with self.draws.body(self.step, part):
@@ -171,6 +171,11 @@ class Reference(AbstractContextManager["Reference"]):
         """A step is committed, and its callbacks have run."""
 
     def backward(self, loss: torch.Tensor, *, count: Any = None, retain_graph: bool = False) -> torch.Tensor:
+        value = self._backward(loss, count, retain_graph=retain_graph)
+        self.loss = value.item()
+        return value
+
+    def _backward(self, loss: torch.Tensor, count: Any, *, retain_graph: bool) -> torch.Tensor:
         unscaled = self._scaled[1] if self._scaled[0] is loss else loss
         count, self._backwards = None if count is None else int(count), self._backwards + 1
         self.draws.samples()
