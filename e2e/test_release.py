@@ -20,10 +20,9 @@ pytestmark = pytest.mark.alone
 
 @pytest.fixture(scope="module")
 def job(common_namespace: str) -> Job:
-    """Two workers train, under the chart that users have: with one member of etcd, and a name for this cluster, since
-    that chart does not let the operator find its identity. The upgrade finds it, and takes the records over."""
+    """Two workers train, with one member of etcd."""
     release.remove_etcd()
-    release.install(release.PREVIOUS, etcd={"persistence": {"enabled": True}, "clusterName": "former"})
+    release.install(etcd={"replicas": 1, "persistence": {"enabled": True}})
     job = Job(common_namespace, "enduring")
     job.apply(digits(job.name, replicas=2))
     job.wait_size(2)

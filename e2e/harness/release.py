@@ -15,8 +15,6 @@ from harness.example import images
 
 NAMESPACE = "elastrain-system"
 CHART = str(ROOT / "charts/elastrain")
-PREVIOUS = str(ROOT / "e2e/charts/previous.tgz")
-"""The chart that users have: `scripts/keep-chart` keeps it."""
 CONTROL_PLANE = f"{CLUSTER}-control-plane"
 WORKER_NODES = (f"{CLUSTER}-worker", f"{CLUSTER}-worker2")
 TAINT = "node-role.kubernetes.io/control-plane"

@@ -20,7 +20,7 @@ from elastrain import tracing
 from elastrain.api import names
 from elastrain.etcd import EtcdConfig
 from elastrain_operator import logs
-from elastrain_operator.config import CapacityConfig, GangConfig, LeaseName, OperatorConfig, WorkerEtcd, read_job_key
+from elastrain_operator.config import CapacityConfig, LeaseName, OperatorConfig, WorkerEtcd, read_job_key
 from elastrain_operator.process import serve
 
 cli = typer.Typer(add_completion=False, rich_markup_mode="markdown")
@@ -70,7 +70,6 @@ FLAGS = (
     Flag("etcd_ca", "CA certificate (PEM); enables TLS.", names.ENV_ETCD_CA),
     Flag("etcd_cert", "Client certificate (PEM).", names.ENV_ETCD_CERT),
     Flag("etcd_key", "Key of the client certificate (PEM).", names.ENV_ETCD_KEY),
-    Flag("worker_etcd_endpoints", "Endpoints of etcd for workers. Default: --etcd-endpoints."),
     Flag(
         "worker_etcd_secret",
         "Secret in each job's namespace with the workers' etcd credentials: those of username, password, ca.crt, "
@@ -82,10 +81,8 @@ FLAGS = (
         "and a Secret with its password, derived from these bytes. --etcd-username must have the role root.",
     ),
     Flag("namespaces", "Namespaces to serve, separated by commas. Default: all.", "ELASTRAIN_WATCH_NAMESPACES"),
-    Flag.of(OperatorConfig, "cluster"),
     Flag.of(OperatorConfig, "lease_ttl", env=names.ENV_LEASE_TTL),
     Flag.of(OperatorConfig, "drain_extra"),
-    Flag.of(OperatorConfig, "resync"),
     Flag(
         "capacity",
         "Share the cluster out: jobs without replicas grow into idle capacity. Requires permission to read nodes, "
@@ -94,17 +91,8 @@ FLAGS = (
     ),
     Flag("capacity_quotas", 'JSON: {"team-a": {"nvidia.com/gpu": 8}}; requires --capacity.'),
     Flag("capacity_weights", 'JSON: {"team-a": 2}: weights for the capacity above the minima. Default: 1.'),
-    *(Flag.of(CapacityConfig, field) for field in ("hysteresis", "horizon", "pending", "sharing")),
-    Flag(
-        "gang_scheduler",
-        "none, coscheduling, volcano, kai or native: the scheduler that binds minReplicas workers together, for which "
-        "the operator writes their gang.",
-        default="none",
-    ),
-    Flag(
-        "gang_scheduler_name",
-        "Only for jobs whose template has this schedulerName. Default: volcano, kai-scheduler, or any name.",
-    ),
+    *(Flag.of(CapacityConfig, field) for field in ("hysteresis", "pending", "sharing")),
+    Flag.of(OperatorConfig, "gang_scheduler"),
     Flag.of(OperatorConfig, "kueue"),
     Flag(
         "lease",
@@ -152,11 +140,10 @@ def configured(flags: Mapping[str, Any]) -> OperatorConfig:
     """
     etcd = EtcdConfig.of(**_group("etcd_", flags))
     job_key = read_job_key(flags["job_key_file"])
-    gang = _group("gang_", flags)
     made = {
         "etcd": etcd,
         "worker_etcd": WorkerEtcd(  # as the operator reaches it, unless the flags differ
-            endpoints=flags["worker_etcd_endpoints"] or ",".join(etcd.endpoints),
+            endpoints=",".join(etcd.endpoints),
             secret=flags["worker_etcd_secret"],
             user=bool(etcd.username),
             ca=etcd.ca is not None,
@@ -166,7 +153,6 @@ def configured(flags: Mapping[str, Any]) -> OperatorConfig:
         "job_key": job_key,
         "namespaces": tuple(n.strip() for n in flags["namespaces"].split(",") if n.strip()),
         "capacity": _capacity(_group("capacity_", flags)) if flags["capacity"] else None,
-        "gang": None if gang["scheduler"] == "none" else GangConfig.model_validate(gang),
         "lease": LeaseName.of(flags["lease"]),
     }
     plain = {name: value for name, value in flags.items() if name in OperatorConfig.model_fields}

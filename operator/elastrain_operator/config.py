@@ -16,8 +16,6 @@ from elastrain_operator.allocation.resources import quantity
 from elastrain_operator.allocation.snapshot import Policy, Sharing
 
 MIN_KEY_BYTES = 32
-COMMON_NAME = "default"
-"""In names of etcd users, of each cluster without a name of its own."""
 
 
 class WorkerEtcd(BaseModel):
@@ -64,8 +62,6 @@ class CapacityConfig(BaseModel):
     weights: dict[str, Annotated[int, Field(ge=1, le=1000)]] = {}
     hysteresis: Annotated[float, Field(ge=0)] = 60.0
     """Least seconds between two resizes of a job for a mere improvement."""
-    horizon: Annotated[float, Field(gt=0)] = 600.0
-    """Seconds within which additional workers must make up for the pause."""
     pending: Annotated[int, Field(ge=0, le=100)] = 0
     """Workers that a job which could grow keeps Pending beyond the room, so that an autoscaler adds nodes; a job that
     waits for its minimum keeps all missing ones Pending. 0: none."""
@@ -91,21 +87,9 @@ class CapacityConfig(BaseModel):
             quotas=bounds,
             weights=self.weights,
             hysteresis=self.hysteresis,
-            horizon=self.horizon,
             pending=self.pending,
             sharing=self.sharing,
         )
-
-
-class GangConfig(BaseModel):
-    """The scheduler for which gangs are written."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    scheduler: Literal["coscheduling", "volcano", "kai", "native"]
-    """A key of :data:`elastrain_operator.pod.gang.SCHEDULERS`."""
-    scheduler_name: str = ""
-    """Its ``schedulerName`` in templates; empty: ``volcano``, ``kai-scheduler``, or any."""
 
 
 class LeaseName(BaseModel):
@@ -143,10 +127,9 @@ class OperatorConfig(BaseModel):
     """The key from which the passwords of jobs are derived; None: the operator creates no users."""
     namespaces: tuple[str, ...] = ()
     """Namespaces whose jobs are served; empty: all."""
-    cluster: str = ""
-    """Name of this cluster, unique among those that share an etcd. Default: the UID of its namespace kube-system."""
-    cluster_uid: str = ""
-    """UID of the namespace kube-system; see :func:`elastrain_operator.identity.identified`."""
+    owner: str = ""
+    """The UID of the namespace kube-system (:func:`elastrain_operator.process.identified`): the value of the records
+    ``owner``, the proof that a job is of this cluster. Only such records are deleted."""
     lease_ttl: Annotated[int, Field(ge=2, le=300)] = names.DEFAULT_LEASE_TTL
     """Seconds after which a silent worker counts as lost."""
     drain_extra: Annotated[float, Field(ge=0)] = 30.0
@@ -155,8 +138,9 @@ class OperatorConfig(BaseModel):
     """Seconds after which each job is checked even without a change."""
     capacity: CapacityConfig | None = None
     """None: the cluster is not shared out; the desired size of a job without ``replicas`` is then ``maxReplicas``."""
-    gang: GangConfig | None = None
-    """None: gangs are not written."""
+    gang_scheduler: Literal["none", "coscheduling", "volcano", "native"] = "none"
+    """none, coscheduling, volcano or native: the scheduler that binds minReplicas workers together, for which the
+    operator writes their gang."""
     kueue: bool = False
     """Kueue decides the size of jobs with the label kueue.x-k8s.io/queue-name. Requires permission to write
     Workloads, and to read queues, flavors and priority classes."""
@@ -171,23 +155,6 @@ class OperatorConfig(BaseModel):
     traces_endpoint: str = ""
     """OTLP collector over HTTP, such as http://otel-collector.monitoring:4318: workers send it traces of rescales.
     Requires elastrain[tracing] in their images."""
-
-    # ``default``, which every cluster had in the first version, counts as no name.
-    @field_validator("cluster")
-    @classmethod
-    def _no_common_name(cls, cluster: str) -> str:
-        return "" if cluster == COMMON_NAME else cluster
-
-    @property
-    def owner(self) -> str:
-        """Value of the records ``owner``, the proof that a job is of this cluster. Only such records are deleted."""
-        return self.cluster or self.cluster_uid
-
-    @property
-    def user_prefix(self) -> str:
-        """The part of etcd users' names for the cluster. It stays what it was in the first version, since workers keep
-        the name of their user for as long as they run; the job's UID makes it unique."""
-        return self.cluster or COMMON_NAME
 
     @model_validator(mode="after")
     def _users_can_be_made(self) -> Self:

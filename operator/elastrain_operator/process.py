@@ -180,18 +180,12 @@ class Process:
 
 
 async def identified(config: OperatorConfig, kube: Kube) -> OperatorConfig:
-    """``config`` with the UID of the namespace kube-system, unless it names the cluster.
+    """``config`` with the UID of the namespace kube-system.
 
     Raises ``ApiError`` if the API server does not give it for a minute.
     """
-    if config.cluster:
-        return config
-    trouble = (
-        "this cluster is not known yet: allow the operator to get the namespace kube-system, or name the cluster "
-        "with --cluster (etcd.clusterName)"
-    )
-    uid = await answered(kube.cluster_uid, IDENTIFY_SECONDS, trouble)
-    return config.model_copy(update={"cluster_uid": uid})
+    trouble = "this cluster is not known yet: allow the operator to get the namespace kube-system"
+    return config.model_copy(update={"owner": await answered(kube.cluster_uid, IDENTIFY_SECONDS, trouble)})
 
 
 async def _before(stop: asyncio.Event, coroutine: Coroutine[Any, Any, None]) -> bool:

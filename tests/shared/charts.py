@@ -31,7 +31,7 @@ VALUE_SETS = {
     "per-job": (*CREDENTIALS, "etcd.credentials.perJob=true"),
     "unmeasured": ("metrics.enabled=false",),
     "unshared": ("capacity.enabled=false",),
-    "gangs": ("gang.scheduler=volcano", "gang.schedulerName=batch"),
+    "gangs": ("gang.scheduler=volcano",),
     "native gangs": ("gang.scheduler=native",),
     "dashboard": ("dashboard.enabled=true",),
     "dashboard, namespaces": ("dashboard.enabled=true", "watchNamespaces={team-a,team-b}"),

@@ -14,7 +14,7 @@ from elastrain_operator.allocation.snapshot import Share
 from elastrain_operator.facts import Coordination, Ending, JobRef, Observed, Pod
 from elastrain_operator.job.plan import plan
 from elastrain_operator.job.state import LoopState, Plan
-from elastrain_operator.pod.meaning import version
+from elastrain_operator.pod.template import version
 from elastrain_operator.policy.losses import data_loss
 from elastrain_operator.policy.size import leavers, replicas
 

@@ -253,7 +253,7 @@ podAntiAffinity:
 
 {{- /* API group and resource of gangs, as [group, resource], for gang.scheduler; empty: none. */}}
 {{- define "elastrain.gang" -}}
-{{- get (dict "coscheduling" (list "scheduling.x-k8s.io" "podgroups") "volcano" (list "scheduling.volcano.sh" "podgroups") "kai" (list "scheduling.k8s.io" "workloads") "native" (list "scheduling.k8s.io" "podgroups") "none" list) .Values.gang.scheduler | toJson -}}
+{{- get (dict "coscheduling" (list "scheduling.x-k8s.io" "podgroups") "volcano" (list "scheduling.volcano.sh" "podgroups") "native" (list "scheduling.k8s.io" "podgroups") "none" list) .Values.gang.scheduler | toJson -}}
 {{- end }}
 
 {{- /* A selector of the served namespaces. */}}

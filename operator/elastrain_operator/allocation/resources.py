@@ -42,11 +42,6 @@ def _value(text: str) -> Decimal:
     return Decimal(match[1]).scaleb(exponent) * _SUFFIX[match[3] or ""]
 
 
-def exact(text: str) -> str:
-    """A quantity in one notation: equal for ``1``, ``"1"``, ``1.0`` and ``1000m``. Raises ``ValueError``."""
-    return f"{_value(text).normalize():f}"
-
-
 def amounts(raw: Mapping[str, Any] | None) -> dict[str, int]:
     """A resource list, such as a node's ``allocatable``, without unreadable entries."""
     found = {}

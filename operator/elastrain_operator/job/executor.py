@@ -26,7 +26,7 @@ from elastrain_operator.kueue.render import charged_to
 from elastrain_operator.pod import manifest as manifests
 from elastrain_operator.pod import workerset
 from elastrain_operator.pod.admitted import Admitted, admitted
-from elastrain_operator.pod.meaning import version
+from elastrain_operator.pod.template import version
 from elastrain_operator.raw import text
 from elastrain_operator.records import logins
 from elastrain_operator.records.logins import JobLogins
@@ -63,7 +63,7 @@ class Executor:
         self._events = events
         self._deletions = asyncio.Semaphore(PARALLEL)
         self._sets = objects.WorkerSets(kube, everywhere=not config.namespaces)
-        self._gangs = objects.Gangs(kube, config.gang) if config.gang else None
+        self._gangs = objects.Gangs(kube, config.gang_scheduler) if config.gang_scheduler != "none" else None
         self.statuses = Statuses(kube, events)
 
     async def execute(self, job: JobRef, spec: JobSpec | None, plan: Plan, state: LoopState) -> None:

@@ -25,7 +25,7 @@ from elastrain_operator.job.plan import STATUS_INTERVAL
 from elastrain_operator.job.state import LoopState, Plan
 from elastrain_operator.kube.client import ApiError, Kube
 from elastrain_operator.kueue.jobs import KueueJobs, KueuePass
-from elastrain_operator.kueue.parse import is_sent, queue_name
+from elastrain_operator.kueue.parse import queue_name
 from elastrain_operator.metrics import process as metrics
 from elastrain_operator.policy.losses import data_loss
 from elastrain_operator.policy.report.routine import is_routine
@@ -244,7 +244,6 @@ class JobLoop:
         state.status_interval = self.status_interval
         self.job = parse.job_ref(body)
         if not parse.is_ours(body):
-            await self._send(body)
             return self._config.resync  # spec.managedBy names another controller
         state.version = newest(state.version, body["metadata"].get("resourceVersion"))
         try:
@@ -311,17 +310,6 @@ class JobLoop:
         if made.status is not None and made.status.completion_time:
             self.wake()  # its Workloads end
         return min(due, await self._kueue.apply(self.job, spec, queued, due))
-
-    async def _send(self, body: Mapping[str, Any]) -> None:
-        """Queue a job that Kueue sends to another cluster."""
-        if self._kueue is None or not is_sent(body) or body["metadata"].get("deletionTimestamp"):
-            return
-        try:
-            spec, status = parse.job_spec(body), parse.job_status(body)
-        except (parse.SpecInvalid, parse.StatusUnreadable) as error:
-            log.warning("job not queued", job=self.job.name, namespace=self.job.namespace, error=str(error))
-            return
-        await self._kueue.send(body, self.job, spec, status)
 
     def _spec(self, raw: Mapping[str, Any]) -> JobSpec:
         """The spec, parsed once for each version of it. Raises ``SpecInvalid``."""

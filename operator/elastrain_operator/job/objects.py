@@ -16,7 +16,6 @@ import structlog
 from elastrain.api import names
 from elastrain.api.job import JobSpec
 from elastrain_operator import clock
-from elastrain_operator.config import GangConfig
 from elastrain_operator.facts import DisruptionBudget, Gang, JobRef, Mark, RefusalKind, WorkerCount, WorkerSet
 from elastrain_operator.job.state import BUDGET, GANG, MARKS, SET, LoopState
 from elastrain_operator.kube.answers import ApiError, Refused
@@ -147,14 +146,13 @@ async def write_workers(kube: Kube, job: JobRef, count: WorkerCount, state: Loop
 class Gangs:
     """The gangs of all jobs, for one scheduler (``pod/gang.py``): before a pod names its gang, that exists."""
 
-    def __init__(self, kube: Kube, config: GangConfig) -> None:
-        self._kube, self._name, self._config = kube, config.scheduler, config
-        self._scheduler = SCHEDULERS[config.scheduler]
+    def __init__(self, kube: Kube, scheduler: str) -> None:
+        self._kube, self._name, self._scheduler = kube, scheduler, SCHEDULERS[scheduler]
 
     async def keep(self, job: JobRef, spec: JobSpec, state: LoopState) -> Refused | ApiError | None:
         """Have the object of a job that has workers equal its spec; without a change no call is made. Returns why pods
         that name their group cannot be created; an ``ApiError`` is worth another attempt."""
-        if not self._scheduler.serves(spec.template, self._config.scheduler_name):
+        if not self._scheduler.serves(spec.template):
             state.gang = state.gang or Gang()
             return await self.drop(job, state)
         wanted, before = self._scheduler.manifest(job, spec), state.gang

@@ -26,7 +26,7 @@ from elastrain_operator.job import steps
 from elastrain_operator.job.state import LoopState, Plan
 from elastrain_operator.job.status import held_until, if_changed, status_of
 from elastrain_operator.job.steps import Facts, Known, Lost, Steps, There
-from elastrain_operator.pod.meaning import version, version_of_text
+from elastrain_operator.pod.template import version
 from elastrain_operator.policy import ending
 from elastrain_operator.policy.losses import counting, data_loss, starting
 from elastrain_operator.policy.report import accelerator_seconds, conditions, events
@@ -54,7 +54,6 @@ def plan(
     drain deadline has passed, or the job has ended.
     """
     made_of = version(spec.template)
-    observed = _renamed(observed, spec, made_of)
     facts = Facts(spec, status, observed, state or LoopState(), now, drain_extra, made_of)
     known = steps.known(facts)  # 1: what may be believed
     lost = steps.lost(facts, known)  # 2: who is lost, each counted once
@@ -69,15 +68,6 @@ def plan(
     if facts.is_undecided:
         return Plan(claims=_for_allocator(taken, status))  # the allocator answers before any action or status
     return _end(taken, verdict) if verdict else _go_on(taken)
-
-
-def _renamed(observed: Observed, spec: JobSpec, present: str) -> Observed:
-    """With the ``present`` name of the template on workers that an older operator made of it."""
-    if all(p.template in ("", present) for p in observed.pods):
-        return observed
-    old = version_of_text(spec.template)
-    pods = tuple(replace(p, template=present) if p.template == old else p for p in observed.pods)
-    return replace(observed, pods=pods)
 
 
 def _verdict(facts: Facts, known: Known, lost: Lost, there: There) -> Verdict | None:

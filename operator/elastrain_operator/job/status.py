@@ -58,7 +58,7 @@ def status_of(taken: Steps, create: tuple[int, ...], slots: tuple[Slot, ...], wa
         counted_failures=list(taken.lost.count.counted),
         leaving=leavers.leaving_record(taken.known.since, taken.leave.leaving & taken.known.draining, taken.facts.now),
         next_ordinal=following,
-        etcd=elsewhere.claim(spec.suspend, old.etcd, seen, creates=bool(create)),
+        etcd=elsewhere.claim(spec.suspend, seen),
         start_time=taken.known.start.isoformat() if taken.known.start else None,
         loss_streak=taken.lost.streak,
         withdrawal=taken.leave.withdrawal,

@@ -12,7 +12,7 @@ import typer
 
 from elastrain.api.names import EXIT_INFRASTRUCTURE
 from elastrain_operator import health, logs
-from elastrain_operator.keys.keeper import LOOK, Keeper, KeySecrets, MissingSecret, Names, Wanted
+from elastrain_operator.keys.keeper import LOOK, Keeper, KeySecrets, MissingSecret, Names
 from elastrain_operator.kube.client import ApiError, Kube
 
 PATIENCE = 600.0
@@ -30,27 +30,24 @@ def main(
     etcd: Annotated[str, typer.Option(help="Name of the StatefulSet.")],
     authority_secret: Annotated[str, typer.Option(help="Secret with the CA. Empty: no certificates.")] = "",
     server_secret: Annotated[str, typer.Option(help="Secret with etcd's certificate and the CA to trust.")] = "",
-    older_secret: Annotated[str, typer.Option(help="Secret in which an older chart has left its CA.")] = "",
     root_secret: Annotated[str, typer.Option(help="Secret with root's password. Empty: none.")] = "",
     hosts: Annotated[str, typer.Option(help="Names and addresses of etcd, separated by commas.")] = "",
-    renew: Annotated[str, typer.Option(help="If this text changes, the certificate of the CA is renewed.")] = "",
     port: Annotated[int, typer.Option(help="Of /healthz; 0: any free one.")] = 8080,
 ) -> None:
     """Creates the keys of etcd in Secrets, and replaces them in time."""
     logs.configure(logs.level_of("info"))
-    names = Names(etcd, authority_secret, server_secret, root_secret, older_secret)
-    wanted = Wanted(frozenset(filter(None, hosts.split(","))), renew)
-    raise typer.Exit(asyncio.run(keep(namespace, names, wanted, port)))
+    names = Names(etcd, authority_secret, server_secret, root_secret)
+    raise typer.Exit(asyncio.run(keep(namespace, names, frozenset(filter(None, hosts.split(","))), port)))
 
 
-async def keep(namespace: str, names: Names, wanted: Wanted, port: int) -> int:
+async def keep(namespace: str, names: Names, hosts: frozenset[str], port: int) -> int:
     """Until SIGTERM. Returns the exit code."""
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     kube = await Kube.connect()
     try:
         async with health.serving(port, lambda: {"role": "keys"}):
-            keeper = Keeper(KeySecrets(kube, namespace), names, wanted)
+            keeper = Keeper(KeySecrets(kube, namespace), names, hosts)
             return await _steps(keeper, stop)
     finally:
         await kube.close()

@@ -34,9 +34,6 @@ REQUEST_SECONDS = 10.0
 # Entries of the Secret of the CA, which no pod mounts, and of the one that etcd and its clients mount.
 CA, CA_KEY = "ca.crt", "ca.key"
 TRUSTED, CERTIFICATE, KEY = "ca.crt", "tls.crt", "tls.key"
-MADE_FOR = "elastrain.dev/renew"
-"""Annotation of the Secret of the CA: the request (``etcd.tls.renew``) for which its certificate was made."""
-
 log = structlog.get_logger(__name__)
 
 
@@ -48,7 +45,6 @@ class MissingSecret(Exception):
 class KeyAct(StrEnum):
     """A single change. The keeper executes it, reads the Secrets again, and decides about the next one."""
 
-    ADOPT = "take over the CA of the older chart"
     CREATE = "create a CA"
     RENEW = "renew the certificate of the CA, for the same key"
     ISSUE = "issue a certificate"
@@ -60,37 +56,24 @@ class Keys:
     """Content of the Secrets."""
 
     authority: CertificateFacts | None = None
-    made_for: str = ""
     certificate: CertificateFacts | None = None
     is_issued: bool = False
     """The CA's key has signed the certificate."""
     trusted: frozenset[str] = frozenset()
     """Fingerprints in the file of clients and members."""
-    older_chart: bool = False
-    """An older chart's Secret has a CA with its key."""
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """The settings of the chart."""
-
-    hosts: frozenset[str]
-    request: str = ""
-
-
-def next_act(keys: Keys, wanted: Wanted, now: float) -> tuple[KeyAct, str] | None:
+def next_act(keys: Keys, hosts: frozenset[str], now: float) -> tuple[KeyAct, str] | None:
     """The next act and its reason; None: nothing is due. ``now``: Unix time."""
     if keys.authority is None:
-        return (KeyAct.ADOPT if keys.older_chart else KeyAct.CREATE), "there is no CA"
-    return next(_due(keys, keys.authority, keys.certificate, wanted, now), None)
+        return KeyAct.CREATE, "there is no CA"
+    return next(_due(keys, keys.authority, keys.certificate, hosts, now), None)
 
 
 def _due(
-    keys: Keys, authority: CertificateFacts, certificate: CertificateFacts | None, wanted: Wanted, now: float
+    keys: Keys, authority: CertificateFacts, certificate: CertificateFacts | None, hosts: frozenset[str], now: float
 ) -> Iterator[tuple[KeyAct, str]]:
     """All acts that are due, the first one first."""
-    if keys.made_for != wanted.request:
-        yield KeyAct.RENEW, f"etcd.tls.renew is {wanted.request!r}"
     if now - authority.begins >= AUTHORITY_RENEWAL:
         yield KeyAct.RENEW, "it has reached half of its life"
     if certificate is None:
@@ -100,7 +83,7 @@ def _due(
         yield KeyAct.TRUST, "clients trust another certificate"
     if not keys.is_issued:
         yield KeyAct.ISSUE, "another CA has signed it"
-    if certificate.hosts != wanted.hosts:
+    if certificate.hosts != hosts:
         yield KeyAct.ISSUE, "etcd has other names"
     if now - certificate.begins >= RENEWAL:
         yield KeyAct.ISSUE, f"it is {RENEWAL / DAY:.0f} days old"
@@ -112,7 +95,6 @@ class Secret:
     """A Secret as it was read. ``body`` has its ``resourceVersion``, so that a write replaces this state only."""
 
     data: Mapping[str, bytes]
-    annotations: Mapping[str, str]
     body: Mapping[str, Any]
 
 
@@ -132,17 +114,13 @@ class KeySecrets:
                 return None
             raise
         data = {key: base64.b64decode(value) for key, value in (body.get("data") or {}).items()}
-        return Secret(data, body["metadata"].get("annotations") or {}, body)
+        return Secret(data, body)
 
-    async def replace(self, former: Secret, data: Mapping[str, bytes], annotations: Mapping[str, str]) -> None:
-        """Code 409: the Secret has changed since it was read. Annotations without an entry here stay."""
-        metadata = former.body["metadata"]
-        body = {
-            **former.body,
-            "data": {key: base64.b64encode(value).decode() for key, value in data.items()},
-            "metadata": {**metadata, "annotations": {**former.annotations, **annotations}},
-        }
-        path, what = f"{self._base}/{metadata['name']}", f"write Secret {metadata['name']}"
+    async def replace(self, former: Secret, data: Mapping[str, bytes]) -> None:
+        """Code 409: the Secret has changed since it was read."""
+        name = former.body["metadata"]["name"]
+        body = {**former.body, "data": {key: base64.b64encode(value).decode() for key, value in data.items()}}
+        path, what = f"{self._base}/{name}", f"write Secret {name}"
         await self._kube.once("PUT", path, what, body, REQUEST_SECONDS)
 
 
@@ -154,15 +132,14 @@ class Names:
     authority: str = ""
     server: str = ""
     root: str = ""
-    older: str = ""
-    """The Secret in which older charts have left the CA."""
 
 
 class Keeper:
     """Keeps the Secrets as they should be, by one act at a time."""
 
-    def __init__(self, secrets: KeySecrets, names: Names, wanted: Wanted) -> None:
-        self._secrets, self._names, self._wanted = secrets, names, wanted
+    def __init__(self, secrets: KeySecrets, names: Names, hosts: frozenset[str]) -> None:
+        """``hosts``: names and addresses of etcd."""
+        self._secrets, self._names, self._hosts = secrets, names, hosts
 
     async def step(self) -> float:
         """Execute one act. Returns the seconds until the next one.
@@ -175,9 +152,8 @@ class Keeper:
         if not self._names.authority:
             return 3600.0
         authority, server = await self._of(self._names.authority), await self._of(self._names.server)
-        older = await self._older() if CA not in authority.data else None
         now = clock.now()
-        due = next_act(read(authority, server, older), self._wanted, now.timestamp())
+        due = next_act(read(authority, server), self._hosts, now.timestamp())
         if due is None:
             return LOOK
         act, why = due
@@ -185,7 +161,7 @@ class Keeper:
         if act in (KeyAct.ISSUE, KeyAct.TRUST):
             await self._write_server(act, authority, server, now)
         else:
-            await self._write_authority(act, authority, older, now)
+            await self._write_authority(act, authority, now)
         return 0.0
 
     async def _of(self, name: str) -> Secret:
@@ -194,44 +170,35 @@ class Keeper:
             raise MissingSecret(f"Secret {name} does not exist: `helm upgrade` creates it")
         return found
 
-    async def _older(self) -> Pair | None:
-        found = await self._secrets.secret(self._names.older)
-        if found is None or not {"tls.crt", "tls.key"} <= found.data.keys():
-            return None
-        return Pair(found.data["tls.crt"], found.data["tls.key"])
-
     async def _fill_root(self, root: Secret) -> None:
         """The password of etcd's user root and the key of jobs' passwords, once: they are never replaced."""
         if missing := {"password", "job-key"} - root.data.keys():
             made = {entry: secrets.token_hex(32).encode() for entry in missing}
-            await self._secrets.replace(root, {**root.data, **made}, {})
+            await self._secrets.replace(root, {**root.data, **made})
             log.info("keys of etcd: passwords created")
 
-    async def _write_authority(self, act: KeyAct, authority: Secret, older: Pair | None, now: datetime) -> None:
+    async def _write_authority(self, act: KeyAct, authority: Secret, now: datetime) -> None:
         if act is KeyAct.RENEW:
             made = certificates.renewed(Pair(authority.data[CA], authority.data[CA_KEY]), now)
         else:
-            made = older or certificates.new_authority(f"{self._names.etcd}-ca", now)
-        data = {**authority.data, CA: made.certificate, CA_KEY: made.key}
-        await self._secrets.replace(authority, data, {MADE_FOR: self._wanted.request})
+            made = certificates.new_authority(f"{self._names.etcd}-ca", now)
+        await self._secrets.replace(authority, {**authority.data, CA: made.certificate, CA_KEY: made.key})
 
     async def _write_server(self, act: KeyAct, authority: Secret, server: Secret, now: datetime) -> None:
         data = {**server.data, TRUSTED: authority.data[CA]}
         if act is KeyAct.ISSUE:
             signer = Pair(authority.data[CA], authority.data[CA_KEY])
-            made = certificates.issue(self._names.etcd, self._wanted.hosts, signer, now)
+            made = certificates.issue(self._names.etcd, self._hosts, signer, now)
             data |= {CERTIFICATE: made.certificate, KEY: made.key}
-        await self._secrets.replace(server, data, {})
+        await self._secrets.replace(server, data)
 
 
-def read(authority: Secret, server: Secret, older: Pair | None = None) -> Keys:
+def read(authority: Secret, server: Secret) -> Keys:
     """What the Secrets hold. Raises ``ValueError`` if an entry is not what its name says."""
     ca, certificate = authority.data.get(CA), server.data.get(CERTIFICATE)
     return Keys(
         authority=None if ca is None else certificates.facts(ca),
-        made_for=authority.annotations.get(MADE_FOR, ""),
         certificate=None if certificate is None else certificates.facts(certificate),
         is_issued=ca is not None and certificate is not None and certificates.has_issued(ca, certificate),
         trusted=frozenset(certificates.fingerprints(server.data.get(TRUSTED, b""))),
-        older_chart=older is not None,
     )

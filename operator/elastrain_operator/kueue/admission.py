@@ -80,10 +80,8 @@ class _Input:
     @cached_property
     def moves(self) -> bool:
         """Whether the base no longer fits the job: its pods leave, and another one takes its place."""
-        base, request = self.base, self.request
-        if base is None or request.mirrored:
-            return base is not None and base.finished
-        return base.finished or self.is_short or (self.differs and not self.held)
+        base = self.base
+        return base is not None and (base.finished or self.is_short or (self.differs and not self.held))
 
     @cached_property
     def is_short(self) -> bool:
@@ -100,7 +98,7 @@ class _Input:
     def held(self) -> str:
         """Why a running job does not move: its workers would leave, and could not queue again. Empty: it need not."""
         base, request = self.base, self.request
-        if base is None or not base.runs or not self.differs or not request.queue or request.mirrored or self.is_short:
+        if base is None or not base.runs or not self.differs or not request.queue or self.is_short:
             return ""
         return explain.closed(request, self.view)
 
@@ -276,7 +274,7 @@ def _placement(given: _Input, workload: Workload) -> PodPlacement:
 def _base_writes(given: _Input) -> Iterable[Write]:
     base, request, view = given.base, given.request, given.view
     if base is None:
-        asks = request.queue and not request.suspend and not request.mirrored and not given.holders
+        asks = request.queue and not request.suspend and not given.holders
         if asks and view.priority is not None and view.queue is not None:
             yield Create(request.base, 0, request.minimum * request.pods, view.priority)
         return
@@ -309,7 +307,7 @@ def _may_change(given: _Input, base: Workload) -> bool:
 def _priority(given: _Input, base: Workload) -> Iterable[Write]:
     """A changed class. Kueue itself follows a changed value of the base's class."""
     value, request = given.view.priority, given.request
-    if value is None or request.mirrored:
+    if value is None:
         return
     if base.priority_class != request.priority_class and base.priority_class and request.priority_class:
         yield Change(base.name, base.uid, priority=value, priority_class=request.priority_class)
@@ -330,7 +328,7 @@ def _extra_writes(given: _Input, memory: Memory) -> Iterable[Write]:
             continue
         if not given.pods(extra):
             yield Delete(extra.name, extra.uid)
-    base, top = given.on, _base_priority(given)
+    base, top = given.on, given.view.priority
     if base is None or top is None:
         return
     for rank, extra in enumerate(sorted(given.kept, key=lambda w: (not w.reserved, w.index)), start=1):
@@ -353,13 +351,6 @@ def rung(rank: int) -> int:
     rungs of 1,000 extras are 10, so that other classes are rarely met.
     """
     return rank.bit_length()
-
-
-def _base_priority(given: _Input) -> int | None:
-    """None: unknown."""
-    if given.request.mirrored:
-        return given.base.priority if given.base else None
-    return given.view.priority
 
 
 def _free(given: _Input, number: int) -> Iterable[int]:

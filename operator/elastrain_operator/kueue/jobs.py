@@ -19,7 +19,7 @@ from elastrain_operator.kueue import parse, render
 from elastrain_operator.kueue.admission import decide, governs
 from elastrain_operator.kueue.apply import Writer
 from elastrain_operator.kueue.watch import Watch
-from elastrain_operator.kueue.workload import Decision, Holder, Memory, Ready, Request, View
+from elastrain_operator.kueue.workload import Decision, Holder, Memory, Request, View
 from elastrain_operator.metrics import process as metrics
 from elastrain_operator.pod.shape import shape
 from elastrain_operator.policy import ending
@@ -73,7 +73,7 @@ class KueueJobs:
         """Kueue's part of this pass; None: Kueue has nothing to do with it."""
         ended = ending.terminal_condition(status)
         request = parse.request(body, spec, status.desired_replicas or 0, ended.value if ended else "")
-        if not governs(request, self._watch.workloads(job, request.base)):
+        if not governs(request, self._watch.workloads(job)):
             self._memory.pop(job.uid, None)
             return None
         view = self._watch.view(job, request, _pod_class(spec))
@@ -105,20 +105,6 @@ class KueueJobs:
         if datetime.fromisoformat(last.time) >= since.replace(microsecond=0):
             metrics.KUEUE_PAUSE_SECONDS.observe(last.pause_seconds)
             del self._unpaid[job.uid]
-
-    async def send(self, body: Mapping[str, Any], job: JobRef, spec: JobSpec, status: JobStatus) -> None:
-        """Keep the base Workload of a job that MultiKueue sends to another cluster. Its status, pods and extras are the
-        other cluster's; quota of this one goes back as soon as Kueue asks for it."""
-        ended = ending.terminal_condition(status)
-        request = parse.request(body, spec, 0, ended.value if ended else "")
-        request = replace(request, wanted=request.minimum)
-        view = self._watch.view(job, request, _pod_class(spec))
-        decision = decide(request, view, (), Memory(), clock.now())
-        writes = tuple(w for w in decision.writes if not isinstance(w, Ready))
-        try:
-            await self._writer.execute(job, request, view, spec.template, writes)
-        except ApiError as error:
-            log.warning("Workload not written", job=job.name, namespace=job.namespace, error=str(error))
 
     async def apply(self, job: JobRef, spec: JobSpec, queued: KueuePass, resync: float) -> float:
         """Write what was decided; returns the seconds until the next pass is due without a change. A refused write is

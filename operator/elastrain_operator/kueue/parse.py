@@ -12,8 +12,6 @@ from elastrain_operator.kueue.workload import (
     ALWAYS,
     CLASS_LABEL,
     EXTRAS_NOTE,
-    MULTIKUEUE,
-    PREBUILT,
     QUEUE_LABEL,
     Flavor,
     Queue,
@@ -130,20 +128,12 @@ def queue_name(body: Raw) -> str:
     return label(body, QUEUE_LABEL)
 
 
-def is_sent(body: Raw) -> bool:
-    """Whether MultiKueue sends the job to another cluster: it then only needs a base Workload here."""
-    return mapping(body.get("spec")).get("managedBy") == MULTIKUEUE and bool(label(body, QUEUE_LABEL))
-
-
 def request(body: Raw, spec: JobSpec, size: int, ended: str) -> Request:
     """What a job asks. ``size``: desired workers of the last pass; ``ended``: its terminal condition, or empty."""
     meta = mapping(body.get("metadata"))
     notes = mapping(meta.get("annotations"))
-    prebuilt = label(body, PREBUILT) or text(notes.get(PREBUILT))
-    own_name = render.base_name(text(meta.get("name")), text(meta.get("uid")))
     return Request(
-        base=prebuilt or own_name,
-        own_name=own_name,
+        base=render.base_name(text(meta.get("name")), text(meta.get("uid"))),
         queue=queue_name(body),
         minimum=spec.min_replicas,
         wanted=spec.desired_replicas,
@@ -153,7 +143,5 @@ def request(body: Raw, spec: JobSpec, size: int, ended: str) -> Request:
         suspend=spec.suspend,
         ended=ended,
         shape=render.shape(spec.template),
-        spelled_shape=render.spelled_shape(spec.template),
         always_ahead=notes.get(EXTRAS_NOTE) == ALWAYS,
-        mirrored=bool(prebuilt),
     )

@@ -11,7 +11,6 @@ from elastrain.api import names
 from elastrain_operator.facts import WORKLOAD_NOTE, Charge, JobRef, PodPlacement
 from elastrain_operator.kueue.workload import API_VERSION, GROUP, POD_SET, QUEUE_LABEL, Create
 from elastrain_operator.pod.manifest import owned
-from elastrain_operator.pod.meaning import normal
 
 INDEX = f"{names.GROUP}/kueue-index"
 """Annotation of a Workload: 0 for the base."""
@@ -33,8 +32,7 @@ Body = dict[str, Any]
 
 
 def base_name(job: str, uid: str) -> str:
-    """Name of the base Workload; extras append their index. On a worker cluster of MultiKueue, whose base has the name
-    of the manager's job, extras have the mirrored job's: the API server lets the operator write no others."""
+    """Name of the base Workload; extras append their index."""
     return f"{job}-{uid[:8]}"
 
 
@@ -63,12 +61,7 @@ def topology(template: Mapping[str, Any]) -> Body:
 
 
 def shape(template: Mapping[str, Any]) -> str:
-    """A digest of what pods of a template ask of a node, in any spelling: a Workload of another shape is replaced."""
-    return spelled_shape(normal(template))
-
-
-def spelled_shape(template: Mapping[str, Any]) -> str:
-    """The digest of one spelling, by which operators before 0.1.0 named the shape."""
+    """A digest of what pods of a template ask of a node: a Workload of another shape is replaced."""
     text = json.dumps([pod_template(template), topology(template)], sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 

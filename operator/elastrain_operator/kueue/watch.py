@@ -10,7 +10,7 @@ from elastrain.api import names
 from elastrain.reflector import Reflector, Source
 from elastrain_operator.facts import JobRef
 from elastrain_operator.kueue import parse
-from elastrain_operator.kueue.workload import API_VERSION, ORIGIN, Request, View, Workload
+from elastrain_operator.kueue.workload import API_VERSION, Request, View, Workload
 
 RETRY_DELAYS = (1.0, 2.0, 5.0, 10.0, 30.0)
 """Seconds until the next attempt: where Kueue is not installed, each list is one refused request in 30 s."""
@@ -40,7 +40,7 @@ class Watch:
                 retry_delays=RETRY_DELAYS,
             )  # fmt: skip
 
-        self._of_job: dict[str, dict[str, Workload]] = {}  # by UID; empty: those that MultiKueue has mirrored
+        self._of_job: dict[str, dict[str, Workload]] = {}  # by UID
         self._on_job, self._on_queues = on_job, on_queues
         served = namespaces or ("",)
         self._workloads = [kept("workloads", "Workloads of Kueue", _labelled, n) for n in served]
@@ -67,11 +67,9 @@ class Watch:
                 return f"the {kept.what} are not listed yet"
         return ""
 
-    def workloads(self, job: JobRef, base: str) -> tuple[Workload, ...]:
-        """The Workloads of a job: those with its UID, and the one named ``base``, which MultiKueue may have made."""
-        own = self._of_job.get(job.uid, {})
-        mirrored = self._of_job.get("", {}).get(f"{job.namespace}/{base}")
-        return (*own.values(), mirrored) if mirrored else tuple(own.values())
+    def workloads(self, job: JobRef) -> tuple[Workload, ...]:
+        """The Workloads of a job."""
+        return tuple(self._of_job.get(job.uid, {}).values())
 
     def view(self, job: JobRef, request: Request, pod_class: str) -> View:
         """What concerns one job. ``pod_class``: the ``priorityClassName`` of its template."""
@@ -80,7 +78,7 @@ class Watch:
         strict = {name.lstrip("/"): value for name, value in self._cluster.values.items()}
         return View(
             problem=self.problem,
-            workloads=tuple(request.renamed(w) for w in self.workloads(job, request.base)),
+            workloads=self.workloads(job),
             queue=parse.queue(queue, strict),
             flavors={name.lstrip("/"): value for name, value in self._flavors.values.items()},
             priority=self._priority(request.priority_class, pod_class),
@@ -104,16 +102,12 @@ class Watch:
                 kept[key] = after[1]
             if not kept:
                 del self._of_job[uid]
-            if uid:
-                self._on_job(uid)
-            else:
-                self._on_queues()
+            self._on_job(uid)
 
 
 def _labelled(body: Mapping[str, Any]) -> tuple[str, Workload]:
-    """UID of its job, and the Workload; the UID of one that MultiKueue has mirrored is another cluster's."""
-    mirrored = parse.label(body, ORIGIN)
-    return "" if mirrored else parse.label(body, names.LABEL_JOB_UID), parse.workload(body)
+    """UID of its job, and the Workload."""
+    return parse.label(body, names.LABEL_JOB_UID), parse.workload(body)
 
 
 def _value(body: Mapping[str, Any]) -> int:

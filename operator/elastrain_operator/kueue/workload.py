@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -16,12 +16,6 @@ API_VERSION = f"{GROUP}/v1beta2"
 """The only version that is used: Kueue serves it from 0.15."""
 QUEUE_LABEL = names.LABEL_QUEUE
 CLASS_LABEL = f"{GROUP}/priority-class"
-PREBUILT = f"{GROUP}/prebuilt-workload-name"
-"""Label or annotation of a job that MultiKueue has mirrored: the name of its base Workload."""
-ORIGIN = f"{GROUP}/multikueue-origin"
-"""Label of what MultiKueue has mirrored."""
-MULTIKUEUE = f"{GROUP}/multikueue"
-"""``spec.managedBy`` of a job that MultiKueue sends to another cluster."""
 EXTRAS_NOTE, ALWAYS = "elastrain.dev/kueue-extras", "always"
 """Annotation of a job, and its value: extras may wait in a StrictFIFO queue, too."""
 POD_SET = "worker"
@@ -128,22 +122,12 @@ class Request:
     ended: str = ""
     """Succeeded or Failed; empty: the job has not ended."""
     shape: str = ""
-    spelled_shape: str = ""
-    """What an operator before 0.1.0 called ``shape``; its Workloads are kept."""
     always_ahead: bool = False
     """Extras may wait in a StrictFIFO queue, too."""
-    mirrored: bool = False
-    """MultiKueue has made the job and its base Workload."""
-    own_name: str = ""
-    """What this operator names the job's Workloads after; empty: ``base``, which MultiKueue did not choose."""
-
-    def renamed(self, workload: Workload) -> Workload:
-        """With the present name of its shape."""
-        return replace(workload, shape=self.shape) if workload.shape == self.spelled_shape != "" else workload
 
     def extra_name(self, index: int) -> str:
         """Name of an extra Workload."""
-        return f"{self.own_name or self.base}-{index}"
+        return f"{self.base}-{index}"
 
 
 @dataclass(frozen=True, slots=True)

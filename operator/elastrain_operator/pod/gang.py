@@ -3,8 +3,7 @@ and the pods' reference to it. Pure: one table of schedulers.
 
 The minimum is ``minReplicas``; workers above it are in the same group, and are bound one by one beside the minimum.
 Sources: kubernetes-sigs/scheduler-plugins (coscheduling), Volcano, KEP-4671 (``scheduling.k8s.io/v1beta1`` of
-Kubernetes 1.37, whose PodGroup has a minimum that can change). KAI's own pod grouper writes its PodGroups, and would
-overwrite others; it takes their minimum from Kubernetes' Workload, as of 1.35.
+Kubernetes 1.37, whose PodGroup has a minimum that can change).
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from elastrain.api import names
 from elastrain.api.job import JobSpec
 from elastrain_operator.allocation.snapshot import PODS, Amounts
 from elastrain_operator.facts import JobRef
@@ -26,8 +24,6 @@ Raw = Mapping[str, Any]
 COSCHEDULING_LABEL = "scheduling.x-k8s.io/pod-group"
 VOLCANO_GROUP = "scheduling.k8s.io/group-name"
 VOLCANO_QUEUE = "scheduling.volcano.sh/queue-name"
-WORKERS = "workers"
-"""Name of the one group in a Workload."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +58,13 @@ class Scheduler:
         metadata = owned(job, name(job))
         return {"apiVersion": self.api, "kind": self.kind, "metadata": metadata, "spec": self.spec(job, spec)}
 
-    def serves(self, template: Raw, scheduler: str = "") -> bool:
-        """Whether a job's gang is written: its template names this scheduler (``scheduler``: as it is called in this
-        cluster), and no group of its own."""
-        wanted = scheduler or self.name
+    def serves(self, template: Raw) -> bool:
+        """Whether a job's gang is written: its template names this scheduler, and no group of its own."""
         named = (template.get("spec") or {}).get("schedulerName") or DEFAULT_SCHEDULER
         found: Any = template
         for field in self.place:
             found = (found or {}).get(field)
-        return found is None and (not wanted or named == wanted)
+        return found is None and named == (self.name or named)
 
     def mark(self, pod: Body, job: JobRef) -> Body:
         """``pod``, a manifest, with its reference to the group."""
@@ -100,13 +94,6 @@ def _volcano(_job: JobRef, spec: JobSpec) -> Body:
     return {**_coscheduling(_job, spec), **{field: word for field, word in chosen.items() if word}}
 
 
-def _workload(job: JobRef, spec: JobSpec) -> Body:
-    return {
-        "controllerRef": {"apiGroup": names.GROUP, "kind": names.KIND, "name": job.name},
-        "podGroups": [{"name": WORKERS, "policy": {"gang": {"minCount": spec.min_replicas * spec.group_size}}}],
-    }
-
-
 def _pod_group(_job: JobRef, spec: JobSpec) -> Body:
     priority = (spec.template.get("spec") or {}).get("priorityClassName")
     found = {"schedulingPolicy": {"gang": {"minCount": spec.min_replicas * spec.group_size}}}
@@ -124,10 +111,6 @@ def _resources(spec: JobSpec) -> dict[str, str]:
     return {resource: f"{amount}m" if resource == "cpu" else str(amount) for resource, amount in total.items()}
 
 
-def _reference(group: str) -> Body:
-    return {"name": group, "podGroup": WORKERS}
-
-
 SCHEDULERS: Mapping[str, Scheduler] = {
     "coscheduling": Scheduler(
         "scheduling.x-k8s.io/v1alpha1",
@@ -143,16 +126,6 @@ SCHEDULERS: Mapping[str, Scheduler] = {
         ("metadata", "annotations", VOLCANO_GROUP),
         _volcano,
         name="volcano",
-    ),
-    "kai": Scheduler(
-        "scheduling.k8s.io/v1alpha1",
-        "Workload",
-        "workloads",
-        ("spec", "workloadRef"),
-        _workload,
-        _reference,
-        name="kai-scheduler",
-        immutable=True,
     ),
     "native": Scheduler(
         "scheduling.k8s.io/v1beta1",

@@ -15,8 +15,7 @@ from elastrain_operator.config import OperatorConfig, WorkerEtcd
 from elastrain_operator.facts import DEFAULT_GRACE, JobRef, Slot
 from elastrain_operator.pod import defaults, nodecheck, security, uses
 from elastrain_operator.pod.defaults import decides_evictions, evictable
-from elastrain_operator.pod.meaning import version, without_nulls
-from elastrain_operator.pod.template import problems
+from elastrain_operator.pod.template import problems, version
 
 SECRET_MOUNT = "/etc/elastrain/etcd"  # noqa: S105 - a directory
 SECRET_VOLUME = "elastrain-etcd"  # noqa: S105 - a volume's name
@@ -151,8 +150,15 @@ def _checked(template: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         raise TemplateInvalid(str(error)) from error
     if refused := podfields.refusals(template, name):
         raise TemplateInvalid("; ".join(refused))
-    copy = without_nulls(template)
+    copy = _without_nulls(template)
     return copy, next(c for c in copy["spec"]["containers"] if c["name"] == name)
+
+
+def _without_nulls(value: Any) -> Any:
+    """A copy without absent fields: Kubernetes reads null as absent everywhere."""
+    if isinstance(value, dict):
+        return {k: _without_nulls(v) for k, v in value.items() if v is not None}
+    return [_without_nulls(v) for v in value] if isinstance(value, list) else value
 
 
 def _furnish(body: dict[str, Any], trainer: dict[str, Any], spec: JobSpec, job: JobRef) -> None:

@@ -6,6 +6,9 @@ before other code reads it.
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, StrictInt, ValidationError
@@ -107,3 +110,10 @@ def problems(template: Fields) -> tuple[str, ...]:
     except ValidationError as error:
         return tuple(manifest.problem(e, "spec", "template") for e in error.errors(include_url=False))
     return ()
+
+
+def version(template: Mapping[str, Any]) -> str:
+    """A short name of a template: a digest of its text as stored, the same in each version of the operator. Another
+    spelling is another version: it costs one planned rescale."""
+    text = json.dumps(template, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]

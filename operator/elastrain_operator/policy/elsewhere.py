@@ -58,11 +58,9 @@ def followed(
     return Claim(claimed, version, now, LONG_PATIENCE if ours else patience)
 
 
-def claim(suspended: bool, before: str, observed: Observed, *, creates: bool) -> str:
-    """``status.etcd`` of a job that has not ended. A job whose workers an older operator has made is claimed with the
-    next one, so that an upgrade writes nothing."""
-    unclaimed = not before and not creates and bool(observed.pods)
-    return "" if suspended or unclaimed else observed.etcd
+def claim(suspended: bool, observed: Observed) -> str:
+    """``status.etcd`` of a job that has not ended."""
+    return "" if suspended else observed.etcd
 
 
 def foreign_workers(observed: Observed) -> tuple[Pod, ...]:

@@ -20,7 +20,7 @@ import structlog
 from elastrain.api.keys import JobKeys
 from elastrain.api.records import Issued
 from elastrain.etcd import EtcdError, EtcdUsers, tls
-from elastrain_operator.config import COMMON_NAME, OperatorConfig
+from elastrain_operator.config import OperatorConfig
 from elastrain_operator.facts import JobRef, Pod
 from elastrain_operator.kube.client import Kube
 from elastrain_operator.pod import manifest as manifests
@@ -54,13 +54,12 @@ class JobLogins:
         etcd = config.etcd
         assert config.job_key is not None and etcd.password_file is not None and etcd.ca is not None, "config checks it"
         self._users, self._secrets, self._records = users, secrets, records
-        self._prefix, self._is_named = config.user_prefix, bool(config.cluster)
         self._password_file, self._ca_file = etcd.password_file, etcd.ca
         self._key = config.job_key.get_secret_value()
         self._on_change = on_change
         self._stamp = tls.stamp(self._ca_file)
         self._ca = tls.read(self._ca_file).ca
-        self._wanted = fingerprint(self._ca, self._key, self._prefix)
+        self._wanted = fingerprint(self._ca, self._key)
         self._recent: dict[JobKeys, tuple[Issued, float, int]] = {}  # with the time, and etcd's losses of data by then
         self._written: dict[JobKeys, float] = {}  # when this process wrote the job's Secret
         self._suspended: dict[JobKeys, bool] = {}  # whether etcd knows
@@ -82,7 +81,7 @@ class JobLogins:
         due = due_writes(issued, wanted, creating=creating, live=live, doubted=doubted)
         if not (due.user or due.secret):
             return
-        name = user_of(self._prefix, keys)
+        name = user_of(keys)
         password = password_of(self._key, keys)
         if due.user:
             await self._records.claim(keys)
@@ -118,7 +117,7 @@ class JobLogins:
     async def _suspend_users(self) -> None:
         """Raises ``EtcdError``."""
         for keys in [keys for keys, done in self._suspended.items() if not done]:
-            await asyncio.to_thread(self._users.suspend, user_of(self._prefix, keys), keys.prefix)
+            await asyncio.to_thread(self._users.suspend, user_of(keys), keys.prefix)
             await self._records.put_issued(keys, Issued(ca=self._wanted.ca, key=""))
             self._suspended[keys] = True
             log.warning("took a job's rights in etcd: it writes too much", prefix=keys.prefix)
@@ -129,15 +128,7 @@ class JobLogins:
         self._recent.pop(keys, None)
         self._written.pop(keys, None)
         self._suspended.pop(keys, None)
-        await asyncio.to_thread(self._users.remove, user_of(self._prefix, keys))
-
-    async def jobs(self) -> set[JobKeys]:
-        """Jobs with a user that this cluster's operator created, including jobs that no longer exist. None in a cluster
-        without a name of its own: the users of other clusters look the same."""
-        if not self._is_named:
-            return set()
-        found = await asyncio.to_thread(self._users.names)
-        return {keys for keys in (job_of(self._prefix, name) for name in found) if keys}
+        await asyncio.to_thread(self._users.remove, user_of(keys))
 
     # ---- etcd itself -----------------------------------------------------------------------------------------------
     def nudge(self) -> None:
@@ -173,14 +164,13 @@ class JobLogins:
         ca = tls.read(self._ca_file).ca
         self._stamp = stamp
         if ca != self._ca:
-            self._ca, self._wanted = ca, fingerprint(ca, self._key, self._prefix)
+            self._ca, self._wanted = ca, fingerprint(ca, self._key)
             log.info("CA certificates of etcd replaced: updating all jobs")
             self._on_change()
 
 
 PATIENCE = timedelta(seconds=30)
 """Time on a node after which a worker that has not started may lack its Secret; images may take longer."""
-_PREFIX = "elastrain/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,30 +199,16 @@ def wait_long(pods: Iterable[Pod], now: datetime) -> bool:
     return any(p.bound and not p.started and not p.ending and now - p.bound >= PATIENCE for p in pods)
 
 
-def fingerprint(ca: bytes, key: bytes, cluster: str = COMMON_NAME) -> Issued:
-    """The record of the CA certificates that workers received, and of the key and the cluster's name from which their
-    user and password are derived."""
-    origin = b"name of this key" + (b"" if cluster == COMMON_NAME else b" " + cluster.encode())
-    return Issued(ca=hashlib.sha256(ca).hexdigest(), key=hmac.digest(key, origin, "sha256").hex()[:16])
+def fingerprint(ca: bytes, key: bytes) -> Issued:
+    """The record of the CA certificates that workers received, and of the key from which their password is derived."""
+    return Issued(ca=hashlib.sha256(ca).hexdigest(), key=hmac.digest(key, b"name of this key", "sha256").hex()[:16])
 
 
-def user_of(cluster: str, keys: JobKeys) -> str:
-    """Name of a job's user. The UID distinguishes it from an earlier job of the same name."""
-    return f"{_PREFIX}{cluster}/{keys.namespace}/{keys.job}/{keys.uid}"
-
-
-def job_of(cluster: str, name: str) -> JobKeys | None:
-    """The job of a user that this cluster's operator created; None: another user."""
-    head, _, tail = name.partition(f"{_PREFIX}{cluster}/")
-    parts = tail.split("/")
-    return None if head or len(parts) != 3 or not all(parts) else JobKeys(*parts)
+def user_of(keys: JobKeys) -> str:
+    """Name of a job's user. The UID distinguishes it from an earlier job of the same name, and from other clusters'."""
+    return f"elastrain/{keys.namespace}/{keys.job}/{keys.uid}"
 
 
 def password_of(key: bytes, keys: JobKeys) -> str:
-    """Password of a job's user: 256 bits that cannot be computed without the key.
-
-    It does not depend on the cluster's name: workers that run while that is changed log in as the former user with the
-    password of the new one.
-    """
-    name = user_of(COMMON_NAME, keys)
-    return base64.urlsafe_b64encode(hmac.digest(key, name.encode(), "sha256")).decode().rstrip("=")
+    """Password of a job's user: 256 bits that cannot be computed without the key."""
+    return base64.urlsafe_b64encode(hmac.digest(key, user_of(keys).encode(), "sha256")).decode().rstrip("=")

@@ -4,7 +4,6 @@ information."""
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Iterable
 
 import structlog
@@ -20,8 +19,6 @@ INTERVAL = 60.0
 """Seconds between two sweeps of all records; the records of a deleted job are swept at its deletion event."""
 LATE_WRITES = 6.0
 """Seconds after which a write to etcd has either succeeded or failed."""
-USERS_INTERVAL = 600.0
-"""Seconds between two lists of all etcd users; users of jobs with records are found without it."""
 
 log = structlog.get_logger(__name__)
 
@@ -38,7 +35,6 @@ class Sweeper:
         self._mirror = mirror
         self._is_served = is_served
         self._logins = logins
-        self._users_seen: float | None = None
         self._nudged = asyncio.Event()
         self._named: set[JobKeys] = set()
 
@@ -68,27 +64,14 @@ class Sweeper:
                 await self._look(keys for keys in named if self._mirror.is_ours(keys))
 
     async def sweep(self) -> None:
-        """Check all jobs with records of this cluster or with users. A failed call leaves them for the next sweep."""
+        """Check all jobs with records of this cluster. A failed call leaves them for the next sweep."""
         if not self._mirror.outage:
-            await self._look({*self._mirror.jobs(), *await self._with_users()})
+            await self._look({*self._mirror.jobs()})
 
     async def _look(self, jobs: Iterable[JobKeys]) -> None:
         for keys in jobs:
             if not self._is_served(keys):
                 await _logged(keys, self._sweep_one)
-
-    async def _with_users(self) -> set[JobKeys]:
-        """Jobs with an etcd user, every 10 minutes: a user remains if the records of its job were deleted by hand."""
-        due = self._users_seen is None or time.monotonic() - self._users_seen >= USERS_INTERVAL
-        if self._logins is None or not due:
-            return set()
-        try:
-            found = await self._logins.jobs()
-        except EtcdError as error:
-            log.warning("users of etcd not listed", error=str(error))
-            return set()
-        self._users_seen = time.monotonic()
-        return found
 
     async def _sweep_one(self, keys: JobKeys) -> None:
         body = await self._kube.get_job(keys.namespace, keys.job)

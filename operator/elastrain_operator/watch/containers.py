@@ -49,17 +49,12 @@ def etcd(body: Raw) -> str:
 
 
 def _trainer(body: Raw) -> str:
-    """The trainer's name, as this operator has written it on the pod; of an earlier operator's pod, its name by
-    default, else the container that runs an agent."""
-    given = {text(c.get("name")): c for c in objects(mapping(body.get("spec")).get("containers"))}
-    noted = next(iter(_noted(body)), "")
-    agents = (n for n, c in given.items() if list(c.get("command") or ())[: len(names.AGENT)] == [*names.AGENT])
-    found = next((n for n in (noted, names.TRAINER_CONTAINER) if n in given), None) or next(agents, None)
-    return found or next(iter(given), "")
+    """The trainer's name, as the operator has written it on the pod."""
+    return next(iter(_noted(body)), names.TRAINER_CONTAINER)
 
 
 def _noted(body: Raw) -> list[str]:
-    """The containers of the template, the trainer first; empty on a pod of an operator that did not write them."""
+    """The containers of the template, the trainer first; empty if the annotation was removed."""
     note = text(mapping(mapping(body.get("metadata")).get("annotations")).get(names.CONTAINERS_NOTE))
     return note.split(",") if note else []
 

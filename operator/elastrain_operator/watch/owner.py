@@ -1,7 +1,7 @@
 """Which job a pod belongs to: its ownerReferences say so, in the pod's own namespace.
 
 The pod's controller is its job's set of workers (:mod:`elastrain_operator.pod.workerset`), beside which stands the job;
-or the job itself, as of pods from before there were sets. Labels decide nothing. Every user who can create pods can set
+or the job itself, while that set cannot be written. Labels decide nothing. Every user who can create pods can set
 any label, and ``kubectl debug --copy-to`` or a copied manifest carries them along. References have force only in that
 job's namespace, as for Kubernetes' garbage collector.
 """

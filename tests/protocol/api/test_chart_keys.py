@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.apiserver
 
-PREVIOUS = str(Path(__file__).parents[3] / "e2e/charts/previous.tgz")
 PRESENT = "charts/elastrain"
 APART = ("--set=crds.install=false", "--set=rbac.aggregateToDefaultRoles=false", "--set=etcd.replicas=1")
 PRIVATE = "PRIVATE KEY"
@@ -130,32 +129,6 @@ def test_helm_knows_no_key_and_keeps_those_that_the_pod_has_created(release: Cal
     assert fresh.full("root") == before["root"], "etcd's volume needs the same password"
     fresh.install()
     assert fresh.full("root") == before["root"]
-
-
-@pytest.mark.nightly
-def test_one_upgrade_takes_over_the_ca_of_an_older_chart_and_its_keys_leave_the_record(
-    release: Callable[[str], Release],
-) -> None:
-    former = release("older")
-    former.helm("install", "older", PREVIOUS, "--create-namespace", *APART[:2])
-    before = {kind: former.full(kind) for kind in ("root", "ca", "tls")}
-    assert PRIVATE in former.in_record()
-
-    former.upgrade()
-    assert {kind: former.full(kind) for kind in before} == before, "running pods still use them"
-    former.fill()
-    assert former.full("root") == before["root"]
-    authority, server = former.full("authority"), former.full("server")
-    assert authority["ca.crt"] == before["ca"]["tls.crt"]
-    assert certificates.has_issued(before["ca"]["tls.crt"], server["tls.crt"]), "clients know its issuer"
-
-    former.upgrade()
-    assert (former.secret("ca"), former.secret("tls")) == (None, None)
-    assert PRIVATE not in former.in_record()
-    assert former.full("server") == server
-
-    former.helm("rollback", "older", "1")
-    assert {kind: former.full(kind) for kind in before} == before
 
 
 def test_the_pod_names_the_secret_that_is_missing(

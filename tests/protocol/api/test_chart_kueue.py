@@ -33,12 +33,9 @@ def test_operator_has_them_in_each_served_namespace_if_these_are_listed(rendered
     assert granted(manifests, "demo-elastrain.training.queues") == CLUSTER_PERMISSIONS
 
 
-def test_kueue_reads_jobs_and_writes_them_only_for_multikueue(rendered: Render) -> None:
+def test_kueue_reads_jobs_and_their_sets(rendered: Render) -> None:
     read = granted(rendered("kueue.enabled=true"), "demo-elastrain.training.kueue")
     assert read == {("elastrain.dev", kind): {"get", "list", "watch"} for kind in ("elastictrainingjobs", "workersets")}
-    write = granted(rendered("kueue.enabled=true", "kueue.multiKueue=true"), "demo-elastrain.training.kueue")
-    assert {"create", "delete"} <= write["elastrain.dev", "elastictrainingjobs"]
-    assert "update" in write["elastrain.dev", "elastictrainingjobs/status"]
 
 
 def test_nothing_of_kueue_is_granted_by_default(rendered: Render) -> None:

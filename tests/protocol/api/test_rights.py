@@ -162,10 +162,9 @@ def test_no_permissions_are_granted_without_a_dashboard(rendered: Render) -> Non
     assert not [m for m in rendered() if "dashboard" in m["metadata"]["name"]]
 
 
-def test_operator_reads_no_namespace_but_kube_system_and_none_if_the_cluster_has_a_name(rendered: Render) -> None:
+def test_operator_reads_no_namespace_but_kube_system(rendered: Render) -> None:
     (rule,) = grants(rendered())["RoleBinding", "kube-system"]
     assert rule["resourceNames"] == ["kube-system"]
-    assert ("RoleBinding", "kube-system") not in grants(rendered("etcd.clusterName=east"))
 
 
 def test_operator_may_not_change_jobs_if_no_policy_reduces_that_to_their_label(rendered: Render) -> None:

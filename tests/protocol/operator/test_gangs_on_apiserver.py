@@ -14,10 +14,8 @@ import yaml
 
 from charts import Run
 from control_plane import ApiServer, control_plane, program
-from elastrain.api.job import JobSpec
-from elastrain.etcd import EtcdClient, EtcdConfig
+from elastrain.etcd import EtcdClient
 from elastrain.etcd.server import EtcdServer
-from elastrain_operator.config import OperatorConfig, WorkerEtcd
 from elastrain_operator.facts import JobRef
 from elastrain_operator.pod import gang, manifest
 from elastrain_operator.pod.gang import SCHEDULERS
@@ -178,31 +176,6 @@ def test_job_runs_without_a_gang_if_the_cluster_has_no_such_api(
         return (missing, True) in {(r, served in m) for r, m in cluster.events("digits")}
 
     eventually(is_recorded, 30, "an event says the same")
-
-
-@pytest.mark.nightly
-def test_kubernetes_accepts_workloads_of_kai_and_pods_that_name_them(tmp_path: Path) -> None:
-    """Kubernetes 1.35, with the feature gate GenericWorkload."""
-    if minor() != 35:
-        pytest.skip("only Kubernetes 1.35 has this form of the Workload (scheduling.k8s.io/v1alpha1)")
-    flags = ("--feature-gates=GenericWorkload=true", "--runtime-config=scheduling.k8s.io/v1alpha1=true")
-    with control_plane(tmp_path, *flags) as server:
-        admin = Cluster(server.kubeconfig, "default")
-        admin.call("POST", "/api/v1/namespaces/default/serviceaccounts", {"metadata": {"name": "default"}})
-        job = JobRef("default", "digits", "0123456789")
-        spec = JobSpec.model_validate({"minReplicas": 2, "maxReplicas": 4, "template": TEMPLATE})
-        config = OperatorConfig(etcd=EtcdConfig.of("etcd:2379"), worker_etcd=WorkerEtcd(endpoints="etcd:2379"))
-        known = SCHEDULERS["kai"]
-        query = "?fieldManager=x&force=true&fieldValidation=Strict"
-        stored = admin.call("PATCH", known.path(job) + query, known.manifest(job, spec), "application/apply-patch+yaml")
-        assert stored["spec"]["podGroups"][0]["policy"]["gang"]["minCount"] == 2
-        pod = known.mark(manifest.pod(job, spec, 0, config), job)
-        made = admin.call("POST", f"{admin.pods_path}?fieldValidation=Strict", pod)
-        assert made["spec"]["workloadRef"] == {"name": gang.name(job), "podGroup": gang.WORKERS}
-        larger = known.manifest(job, spec.model_copy(update={"min_replicas": 3}))
-        with pytest.raises(urllib.error.HTTPError) as refused:
-            admin.call("PATCH", known.path(job) + query, larger, "application/apply-patch+yaml")
-        assert refused.value.code == 422, "so that the operator replaces it"
 
 
 # ---- Kubernetes' own gangs -------------------------------------------------------------------------------------------

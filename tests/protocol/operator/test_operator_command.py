@@ -21,7 +21,6 @@ def test_help_names_every_setting_with_its_variable():
     for variable in (
         "ELASTRAIN_ETCD_ENDPOINTS",
         "ELASTRAIN_WATCH_NAMESPACES",
-        "ELASTRAIN_CLUSTER",
         "ELASTRAIN_LEASE_TTL",
         "ELASTRAIN_CAPACITY",
         "ELASTRAIN_CAPACITY_QUOTAS",
@@ -70,21 +69,20 @@ def test_flags_become_the_settings_of_the_operator(monkeypatch):
     monkeypatch.setattr(__main__, "serve", started.append)
     monkeypatch.setattr(__main__.uvloop, "run", lambda _: 0)
     monkeypatch.setattr(__main__.logs, "configure", lambda _: None)
-    own = ("--etcd-endpoints=etcd", "--worker-etcd-endpoints=etcd.far", "--namespaces=a, b", "--lease=n/l")
+    own = ("--etcd-endpoints=etcd", "--namespaces=a, b", "--lease=n/l")
     shared = (
         "--capacity",
         "--capacity-hysteresis=1",
-        "--capacity-horizon=2",
         "--capacity-pending=3",
         "--capacity-sharing=efficient",
         '--capacity-weights={"a": 3}',
     )
-    plain = {"cluster": "west", "lease_ttl": 9, "drain_extra": 3.0, "resync": 7.0, "lease_seconds": 11}
+    plain = {"lease_ttl": 9, "drain_extra": 3.0, "lease_seconds": 11}
     plain |= {"health_port": 81, "metrics_port": 91, "traces_endpoint": "http://otel"}
     given = [f"--{name.replace('_', '-')}={value}" for name, value in plain.items()]
     assert outcome(*own, *shared, *given) == (0, "")
     (config,) = started
     assert {name: getattr(config, name) for name in plain} == plain
-    assert (config.etcd.endpoints, config.worker_etcd.endpoints) == (("etcd:2379",), "etcd.far")
+    assert (config.etcd.endpoints, config.worker_etcd.endpoints) == (("etcd:2379",), "etcd:2379")
     assert (config.namespaces, config.lease) == (("a", "b"), LeaseName(namespace="n", name="l"))
-    assert config.capacity == CapacityConfig(hysteresis=1, horizon=2, pending=3, sharing="efficient", weights={"a": 3})
+    assert config.capacity == CapacityConfig(hysteresis=1, pending=3, sharing="efficient", weights={"a": 3})

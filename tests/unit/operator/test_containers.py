@@ -129,14 +129,9 @@ def test_failed_sidecar_is_not_taken_for_the_cause_of_a_pod_s_end(pod_body):
 
 
 # ---- which one is the trainer ----------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("note", "command"),
-    [({names.CONTAINERS_NOTE: "main"}, ["python"]), ({}, [*names.AGENT, "python"])],
-    ids=["by the note", "by its agent, on a pod of an earlier operator"],
-)
-def test_injected_container_that_comes_first_is_not_taken_for_the_trainer(pod_body, terminated, note, command):
-    body = pod_body(phase="Running", annotations=note)
-    body["spec"]["containers"] = [{"name": "istio-proxy"}, {"name": "main", "command": command}]
+def test_injected_container_that_comes_first_is_not_taken_for_the_trainer(pod_body, terminated):
+    body = pod_body(phase="Running", annotations={names.CONTAINERS_NOTE: "main"})
+    body["spec"]["containers"] = [{"name": "istio-proxy"}, {"name": "main", "command": ["python"]}]
     proxy = container("istio-proxy", "running", startedAt=wire_time(NOW))
     body["status"]["containerStatuses"] = [proxy, {"name": "main", "state": terminated(1)}]
     assert parse.pod(body, NOW).ending.exit_code == 1

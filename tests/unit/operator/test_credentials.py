@@ -19,10 +19,8 @@ from elastrain_operator.records.logins import Due
 NOW = logins.fingerprint(b"the CA", b"key")
 FORMER = logins.fingerprint(b"the former CA", b"key")
 OTHER_KEY = logins.fingerprint(b"the CA", b"former key")
-OTHER_NAME = logins.fingerprint(b"the CA", b"key", "former")
 names = st.from_regex(r"[a-z0-9]([-a-z0-9]{0,8}[a-z0-9])?", fullmatch=True)
 jobs = st.builds(JobKeys, names, names, names)
-clusters = st.text(st.characters(codec="ascii", categories=["L", "N", "P"]), min_size=1, max_size=8)
 
 
 @pytest.mark.parametrize(
@@ -37,12 +35,6 @@ clusters = st.text(st.characters(codec="ascii", categories=["L", "N", "P"]), min
         (FORMER, False, False, Due()),
         (OTHER_KEY, False, True, Due(user=True, secret=True)),  # never a Secret with a password that etcd does not have
         (OTHER_KEY, True, False, Due(user=True, secret=True)),
-        (
-            OTHER_NAME,
-            False,
-            True,
-            Due(user=True, secret=True),
-        ),  # the cluster's name was changed, and with it the user's
     ],
 )
 def test_due_credentials(issued, creating, live, expected):
@@ -72,22 +64,6 @@ def test_workers_never_start_without_a_user_and_a_secret(
         assert due.secret, "a pod is created only after its Secret was written"
         assert due.user or (issued and issued.key == NOW.key), "and only with a user that has its password"
     assert not due.user or due.secret, "a user is created with its Secret, which alone has the password"
-
-
-@given(clusters, jobs)
-def test_a_job_is_found_by_its_user(cluster, keys):
-    assert logins.job_of(cluster, logins.user_of(cluster, keys)) == keys
-
-
-@given(clusters, clusters, jobs)
-def test_a_user_belongs_to_one_cluster(mine, other, keys):
-    found = logins.job_of(mine, logins.user_of(other, keys))
-    assert found is None or mine == other
-
-
-@pytest.mark.parametrize("name", ["root", "", "elastrain/", "elastrain/c/", "elastrain/c/a/b", "x/elastrain/c/a/b/d"])
-def test_other_users_belong_to_no_job(name):
-    assert logins.job_of("c", name) is None
 
 
 def test_passwords_differ_by_job_and_key_and_stay_the_same():

@@ -10,7 +10,7 @@ import pytest
 
 from elastrain.api.job import JobStatus
 from elastrain.etcd import EtcdConfig
-from elastrain_operator.config import GangConfig, OperatorConfig, WorkerEtcd
+from elastrain_operator.config import OperatorConfig, WorkerEtcd
 from elastrain_operator.facts import Coordination, Gang, JobRef, Observed, RefusalKind
 from elastrain_operator.job import objects
 from elastrain_operator.job.plan import plan
@@ -37,10 +37,6 @@ def template(scheduler: str = "", annotations: dict[str, str] | None = None, **m
 
 
 RESOURCES = {"cpu": "1500m", "memory": str(3 * 2**30), "nvidia.com/gpu": "6"}
-WORKLOAD = {
-    "controllerRef": {"apiGroup": "elastrain.dev", "kind": "ElasticTrainingJob", "name": "digits"},
-    "podGroups": [{"name": "workers", "policy": {"gang": {"minCount": 3}}}],
-}
 TABLE = {
     "coscheduling": (
         ("scheduling.x-k8s.io/v1alpha1", "PodGroup"),
@@ -51,11 +47,6 @@ TABLE = {
         ("scheduling.volcano.sh/v1beta1", "PodGroup"),
         {"minMember": 3, "minResources": RESOURCES, "queue": "team-a", "priorityClassName": "high"},
         ("metadata", "annotations", "scheduling.k8s.io/group-name", NAME),
-    ),
-    "kai": (
-        ("scheduling.k8s.io/v1alpha1", "Workload"),
-        WORKLOAD,
-        ("spec", "workloadRef", {"name": NAME, "podGroup": "workers"}),
     ),
     "native": (
         ("scheduling.k8s.io/v1beta1", "PodGroup"),
@@ -92,25 +83,19 @@ def test_names_fit_into_a_label():
 
 
 @pytest.mark.parametrize(
-    ("scheduler", "called", "of_template", "serves"),
+    ("scheduler", "of_template", "serves"),
     [
-        ("volcano", "", template("volcano"), True),
-        ("volcano", "", template(), False),
-        ("volcano", "batch", template("batch"), True),
-        ("volcano", "batch", template("volcano"), False),
-        ("kai", "", template("kai-scheduler"), True),
-        ("kai", "", template(), False),
-        ("coscheduling", "", template(), True),
-        ("coscheduling", "", template("gangs"), True),
-        ("coscheduling", "gangs", template(), False),
-        ("coscheduling", "default-scheduler", template(), True),
-        ("native", "", template(), True),
-        ("volcano", "", template("volcano", {"scheduling.k8s.io/group-name": "mine"}), False),
-        ("coscheduling", "", template(labels={"scheduling.x-k8s.io/pod-group": "mine"}), False),
+        ("volcano", template("volcano"), True),
+        ("volcano", template(), False),
+        ("coscheduling", template(), True),
+        ("coscheduling", template("gangs"), True),
+        ("native", template(), True),
+        ("volcano", template("volcano", {"scheduling.k8s.io/group-name": "mine"}), False),
+        ("coscheduling", template(labels={"scheduling.x-k8s.io/pod-group": "mine"}), False),
     ],
 )
-def test_only_jobs_of_that_scheduler_without_a_group_of_their_own_have_one(scheduler, called, of_template, serves):
-    assert SCHEDULERS[scheduler].serves(of_template, called) is serves
+def test_only_jobs_of_that_scheduler_without_a_group_of_their_own_have_one(scheduler, of_template, serves):
+    assert SCHEDULERS[scheduler].serves(of_template) is serves
 
 
 # ---- when it is written ----------------------------------------------------------------------------------------------
@@ -137,12 +122,12 @@ def spec(make_spec):
 
 
 def keep(api, spec, state, scheduler="coscheduling"):
-    return asyncio.run(objects.Gangs(api, GangConfig(scheduler=scheduler)).keep(JOB, spec, state))
+    return asyncio.run(objects.Gangs(api, scheduler).keep(JOB, spec, state))
 
 
 def test_group_is_written_before_pods_name_it_and_again_only_if_it_changes(spec):
     api, state = Api(), LoopState()
-    known = objects.Gangs(api, GangConfig(scheduler="coscheduling"))
+    known = objects.Gangs(api, "coscheduling")
     assert known.mark({"spec": {}}, JOB, state) == {"spec": {}}
     assert keep(api, spec(), state) is None
     assert keep(api, spec(), state) is None
@@ -174,7 +159,7 @@ def test_pods_are_created_without_a_gang_if_its_api_is_not_served_and_the_job_sa
         LoopState(),
     )
     assert keep(api, spec(), state) is None
-    assert objects.Gangs(api, GangConfig(scheduler="coscheduling")).mark({}, JOB, state) == {}
+    assert objects.Gangs(api, "coscheduling").mark({}, JOB, state) == {}
     (said,) = report.gang_scheduled(state.gang, 2, was_reported=False)
     assert (said.status, said.reason) == ("False", "GangSchedulerMissing")
     assert "does not serve PodGroup of scheduling.x-k8s.io/v1alpha1 (gang.scheduler: coscheduling)" in said.message
@@ -217,7 +202,7 @@ def test_group_is_removed_with_the_last_worker_of_a_suspended_job(make_spec):
 
 def test_a_failed_removal_is_tried_again_and_a_job_of_another_scheduler_costs_nothing(spec, make_spec):
     api, state = Api(ApiError("remove", 503, "", "busy")), LoopState()
-    known = objects.Gangs(api, GangConfig(scheduler="coscheduling"))
+    known = objects.Gangs(api, "coscheduling")
     asyncio.run(known.follow(JOB, spec(), state, wanted=False))
     assert state.gang is None
     assert list(state.retries) == ["gang"]

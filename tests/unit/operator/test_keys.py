@@ -30,14 +30,12 @@ from elastrain_operator.keys.keeper import (
     MissingSecret,
     Names,
     Secret,
-    Wanted,
     next_act,
     read,
 )
 from elastrain_operator.kube.client import ApiError
 
 HOSTS = frozenset({"etcd.training.svc", "127.0.0.1"})
-WANTED = Wanted(HOSTS)
 NOW = datetime.now(UTC)
 
 
@@ -53,20 +51,18 @@ SETTLED = Keys(made_at(0.0), certificate=made_at(0.0), is_issued=True, trusted=f
     ("keys", "now", "expected"),
     [
         (Keys(), 0.0, KeyAct.CREATE),
-        (Keys(older_chart=True), 0.0, KeyAct.ADOPT),
         (replace(SETTLED, certificate=None, trusted=frozenset()), 0.0, KeyAct.ISSUE),
         (SETTLED, RENEWAL - 1, None),
         (SETTLED, RENEWAL, KeyAct.ISSUE),
         (replace(SETTLED, certificate=made_at(0.0, frozenset({"other"}))), 0.0, KeyAct.ISSUE),
         (replace(SETTLED, is_issued=False), 0.0, KeyAct.ISSUE),
         (replace(SETTLED, certificate=made_at(AUTHORITY_RENEWAL)), AUTHORITY_RENEWAL, KeyAct.RENEW),
-        (replace(SETTLED, made_for="before"), 0.0, KeyAct.RENEW),
         (replace(SETTLED, trusted=frozenset("ab")), 0.0, KeyAct.TRUST),
         (replace(SETTLED, trusted=frozenset("b"), is_issued=False), 0.0, KeyAct.TRUST),
     ],
 )
 def test_act_follows_from_what_the_secrets_hold(keys: Keys, now: float, expected: KeyAct | None) -> None:
-    due = next_act(keys, WANTED, now)
+    due = next_act(keys, HOSTS, now)
     assert (due[0] if due else None) is expected
 
 
@@ -117,19 +113,19 @@ class Secrets:
     trusted by each file that clients had."""
 
     def __init__(self) -> None:
-        self.kept: dict[str, Secret] = {name: Secret({}, {}, {}) for name in ("authority", "server", "root")}
+        self.kept: dict[str, Secret] = {name: Secret({}, {}) for name in ("authority", "server", "root")}
         self.trusted: list[bytes] = []
         self.fails_once = False
 
     async def secret(self, name: str) -> Secret | None:
         return self.kept.get(name)
 
-    async def replace(self, former: Secret, data: Mapping[str, bytes], annotations: Mapping[str, str]) -> None:
+    async def replace(self, former: Secret, data: Mapping[str, bytes]) -> None:
         if self.fails_once:
             self.fails_once = False
             raise ApiError("write", 409, "Conflict", "it has changed")
         (name,) = [name for name, known in self.kept.items() if known is former]
-        self.kept[name] = Secret(dict(data), {**former.annotations, **annotations}, {})
+        self.kept[name] = Secret(dict(data), {})
         if name == "server":
             self.trusted.append(data[TRUSTED])
             assert all(certificates.has_issued(trusted, data[CERTIFICATE]) for trusted in self.trusted)
@@ -142,12 +138,12 @@ def time(monkeypatch: pytest.MonkeyPatch) -> list[datetime]:
     return now
 
 
-NAMES = Names("etcd", "authority", "server", "root", "older")
+NAMES = Names("etcd", "authority", "server", "root")
 
 
-def run(secrets: Secrets, time: list[datetime], days: float, wanted: Wanted = WANTED) -> list[bytes]:
+def run(secrets: Secrets, time: list[datetime], days: float) -> list[bytes]:
     """The certificates that were shown for so long, with a look at least twice a day."""
-    kept = Keeper(secrets, NAMES, wanted)  # type: ignore[arg-type]
+    kept = Keeper(secrets, NAMES, HOSTS)  # type: ignore[arg-type]
     end, shown = time[0] + timedelta(days=days), []
     while time[0] < end:
         try:
@@ -179,28 +175,16 @@ def test_certificate_is_replaced_long_before_it_ends_and_by_the_same_ca(time: li
     assert certificates.facts(shown[-1]).ends - time[0].timestamp() > 270 * DAY
 
 
-def test_the_ca_is_renewed_for_its_key_after_half_of_its_life_and_on_request(time: list[datetime]) -> None:
+def test_the_ca_is_renewed_for_its_key_after_half_of_its_life(time: list[datetime]) -> None:
     secrets = Secrets()
     run(secrets, time, 1)
     key = secrets.kept["authority"].data[CA_KEY]
     time[0] += timedelta(seconds=AUTHORITY_RENEWAL)
     secrets.fails_once = True
     run(secrets, time, 1)
-    run(secrets, time, 1, replace(WANTED, request="2035"))
-    assert len(set(secrets.trusted)) == 3
+    assert len(set(secrets.trusted)) == 2
     assert secrets.kept["authority"].data[CA_KEY] == key
     assert certificates.facts(secrets.kept["server"].data[TRUSTED]).ends - time[0].timestamp() > 3640 * DAY
-
-
-def test_the_ca_of_an_older_chart_is_kept_so_that_an_upgrade_and_a_rollback_cut_no_client_off(
-    time: list[datetime],
-) -> None:
-    secrets = Secrets()
-    older = certificates.new_authority("helm", time[0])
-    secrets.kept["older"] = Secret({"tls.crt": older.certificate, "tls.key": older.key}, {}, {})
-    (shown,) = run(secrets, time, 2)
-    assert certificates.has_issued(older.certificate, shown)
-    assert secrets.kept["authority"].data == {CA: older.certificate, CA_KEY: older.key}
 
 
 def test_a_ca_that_was_taken_away_is_replaced_by_one_with_another_key(time: list[datetime]) -> None:
@@ -218,16 +202,16 @@ def test_a_missing_secret_is_named_with_the_way_out() -> None:
     secrets = Secrets()
     del secrets.kept["server"]
     with pytest.raises(MissingSecret, match="Secret server does not exist: `helm upgrade` creates it"):
-        asyncio.run(Keeper(secrets, NAMES, WANTED).step())  # type: ignore[arg-type]
+        asyncio.run(Keeper(secrets, NAMES, HOSTS).step())  # type: ignore[arg-type]
 
 
 def test_an_entry_that_is_no_certificate_stops_every_act(time: list[datetime]) -> None:
     secrets = Secrets()
-    broken = secrets.kept["authority"] = Secret({CA: b"none", CA_KEY: b"none"}, {}, {})
+    broken = secrets.kept["authority"] = Secret({CA: b"none", CA_KEY: b"none"}, {})
     with pytest.raises(ValueError, match="PEM"):
-        asyncio.run(Keeper(secrets, replace(NAMES, root=""), WANTED).step())  # type: ignore[arg-type]
+        asyncio.run(Keeper(secrets, replace(NAMES, root=""), HOSTS).step())  # type: ignore[arg-type]
     assert secrets.kept["authority"] is broken
     first = certificates.new_authority("etcd-ca", NOW)
     with pytest.raises(ValueError, match="PEM"):
         certificates.issue("etcd", HOSTS, Pair(first.certificate, b"no key"), NOW)
-    assert read(Secret({}, {}, {}), Secret({}, {}, {})) == Keys()
+    assert read(Secret({}, {}), Secret({}, {})) == Keys()

@@ -371,7 +371,7 @@ class Kept:
     def __init__(self) -> None:
         self.seen = View(workloads=(BASE,), queue=Queue("cq"), flavors=FLAVORS, priority=100)
 
-    def workloads(self, _job: JobRef, _base: str) -> tuple[Workload, ...]:
+    def workloads(self, _job: JobRef) -> tuple[Workload, ...]:
         return self.seen.workloads
 
     def view(self, _job: JobRef, _request: Request, _pod_class: str) -> View:
@@ -407,27 +407,8 @@ def test_a_workload_whose_label_names_another_job_is_that_jobs_and_no_longer_the
         meta = {"name": "w", "namespace": "team", "uid": "w", "resourceVersion": "1"}
         body = {"metadata": {**meta, "labels": {"elastrain.dev/job-uid": uid}}, "spec": {}, "status": {}}
         kept._workloads[0]._take("watch", "MODIFIED", body)
-    assert [len(kept.workloads(JobRef("team", uid, uid), "base")) for uid in ("one", "two")] == [0, 1]
+    assert [len(kept.workloads(JobRef("team", uid, uid))) for uid in ("one", "two")] == [0, 1]
     assert set(woken) == {"one", "two"}
-
-
-def test_extras_of_a_mirrored_job_are_named_after_the_job_of_this_cluster() -> None:
-    """The base has the name of the manager's job; the API server lets the operator write no Workload of that name."""
-    body = {
-        "metadata": {
-            "name": "job", "uid": "12345678-aaaa", "labels": {"kueue.x-k8s.io/queue-name": "lq"},
-            "annotations": {"kueue.x-k8s.io/prebuilt-workload-name": "job-87654321"},
-        },
-        "spec": {},
-    }  # fmt: skip
-    request = parse.request(body, SPEC, 0, "")
-    base = dataclasses.replace(BASE, name="job-87654321", shape=request.shape)
-    pods = tuple(dataclasses.replace(p, workload=base.name) for p in PODS)
-    made = decided(base, job=request, pods=pods)
-    assert [w.name for w in made.writes if isinstance(w, Create)] == ["job-12345678-1", "job-12345678-2"]
-    charged = Holder("p2", "job-12345678-1")
-    again = decided(base, job=request, pods=(*pods, charged))
-    assert next(w.name for w in again.writes if isinstance(w, Create)) == "job-12345678-2", "a pod holds the first name"
 
 
 def test_groups_of_several_workers_are_counted_as_groups_and_reserved_as_workers() -> None:

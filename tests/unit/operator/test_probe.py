@@ -21,7 +21,7 @@ from elastrain_operator.job.plan import plan
 from elastrain_operator.job.state import LoopState, Plan
 from elastrain_operator.kube.answers import ApiError
 from elastrain_operator.pod.admitted import LASTS, Admitted
-from elastrain_operator.pod.meaning import version
+from elastrain_operator.pod.template import version
 from workers import workers_at
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)

@@ -15,7 +15,7 @@ from elastrain.api.records import Generation, GenerationMember, Member, Outcome,
 from elastrain_operator.facts import Coordination, Observed, Pod, Refusal, RefusalKind, Trouble
 from elastrain_operator.job.plan import plan
 from elastrain_operator.job.state import Plan
-from elastrain_operator.pod.meaning import version, version_of_text
+from elastrain_operator.pod.template import version
 from elastrain_operator.policy.size import rollout
 from job_world import JOB, JobWorld, template
 
@@ -106,15 +106,6 @@ def test_replacement_is_created_and_ready_before_an_old_worker_is_asked_to_leave
     world.agents()
     world.operate()
     assert world.draining == {"job-2"}
-
-
-def test_no_worker_is_replaced_if_an_older_operator_named_its_template_by_the_text(world):
-    old = version_of_text(world.spec.template)
-    assert old not in VERSIONS.values()
-    world.pods = {name: dataclasses.replace(pod, template=old) for name, pod in world.pods.items()}
-    made = world.operate()
-    assert (made.create, made.target) == ((), None)
-    assert not [c for c in world.status.conditions if c.type == "UpToDate"]
 
 
 def test_max_unavailable_workers_are_replaced_at_a_time():

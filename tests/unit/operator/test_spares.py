@@ -18,7 +18,7 @@ from elastrain_operator.config import OperatorConfig, WorkerEtcd
 from elastrain_operator.facts import Coordination, Observed
 from elastrain_operator.job.state import Plan
 from elastrain_operator.pod import manifest
-from elastrain_operator.pod.meaning import version
+from elastrain_operator.pod.template import version
 from elastrain_operator.policy.report import accelerator_seconds
 from elastrain_operator.policy.size import leavers, sizes
 from job_world import JOB, START, JobWorld, template

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
-
 from elastrain.api.keys import JobKeys
 from elastrain.etcd import EtcdUnavailable
-from elastrain_operator.records import sweep
 from elastrain_operator.records.sweep import Sweeper
 
 GONE, HERE, SERVED = JobKeys("ns", "gone", "1"), JobKeys("ns", "here", "2"), JobKeys("ns", "served", "3")
@@ -37,10 +34,6 @@ class World:
         self.calls.append(f"user of {keys.job}")
         self.users.discard(keys)
 
-    async def jobs_with_users(self):
-        self.calls.append("list users")
-        return self.users
-
 
 class Mirror:
     def __init__(self, world: World) -> None:
@@ -49,7 +42,7 @@ class Mirror:
 
 class JobLogins:
     def __init__(self, world: World) -> None:
-        self.jobs, self.remove = world.jobs_with_users, world.remove
+        self.remove = world.remove
 
 
 def sweeper(world: World, *, with_users: bool = True) -> Sweeper:
@@ -59,7 +52,7 @@ def sweeper(world: World, *, with_users: bool = True) -> Sweeper:
 def test_the_user_is_removed_before_the_records_that_lead_to_it():
     world = World()
     asyncio.run(sweeper(world).sweep())
-    assert world.calls == ["list users", "user of gone", "records of gone"]
+    assert world.calls == ["user of gone", "records of gone"]
     assert world.records == world.users == {HERE, SERVED}
 
 
@@ -67,27 +60,6 @@ def test_records_stay_if_the_user_could_not_be_removed():
     world = World(error=EtcdUnavailable("etcd:2379", "remove a user", "down"))
     asyncio.run(sweeper(world).sweep())
     assert GONE in world.records
-
-
-def test_a_user_is_found_if_the_records_were_deleted():
-    world = World(JobKeys("ns", "lost", "4"))
-    asyncio.run(sweeper(world).sweep())
-    assert "user of lost" in world.calls
-
-
-def test_all_users_are_listed_rarely(monkeypatch: pytest.MonkeyPatch):
-    world = World()
-    sweeping = sweeper(world)
-
-    async def sweeps(number: int) -> None:
-        for _ in range(number):
-            await sweeping.sweep()
-
-    asyncio.run(sweeps(3))
-    assert world.calls.count("list users") == 1
-    monkeypatch.setattr(sweep, "USERS_INTERVAL", 0.0)
-    asyncio.run(sweeps(1))
-    assert world.calls.count("list users") == 2
 
 
 def test_only_records_are_removed_if_jobs_have_no_users():

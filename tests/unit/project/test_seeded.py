@@ -42,7 +42,8 @@ def test_a_bug_is_caught_by_a_test_that_exists(bug: Bug) -> None:
 def test_the_table_has_a_row_for_every_bug() -> None:
     rows = re.findall(r"^\| (\d+-[a-z0-9-]+) \|", (FOLDER / "README.md").read_text(), re.MULTILINE)
     assert rows == [bug.name for bug in BUGS]
-    assert [int(name.partition("-")[0]) for name in rows] == list(range(1, len(rows) + 1))
+    numbers = [int(name.partition("-")[0]) for name in rows]
+    assert numbers == sorted(set(numbers)), "a bug of deleted code takes its number along"
     assert len(rows) >= 44
 
 
