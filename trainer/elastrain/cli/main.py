@@ -273,15 +273,20 @@ def _is_local(job: str, namespace: str | None, context: str | None) -> bool:
 
 @app.command(rich_help_panel=HERE)
 def validate(manifest: Manifest) -> None:
-    """Check a manifest by the cluster's rules: each problem names the field, the value and the rule. Exit code 2 if the
-    manifest is invalid.
+    """Check a manifest by the cluster's rules and the pod API: each problem names the field, the value and the rule.
+    Exit code 2 if the manifest is invalid.
 
     Example: elastrain validate job.yaml
     """
     from elastrain.api.manifest import InvalidManifest, load_for_cluster
+    from elastrain.cli import template
 
     try:
         job = load_for_cluster(manifest)
+        if wrong := list(template.problems(job.spec.template)):
+            raise InvalidManifest(str(manifest), wrong)
+    except ImportError:
+        typer.echo("the template was not held against the pod API: that needs the extra 'client'", err=True)
     except InvalidManifest as error:
         _refuse(str(error))
     spec = job.spec
