@@ -161,6 +161,8 @@ class Pod:
     """Accelerators that it holds; 1 if it requests none."""
     demand: Amounts = ()
     """Its resource requests."""
+    priority: int = 0
+    """As admission has set it."""
     workload: str = ""
     """Kueue's Workload that it is charged to; empty: none."""
     kept: bool | None = None

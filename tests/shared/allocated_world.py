@@ -75,8 +75,10 @@ class Played:
 class World:
     """Simulates scheduler, kubelet and jobs."""
 
-    def __init__(self, nodes: list[Node], policy: Policy) -> None:
+    def __init__(self, nodes: list[Node], policy: Policy, *, preempts: bool = False) -> None:
+        """``preempts``: the scheduler evicts workers of lower priority for a Pending one."""
         self.now = START
+        self.preempts = preempts
         self.nodes = {n.name: n for n in nodes}
         self.policy = policy
         self.jobs: dict[str, Played] = {}
@@ -132,7 +134,10 @@ class World:
             )
             for i, (n, whole) in enumerate(names)
         )
-        return dataclasses.replace(job.spec, workers=workers, size=job.size, trains=job.trains, resized=job.resized)
+        least = min(j.spec.priority for j in self.jobs.values())
+        evicts = self.preempts and job.spec.priority > least
+        now = dataclasses.replace(job.spec, workers=workers, size=job.size, trains=job.trains, resized=job.resized)
+        return dataclasses.replace(now, evicts=evicts)
 
     def round(self) -> bool:
         """Allocate and execute; returns whether anything has changed."""
@@ -166,6 +171,8 @@ class World:
         numbers = [*left, *(job.births + n for n in range(1, wanted - len(left) + 1))]
         for number in numbers:
             missing = job.spec.group_size - sum(job.groups[name] == number for name in job.workers)
+            if share.places is not None:
+                missing = min(missing, share.places - sum(name not in share.kept for name in job.workers))
             for _ in range(missing):
                 job.births += 1
                 name = f"{job.spec.name}-{job.births}"
@@ -194,6 +201,9 @@ class World:
                     chosen = max(fits, key=lambda n: (free[n][GPU], n))
                     job.workers[name] = chosen
                     free[chosen].subtract(demand)
+                else:
+                    lowest = min(j.spec.priority for j in self.jobs.values())
+                    assert not self.preempts or job.spec.priority == lowest, "no worker is evicted for another job's"
             bound = sum(bool(node) for node in job.workers.values())
             whole = sum(len(replica) for replica in job.replicas() if job.is_whole(replica))
             job.trains = (job.trains and bound > 0) or whole >= job.spec.min

@@ -205,7 +205,8 @@ class _Allocator:
         workers stay Pending, unless a pod meant for other room could be bound instead."""
         for grant in self._queue:
             job = grant.job
-            if grant.let_in or grant.stop in (Stop.QUOTA, Stop.UNUSED) or not (job.may_ask and job.admitted):
+            may_ask = job.may_ask and job.admitted and not job.evicts
+            if grant.let_in or grant.stop in (Stop.QUOTA, Stop.UNUSED) or not may_ask:
                 continue
             self._try(grant, self._take_what_fits)
 
@@ -225,7 +226,7 @@ class _Allocator:
         """Workers beyond its size that an admitted job keeps Pending."""
         job = grant.job
         growing = grant.let_in and not grant.awaits and reason in (Stop.NO_ROOM, Stop.NO_NODE)
-        if not (growing and self._policy.pending and job.may_ask and job.admitted):
+        if not (growing and self._policy.pending and job.may_ask and job.admitted) or job.evicts:
             return 0
         self.room.begin()
         if job.group_size > 1:
@@ -270,6 +271,10 @@ class _Allocator:
             if grant.job.spares and grant.job.trains:
                 uid = grant.job.uid
                 shares[uid] = self._with_spares(grant, shares[uid])
+        for grant in [g for g in self._queue if g.job.evicts]:
+            uid, size = grant.job.uid, grant.job.group_size
+            more = size if grant.job.trains and self._granting.places(grant.job, size) else 0  # for a roll-out
+            shares[uid] = grant.bounded(shares[uid], more)
         return shares
 
     def _with_spares(self, grant: Grant, share: Share) -> Share:
@@ -302,6 +307,7 @@ class _Allocator:
             reason, message = Stop.VAIN, revoked[job.uid]
         if reason in _BY_NEED:
             message += explanations.altered(job) + self._faulty_nodes(job.kind.place)
+            message += explanations.no_signal(job) if self._policy.pending else ""
         message += self._leaving(job, going)
         return Share(
             size=size,

@@ -163,6 +163,12 @@ def altered(job: Job) -> str:
     return f"; admission changes its pods: {', '.join(job.altered)}" if job.altered else ""
 
 
+def no_signal(job: Job) -> str:
+    """Why no worker of it waits Pending for an autoscaler; empty: one may."""
+    why = "no worker waits Pending, since the scheduler would evict other jobs' workers for it (its priority class's"
+    return f"; {why} preemptionPolicy is not Never)" if job.evicts else ""
+
+
 def leaves(nodes: Sequence[tuple[str, str]]) -> str:
     """Nodes (name, why) that the job's workers should leave; empty: none."""
     return f"; workers leave {_nodes(nodes)} as other nodes have room" if nodes else ""

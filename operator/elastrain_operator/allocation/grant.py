@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 
-from elastrain_operator.allocation.snapshot import PODS, Job, Worker
+from elastrain_operator.allocation.snapshot import PODS, Job, Share, Worker
 
 WHOLE = 1_000_000_000
 """The cluster's total of a resource. Shares are integer parts of it, so that sums do not depend on their order."""
@@ -153,6 +153,12 @@ class Grant:
         """The worker has to leave."""
         self.goes.add(worker.name)
         self.spares_left -= worker.spare
+
+    def bounded(self, share: Share, more: int) -> Share:
+        """The job's ``share``, without pods for which another job's would be evicted. ``more``: places beyond it."""
+        stay = frozenset(w.name for w in self.job.workers if w.node) - share.release
+        spares = max(share.spares - sum(w.spare for w in self.job.workers if w.name in stay), 0)
+        return replace(share, kept=stay, places=self.fresh + spares + len(share.replace) + more)
 
     def copy(self) -> Grant:
         return replace(self, stays=set(self.stays), goes=set(self.goes), parts=set(self.parts))

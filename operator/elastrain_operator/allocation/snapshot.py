@@ -127,6 +127,8 @@ class Held:
 
     node: str
     demand: Amounts
+    priority: int = 0
+    """As admission has set it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +145,9 @@ class Job:
     elastic: bool = True
     """``replicas`` is absent: workers above ``min`` are shared fairly, and a change has to pay."""
     priority: int = 0
+    evicts: bool = False
+    """The scheduler would evict workers of another job for a Pending pod of it: its priority class preempts, and a
+    worker of lower priority exists. It gets no pod without a free place."""
     created: float = 0.0
     """Seconds since the epoch: order of the queue."""
     workers: tuple[Worker, ...] = ()
@@ -340,6 +345,11 @@ class Share:
     """Workers within ``size`` that wait for such nodes: the rest of a minimum."""
     keeps_template: bool = False
     """No worker is replaced by one of a changed template, which has no place."""
+    kept: frozenset[str] = frozenset()
+    """Workers (pod names) on nodes that stay, if ``places`` is set."""
+    places: int | None = None
+    """Free places for all workers but the ``kept`` ones: no other is created or stays Pending, as the scheduler would
+    evict another job's worker for it. None: no bound."""
     obstacle: str = ""
     """Reason of the refusal for which it is not more, one CamelCase word; empty: there is none."""
     probe: bool = False

@@ -73,6 +73,8 @@ class ClusterView(Protocol):
 
     def priority(self, name: str) -> int: ...
 
+    def preempts(self, name: str) -> bool: ...
+
     def quotas(self, namespace: str) -> Iterable[Quota]: ...
 
 
@@ -171,7 +173,7 @@ class Capacity:
         before = self._pods.pop(pod_uid, None)
         (self._alive.add if pod and not pod.over else self._alive.discard)(pod_uid)
         if pod and pod.node and not pod.over:
-            self._pods[pod_uid] = (job_uid, Held(pod.node, pod.demand))
+            self._pods[pod_uid] = (job_uid, Held(pod.node, pod.demand, pod.priority))
         if self._pods.get(pod_uid) != before and job_uid not in self._claims:
             self.nudge()
 
@@ -247,7 +249,15 @@ class Capacity:
         for _, job, charge in charged:
             pods.setdefault(job.namespace, []).append((len(job.workers), charge))
         quotas = {namespace: counted(cluster.quotas(namespace), there) for namespace, there in pods.items()}
-        jobs = tuple(self._job(c, bounded(j, charge, quotas[j.namespace]), cluster, now) for c, j, charge in charged)
+        values = {
+            j.uid: cluster.priority(c.priority_class) if c.priority is None else c.priority for c, j, _ in charged
+        }
+        queued = (held.priority for job, held in self._pods.values() if job and job not in self._claims)
+        least = min((*values.values(), *queued), default=0)
+        jobs = tuple(
+            self._job(c, bounded(j, charge, quotas[j.namespace]), values[j.uid], least, cluster, now)
+            for c, j, charge in charged
+        )
         leaving = [held for c in self._claims.values() for held in c.leaving]
         leaving += [held for job, held in self._pods.values() if job not in self._claims]
         reserved = [item for kinds in self._reserved.values() for item in kinds.items()]
@@ -293,15 +303,18 @@ class Capacity:
         self._shares[job.uid] = share
         self._on_share(job.uid)
 
-    def _job(self, claims: Claims, job: Job, cluster: ClusterView, now: datetime) -> Job:
-        """The allocator's view of the ``job`` of these claims, and what became of its grants."""
+    def _job(  # noqa: PLR0917 - all that is known of a job
+        self, claims: Claims, job: Job, priority: int, least: int, cluster: ClusterView, now: datetime
+    ) -> Job:
+        """The allocator's view of the ``job`` of these claims, and what became of its grants. ``least``: the lowest
+        priority of any job."""
         given = self._shares.get(job.uid)
-        priority = cluster.priority(claims.priority_class) if claims.priority is None else claims.priority
         return self._promises.follow(
             replace(
                 job,
                 # Admission decides whether the job may use its class.
                 priority=priority if job.admitted else min(priority, cluster.priority("")),
+                evicts=priority > least and cluster.preempts(claims.priority_class),
                 size=given.size if given and given.size is not None else job.size,
                 resized=self._resized.get(job.uid, job.resized),
             ),

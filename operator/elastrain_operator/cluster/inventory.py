@@ -34,6 +34,7 @@ class PriorityClass:
     name: str
     value: int
     is_default: bool
+    preempts: bool
 
 
 class Inventory:
@@ -111,16 +112,22 @@ class Inventory:
 
     def priority(self, name: str) -> int:
         """Value of a priority class; without a name that of the default class, or 0 if there is none."""
-        classes = self._classes.values.values()
-        if name:
-            return next((c.value for c in classes if c.name == name), 0)
-        return next((c.value for c in classes if c.is_default), 0)
+        found = self._class(name)
+        return found.value if found else 0
+
+    def preempts(self, name: str) -> bool:
+        """Whether the scheduler evicts others for pods of a priority class."""
+        found = self._class(name)
+        return found is None or found.preempts
 
     def quotas(self, namespace: str) -> Collection[Quota]:
         """The ResourceQuotas of a namespace; empty: none, or unknown."""
         return self._quotas.get(namespace, {}).values()
 
     # ---- inside ------------------------------------------------------------------------------------------------------
+    def _class(self, name: str) -> PriorityClass | None:
+        return next((c for c in self._classes.values.values() if (c.name == name if name else c.is_default)), None)
+
     def _quota_changed(self, key: str, _before: Quota | None, after: Quota | None) -> None:
         namespace = key.partition("/")[0]
         there = self._quotas.setdefault(namespace, {})
@@ -166,4 +173,5 @@ def _held(body: Mapping[str, Any]) -> Held | None:
 
 
 def _priority_class(body: Mapping[str, Any]) -> PriorityClass:
-    return PriorityClass(body["metadata"]["name"], int(body.get("value") or 0), bool(body.get("globalDefault")))
+    name, value = body["metadata"]["name"], int(body.get("value") or 0)
+    return PriorityClass(name, value, bool(body.get("globalDefault")), body.get("preemptionPolicy") != "Never")

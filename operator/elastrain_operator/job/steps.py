@@ -213,7 +213,8 @@ class Leave:
     late: tuple[Pod, ...]
     """Workers that have not started in time and are withdrawn; if they are needed, a verdict comes first."""
     withdrawn: tuple[Pod, ...]
-    """These, and their whole groups, which hold resources in vain; not workers that train for another group."""
+    """These, and their whole groups, which hold resources in vain; not workers that train for another group. Also
+    Pending workers without a place for which the scheduler would evict another job's."""
     withdrawal: Withdrawal | None
     leaving: frozenset[str]
     """All workers (names) that are asked to leave, those of this pass included."""
@@ -231,6 +232,8 @@ def leave(facts: Facts, known: Known, there: There, size: Size) -> Leave:
     trains = {p.name for p in workers if known.members is None or known.members.trains(p.name)}
     withdrawn = tuple(p for p in replicas.with_whole_replicas(late, workers) if p.name not in trains)
     withdrawal = starting.withdrawal_of(late, spec.pending_deadline_seconds, now)
+    waiting = sorted((p for p in stay if not p.node and p not in withdrawn), key=lambda p: -p.ordinal)
+    withdrawn += tuple(waiting[: max(-(sizes.free_places(workers, facts.observed.share) or 0), 0)])
     return Leave(
         rollout=renewal,
         victims=victims,
@@ -264,7 +267,9 @@ def _rollout(facts: Facts, known: Known, there: There, size: Size) -> Rollout:
     if known.members is None or known.finishing:
         return Rollout()
     observed, spec, refusal = facts.observed, facts.spec, facts.state.refusal
-    if observed.charges is not None:  # no pod is created beyond Kueue's quota
+    places = sizes.free_places(there.workers, observed.share)
+    # No pod is created beyond Kueue's quota, nor beyond the room if others were evicted for it.
+    if observed.charges is not None or (places is not None and places < spec.group_size):
         refusal = refusal or Refusal(RefusalKind.QUOTA_EXCEEDED, "", facts.now, generation=observed.job.generation)
     held = observed.share.message if observed.share and observed.share.keeps_template else ""
     made = rollout.rollout(
@@ -322,7 +327,8 @@ def come(  # noqa: PLR0917 - all earlier steps
         now=facts.now,
     )
     wait = pacing.latest((paced, pacing.after_refusal(state.refusal, observed.job.generation)), facts.now)
-    none = wait is not None or known.etcd is None or known.finishing
+    waits = share is not None and not share.is_answer  # nor is it known yet whether others are evicted for it
+    none = wait is not None or known.etcd is None or known.finishing or waits
     slots, charges = ((), ()) if none else _missing(facts, there, size, leave)
     create = replicas.ordinals(len(slots), state.open_ordinals, observed.pods, facts.status.next_ordinal)
     known_pod = state.admitted if state.admitted and state.admitted.version == facts.version else None
@@ -347,6 +353,8 @@ def _missing(facts: Facts, there: There, size: Size, leave: Leave) -> tuple[tupl
     staying = [p for p in there.workers if p.name not in leaving]
     holes = replicas.slots(staying, observed.pods, group_size, 0)
     slots = (*holes, *replicas.slots((), observed.pods, group_size, min(more, replicas.BATCH)))
+    if (places := sizes.free_places(there.workers, observed.share)) is not None:
+        slots = slots[: max(places, 0)]
     if facts.state.refusal:
         slots = slots[:1]  # one pod shows whether the API server still refuses
     if observed.charges is None:

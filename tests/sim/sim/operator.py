@@ -225,6 +225,9 @@ class Inventory:
     def priority(self, name: str) -> int:
         return 0
 
+    def preempts(self, name: str) -> bool:
+        return True
+
 
 class EtcdCalls:
     """etcd's calls, made from threads of the operator: at once, see :meth:`sim.loop.Loop.run_in_executor`."""

@@ -76,6 +76,29 @@ def test_promises_are_kept_and_the_cluster_comes_to_rest_for_any_history(nodes, 
     world.settle()
 
 
+SMALL = st.builds(  # workers of several sizes can be bound where others were to fit
+    spec, st.integers(1, 3), st.integers(0, 3), st.just(1), st.just(""), spares=st.sampled_from([0, 1]),
+    namespace=st.just("a"), elastic=st.booleans(), priority=st.sampled_from([0, 5]), each=st.sampled_from([1, 2]),
+)  # fmt: skip
+
+
+@examples(100)
+@given(
+    st.lists(st.integers(1, 4), min_size=2, max_size=3),
+    st.sampled_from([0, 2]),
+    st.lists(SMALL, min_size=2, max_size=3),
+    st.lists(st.tuples(st.sampled_from(["lose_node", "cordon", "end", "join_node"]), st.integers(0, 3)), max_size=6),
+)
+def test_the_scheduler_evicts_no_worker_for_a_pending_one_of_higher_priority(nodes, pending, specs, happenings):
+    world = World(
+        [Node(f"n{i}", {GPU: n, "pods": 20}) for i, n in enumerate(nodes)], Policy(pending=pending), preempts=True
+    )
+    for what, how in [*(("arrive", each) for each in specs), *happenings]:
+        getattr(world, what)(how)
+        world.round()
+        world.round()
+
+
 @examples(60)
 @given(NODES, POLICIES, HAPPENINGS)
 def test_an_undone_attempt_leaves_all_fields_as_they_were_but_its_cause(nodes, policy, happenings):

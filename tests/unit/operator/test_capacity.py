@@ -39,7 +39,10 @@ class Cluster:
         return ()
 
     def priority(self, name):
-        return {"high": 9}.get(name, 0)
+        return {"high": 9, "patient": 9}.get(name, 0)
+
+    def preempts(self, name):
+        return name != "patient"
 
 
 def wants(uid: str, least: int = 1, most: int = 4, **fields) -> Claims:
@@ -77,6 +80,26 @@ def test_jobs_get_their_shares_once_for_each_change():
         shared.claim("b", wants("b", 2, created=1.0))
         await until(lambda: shared.share_of("b").size == 4, "its share")
         assert told.count("a") == 1
+
+    run(Cluster(8), scenario)
+
+
+@pytest.mark.parametrize(("name", "evicts"), [("high", True), ("patient", False), ("", False)])
+def test_a_job_evicts_if_its_class_preempts_and_a_job_of_lower_priority_exists(monkeypatch, name, evicts):
+    seen: list[dict[str, bool]] = []
+    real = capacity_module.allocate
+    monkeypatch.setattr(
+        capacity_module, "allocate", lambda s, p, n: seen.append({j.uid: j.evicts for j in s.jobs}) or real(s, p, n)
+    )
+
+    async def scenario(shared, told):
+        shared.claim("a", replace(wants("a"), priority_class=name))
+        await until(lambda: seen == [{"a": False}], "alone it evicts none")
+        shared.pod_seen("queued", Pod("x", "x", 0, NOW, node="n0", demand=ONE), "x")  # a job of Kueue's
+        await until(lambda: seen[-1] == {"a": evicts}, "beside a pod of another job")
+        shared.pod_seen("queued", None, "x")
+        shared.claim("b", wants("b"))
+        await until(lambda: seen[-1] == {"a": evicts, "b": False}, "beside another job")
 
     run(Cluster(8), scenario)
 

@@ -144,6 +144,9 @@ class Cluster:
     def priority(self, name: str) -> int:
         return 0
 
+    def preempts(self, name: str) -> bool:
+        return True
+
 
 def test_a_reservation_ends_when_its_pods_are_bound_or_its_job_leaves_kueue(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capacity_module, "COALESCE", 0.001)

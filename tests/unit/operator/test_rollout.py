@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from budgets import examples
 from elastrain.api.job import JobSpec, JobStatus
 from elastrain.api.records import Generation, GenerationMember, Member, Outcome, Phase, Termination
+from elastrain_operator.allocation.snapshot import Share
 from elastrain_operator.facts import Coordination, Observed, Pod, Refusal, RefusalKind, Trouble
 from elastrain_operator.job.plan import plan
 from elastrain_operator.job.state import Plan
@@ -170,10 +171,14 @@ def test_an_old_worker_leaves_first_if_the_cluster_has_no_room(world):
     assert world.versions() == ["b", "b", "b"]
 
 
-def test_an_old_worker_leaves_first_if_the_quota_is_used_up(world):
+@pytest.mark.parametrize("by", ["quota", "room"])
+def test_an_old_worker_leaves_first_if_no_pod_may_be_created_beside_it(world, by):
     world.image = "b"
-    world.state.refusal = Refusal(RefusalKind.QUOTA_EXCEEDED, "exceeded quota", world.now, 1, JOB.generation)
-    world.operate()
+    if by == "quota":
+        world.state.refusal = Refusal(RefusalKind.QUOTA_EXCEEDED, "exceeded quota", world.now, 1, JOB.generation)
+    else:
+        world.share = Share(3, "AtMax", "all", kept=frozenset(world.pods), places=0)
+    assert not world.operate().create
     assert len(world.draining) == 1
 
 

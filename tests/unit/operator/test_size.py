@@ -215,3 +215,18 @@ def test_condition_becomes_unknown_if_the_cluster_is_no_longer_shared_out(make_s
     assert later.claims is None
     never = plan(make_spec(), JobStatus(), Observed(JOB, (pod(0),), trained("job-0", desired=1)), NOW)
     assert condition(never.status, "Grown") is None
+
+
+@pytest.mark.parametrize(("places", "created", "deleted"), [(None, 1, 0), (2, 1, 0), (1, 0, 0), (0, 0, 1)])
+def test_no_pod_exists_without_a_place_if_the_scheduler_would_evict_another_job_s_for_it(
+    make_spec, places, created, deleted
+):
+    """One worker trains, one is Pending, a third is missing."""
+    given = share(3, kept=frozenset({"job-0"}), places=places)
+    pods = (pod(0), pod(1, started=False, node=""))
+    made = plan(
+        make_spec(minReplicas=3, maxReplicas=4), JobStatus(desired_replicas=3, next_ordinal=2),
+        Observed(JOB, pods, trained("job-0", desired=3), share=given), NOW,
+    )  # fmt: skip
+    assert (len(made.create), len(made.delete)) == (created, deleted)
+    assert (condition(made.status, "PodsReady")[1] == "WaitingForCapacity") == (places is not None)

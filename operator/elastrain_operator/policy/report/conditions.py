@@ -171,6 +171,8 @@ def _obstacles(p: ConditionFacts) -> Iterator[tuple[str, str]]:
     if p.troubles:
         more = f" (and {len(p.troubles) - 1} more)" if len(p.troubles) > 1 else ""
         yield p.troubles[0].reason, p.troubles[0].message + more
+    if missing and p.share and p.share.places is not None:  # no pod waits Pending for it
+        yield "WaitingForCapacity", p.share.message
     if p.draining:
         yield "Draining", f"{headcount(p.draining)} leaving"
     if p.waits_until and missing:

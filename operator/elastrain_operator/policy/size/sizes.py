@@ -15,7 +15,7 @@ from elastrain.api.job import Condition, ConditionType, GenerationStatus, JobSpe
 from elastrain.api.names import LABEL_QUEUE
 from elastrain.api.records import Phase, Target
 from elastrain_operator.allocation.snapshot import Share
-from elastrain_operator.facts import ConditionUpdate, Coordination, Observed
+from elastrain_operator.facts import ConditionUpdate, Coordination, Observed, Pod
 
 ANSWER = timedelta(seconds=3)
 """How long the report of a changed spec waits for the allocator's answer, so that both are one write of the status."""
@@ -36,6 +36,14 @@ def desired_replicas(spec: JobSpec, status: JobStatus, share: Share | None) -> i
         return min(share.size, spec.desired_replicas)
     kept = min(status.desired_replicas or 0, spec.desired_replicas)
     return max(kept, spec.min_replicas) if share.blind else kept
+
+
+def free_places(workers: Iterable[Pod], share: Share | None) -> int | None:
+    """Places for further workers; below 0: so many have none. None: no bound (``Share.places``)."""
+    if share is None or share.places is None:
+        return None
+    known = share.kept | share.release
+    return share.places - sum(p.name not in known for p in workers)
 
 
 def unanswered_since(before: datetime | None, observed: Observed, now: datetime) -> datetime | None:
