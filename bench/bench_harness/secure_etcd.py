@@ -8,8 +8,9 @@ from pathlib import Path
 
 import trustme
 
-from elastrain.etcd import EtcdClient, EtcdConfig, EtcdUsers
+from elastrain.etcd import EtcdClient, EtcdConfig
 from elastrain.etcd.server import EtcdServer
+from elastrain.etcd.users import EtcdUsers
 
 
 class SecureEtcd(EtcdServer):

@@ -12,7 +12,8 @@ from typing import Any
 import structlog
 
 from elastrain.api.keys import JobKeys
-from elastrain.etcd import EtcdClient, EtcdUsers
+from elastrain.etcd import EtcdClient
+from elastrain.etcd.users import EtcdUsers
 from elastrain_operator.cluster.capacity import Capacity
 from elastrain_operator.cluster.inventory import Inventory
 from elastrain_operator.config import OperatorConfig

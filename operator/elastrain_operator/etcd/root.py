@@ -14,7 +14,8 @@ import structlog
 import typer
 
 from elastrain.api.names import EXIT_INFRASTRUCTURE
-from elastrain.etcd import EtcdClient, EtcdConfig, EtcdError, EtcdUsers
+from elastrain.etcd import EtcdClient, EtcdConfig, EtcdError
+from elastrain.etcd.users import EtcdUsers
 from elastrain_operator import logs
 
 PATIENCE = 60.0

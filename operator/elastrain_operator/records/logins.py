@@ -19,7 +19,8 @@ import structlog
 
 from elastrain.api.keys import JobKeys
 from elastrain.api.records import Issued
-from elastrain.etcd import EtcdError, EtcdUsers, tls
+from elastrain.etcd import EtcdError, tls
+from elastrain.etcd.users import EtcdUsers
 from elastrain_operator.config import OperatorConfig
 from elastrain_operator.facts import JobRef, Pod
 from elastrain_operator.kube.client import Kube

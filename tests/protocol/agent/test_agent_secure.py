@@ -9,7 +9,8 @@ import trustme
 
 from elastrain.api import names
 from elastrain.api.records import Generation, Progress, Target
-from elastrain.etcd import EtcdClient, EtcdUnavailable, EtcdUsers
+from elastrain.etcd import EtcdClient, EtcdUnavailable
+from elastrain.etcd.users import EtcdUsers
 
 
 @pytest.fixture

@@ -11,7 +11,8 @@ import pytest
 
 from chart_etcd import ChartEtcd
 from charts import VALUE_SETS, Manifests, Render, one
-from elastrain.etcd import EtcdClient, EtcdDenied, EtcdError, EtcdUsers
+from elastrain.etcd import EtcdClient, EtcdDenied, EtcdError
+from elastrain.etcd.users import EtcdUsers
 
 
 @pytest.fixture

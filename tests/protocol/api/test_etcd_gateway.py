@@ -14,8 +14,9 @@ import pytest
 from chart_etcd import ChartEtcd, EtcdMember, write_keys
 from charts import Render
 from conditions import eventually
-from elastrain.etcd import Batch, EtcdClient, EtcdConfig, EtcdUsers, Put
+from elastrain.etcd import Batch, EtcdClient, EtcdConfig, Put
 from elastrain.etcd.protocol import Service, messages
+from elastrain.etcd.users import EtcdUsers
 from elastrain_operator.etcd.maintenance import EtcdMaintenance
 
 SETTINGS = ("etcd.replicas=1",)

@@ -13,12 +13,12 @@ from elastrain.etcd import (
     EtcdDenied,
     EtcdError,
     EtcdUnavailable,
-    EtcdUsers,
     LeaseLost,
     Put,
     Range,
     Transaction,
 )
+from elastrain.etcd.users import EtcdUsers
 from elastrain.etcd.watch import Watch
 
 MINE = JobKeys("team", "job", "uid-1")

@@ -8,7 +8,8 @@ from contextlib import suppress
 import pytest
 
 from elastrain.api.keys import JobKeys
-from elastrain.etcd import EtcdClient, EtcdDenied, EtcdUsers
+from elastrain.etcd import EtcdClient, EtcdDenied
+from elastrain.etcd.users import EtcdUsers
 
 pytestmark = pytest.mark.apiserver
 

@@ -14,7 +14,8 @@ from structlog.testing import capture_logs
 
 from elastrain.api.keys import JobKeys
 from elastrain.api.records import Issued
-from elastrain.etcd import EtcdClient, EtcdConfig, EtcdDenied, EtcdError, EtcdUnavailable, EtcdUsers
+from elastrain.etcd import EtcdClient, EtcdConfig, EtcdDenied, EtcdError, EtcdUnavailable
+from elastrain.etcd.users import EtcdUsers
 from elastrain_operator.config import OperatorConfig, WorkerEtcd
 from elastrain_operator.facts import JobRef, Outage
 from elastrain_operator.kube.client import ApiError

@@ -10,7 +10,6 @@ from elastrain.etcd.errors import EtcdDenied, EtcdError, EtcdUnavailable, LeaseL
 from elastrain.etcd.kv import KeyValue
 from elastrain.etcd.lease import Lease, LeaseCallbacks
 from elastrain.etcd.txn import Range, Transaction
-from elastrain.etcd.users import EtcdUsers
 from elastrain.etcd.watch import Batch, Delete, Event, Put, Sift, Watch, WatchState
 
 __all__ = [
@@ -21,7 +20,6 @@ __all__ = [
     "EtcdDenied",
     "EtcdError",
     "EtcdUnavailable",
-    "EtcdUsers",
     "Event",
     "KeyValue",
     "Lease",
