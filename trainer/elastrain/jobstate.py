@@ -11,9 +11,7 @@ import logging
 from dataclasses import dataclass
 from typing import TypeVar
 
-from pydantic import ValidationError
-
-from elastrain.api.base import Record
+from elastrain.api.base import Record, Unreadable
 from elastrain.api.keys import JobKeys
 from elastrain.api.records import (
     Closed,
@@ -205,6 +203,6 @@ def decode_record(kind: type[R], kv: KeyValue | None) -> R | None:
         return None
     try:
         return kind.decode(kv.value)
-    except ValidationError as error:
+    except Unreadable as error:
         log.error("%s is not a valid %s and is ignored: %s", kv.key, kind.__name__, error)
         return None

@@ -9,10 +9,10 @@ import threading
 from collections.abc import Callable
 
 import structlog
-from pydantic import ValidationError
 
 from elastrain import threads
 from elastrain.api import names
+from elastrain.api.base import Unreadable
 from elastrain.api.messages import AGENT_MESSAGE, AgentMessage, Hello, RankMessage, Welcome, decode
 
 log = structlog.get_logger(__name__)
@@ -31,11 +31,7 @@ class MessageFailed(RuntimeError):
     """A message of the agent cannot be read or carried out; without it the rank does not know its generation."""
 
     def __init__(self, line: bytes, error: Exception) -> None:
-        if isinstance(error, ValidationError):
-            first = error.errors()[0]
-            reason = ": ".join([*map(str, first["loc"][-1:]), first["msg"]])
-        else:
-            reason = f"{type(error).__name__}: {error}"
+        reason = str(error) if isinstance(error, Unreadable) else f"{type(error).__name__}: {error}"
         super().__init__(f"the agent's message {line.decode(errors='replace').strip()[:QUOTED_CHARS]} fails: {reason}")
         self.__cause__ = error
 
@@ -66,13 +62,13 @@ class AgentLink:
             self._socket.connect(path)
             self.send(Hello(local_rank=local_rank, pid=os.getpid(), stays=stays))
             self._lines = self._socket.makefile("rb")
-            first = AGENT_MESSAGE.validate_json(self._lines.readline())
+            first = decode(AGENT_MESSAGE, self._lines.readline())
         except TimeoutError as e:
             raise TimeoutError(f"no welcome from the agent at {path} within {WELCOME_TIMEOUT:.0f} s") from e
-        except (OSError, ValidationError) as e:
+        except (OSError, Unreadable) as e:
             raise ConnectionError(f"no agent at {path} (${names.ENV_AGENT_SOCKET}): {e}") from e
         if not isinstance(first, Welcome):
-            raise ConnectionError(f"the agent at {path} began with {first.type!r}, expected 'welcome'")
+            raise ConnectionError(f"the agent at {path} began with {first and first.type!r}, expected 'welcome'")
         self.welcome = first
         self._socket.settimeout(None)
 

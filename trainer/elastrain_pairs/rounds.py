@@ -15,8 +15,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
-from pydantic import ValidationError
-
+from elastrain.api.base import Unreadable
 from elastrain.api.keys import JobKeys
 from elastrain.api.records import Member, Target
 from elastrain.etcd import EtcdClient, EtcdError, KeyValue, Lease
@@ -229,7 +228,7 @@ def _decoded(kind: type[R], kv: KeyValue) -> R | None:
     """None for an unreadable record, which a newer version may have written."""
     try:
         return kind.decode(kv.value)
-    except ValidationError:
+    except Unreadable:
         return None
 
 

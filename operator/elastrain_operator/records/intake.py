@@ -2,8 +2,8 @@
 for all others, and then its successor.
 
 Between the watch's thread and the mirror's loop. Keys that no job has are dropped. A record that is too large is kept
-without its content. Of several changes of a key only the last one is kept, and the loop gets a bounded number of
-changes of each job at a time. A job with too many records, or that writes too much, is refused: nothing of it is kept
+without its content. Of several changes of a key only the last one is kept. The loop gets bounded portions, and the jobs
+take turns. A job with too many records or unreadable ones, or that writes too much, is refused: nothing of it is kept
 but its owner, and its user may write no more (``records/logins.py``).
 """
 
@@ -21,6 +21,8 @@ from elastrain.etcd import Batch, Delete, Event, KeyValue, Put
 LONGEST_KEY = 1024
 """Characters. Namespace, names of job and pod, and a UID have at most 300."""
 
+_EVENT = 256
+"""Bytes as which a change counts beside its value."""
 WINDOW = 60.0
 """Seconds."""
 
@@ -45,8 +47,12 @@ class Limits:
     largest jobs write 1 MB."""
     all: int = 64 << 20
     """Bytes of all records; 3,000 jobs of 4 workers take 18 MB. Beyond it, the largest job is refused."""
-    changes: int = 1000
-    """Changes of one job that the loop gets at a time."""
+    unreadable: int = 100
+    """Records of one job within :data:`WINDOW` that cannot be read: each is logged."""
+    changes: int = 100
+    """Changes of one job until the next job's turn."""
+    portion: int = 512 << 10
+    """Bytes after which a portion for the loop ends. The most expensive ones take 0.1 s."""
 
 
 class Intake:
@@ -57,10 +63,10 @@ class Intake:
         self._limits, self._clock = limits, clock
         self._lock = threading.Lock()
         self._jobs: dict[JobKeys, _JobRecords] = {}
-        self._changed: set[JobKeys] = set()
+        self._changed: dict[JobKeys, None] = {}  # in the order of their turns
         self._bytes = 0
         self._revision = 0
-        self._snapshot = False
+        self._listed: set[JobKeys] | None = None  # whose first turn comes before the end of a list; None: no list ends
         self._announced = False  # the loop knows that there is something to take
         self.refused: dict[JobKeys, str] = {}
         """Jobs whose records are not kept, and why. Replaced, never changed."""
@@ -93,7 +99,8 @@ class Intake:
                 keys = JobKeys.of(key)
                 if keys is not None:
                     self._note(keys, key, event)
-            self._snapshot = self._snapshot or batch.snapshot
+            if batch.snapshot:
+                self._listed = set(self._changed)
             self._revision = batch.revision
             return self._tell()
 
@@ -103,20 +110,38 @@ class Intake:
             return self._tell()
 
     def take(self) -> Batch:
-        """The next changes, in order within a job: all that there are, but of each job a bounded number."""
+        """The next changes, in order within a job: a bounded portion of them, of which each job has its turn."""
         with self._lock:
             events: list[Event] = []
-            for keys in list(self._changed):
+            left = self._limits.portion
+            while self._changed and left > 0:
+                keys = next(iter(self._changed))
                 job = self._jobs[keys]
-                events.extend(job.next(self._limits.changes))
-                if not job.changes:
-                    self._changed.discard(keys)
-                    if not job.sizes:
-                        del self._jobs[keys]
-            batch = Batch(tuple(events), self._revision, self._snapshot)
-            self._snapshot = False
+                del self._changed[keys]
+                for event in job.next(self._limits.changes):
+                    events.append(event)
+                    left -= _EVENT + (len(event.kv.value) if isinstance(event, Put) else 0)
+                    if left <= 0:
+                        break
+                if job.changes:
+                    self._changed[keys] = None
+                elif not job.sizes:
+                    del self._jobs[keys]
+                if self._listed is not None:
+                    self._listed.discard(keys)
+            ends = self._listed is not None and not self._listed
+            self._listed = None if ends else self._listed
             self._announced = bool(self._changed)
-            return batch
+            return Batch(tuple(events), self._revision, ends)
+
+    def unreadable(self, keys: JobKeys) -> None:
+        """A taken record of this job cannot be read."""
+        with self._lock:
+            job = self._jobs.get(keys)
+            if job is not None and keys not in self.refused:
+                job.unreadable += 1
+                if job.unreadable > (most := self._limits.unreadable):
+                    self._refuse(keys, f"it has written more than {most} within {WINDOW:g} s that cannot be read")
 
     @property
     def more(self) -> bool:
@@ -126,7 +151,7 @@ class Intake:
 
     # ---- inside, under the lock --------------------------------------------------------------------------------------
     def _tell(self) -> bool:
-        tell = not self._announced and bool(self._changed or self._snapshot)
+        tell = not self._announced and bool(self._changed or self._listed is not None)
         self._announced = self._announced or tell
         return tell
 
@@ -140,7 +165,7 @@ class Intake:
         if isinstance(event, Delete):
             self._bytes += job.size(key, 0)
         job.change(key, event)
-        self._changed.add(keys)
+        self._changed[keys] = None
 
     def _most(self, keys: JobKeys, key: str) -> int:
         """Bytes of a record's value."""
@@ -152,7 +177,7 @@ class Intake:
         """A job has written so many bytes, under a key that the operator reads or under another one."""
         job, now = self._jobs.setdefault(keys, _JobRecords()), self._clock()
         if now - job.since > WINDOW:
-            job.since, job.written = now, 0
+            job.since, job.written, job.unreadable = now, 0, 0
         job.written += written
         job.unread += 0 if known else written
         if job.written > self._limits.churn:
@@ -178,7 +203,7 @@ class Intake:
         for key in [key for key in job.sizes if key != keys.owner]:
             self._bytes += job.size(key, 0)
             job.change(key, Delete(key, self._revision))
-        self._changed.add(keys)
+        self._changed[keys] = None
 
 
 @dataclass(slots=True)
@@ -192,6 +217,8 @@ class _JobRecords:
     written: int = 0
     """Bytes, after the time ``since``."""
     unread: int = 0
+    unreadable: int = 0
+    """Records, after that time."""
 
     def size(self, key: str, size: int) -> int:
         """Note a record's size, 0: it is gone; returns by how much the job has grown."""

@@ -17,8 +17,6 @@ from elastrain_operator.metrics.process import ETCD_DATA_LOSSES, ETCD_OUTAGES, R
 from elastrain_operator.records.intake import Intake
 from elastrain_operator.waiting import until
 
-PACE = 0.1
-"""Seconds between two portions of a job's changes, if it has very many."""
 LINGER = 5.0
 """Seconds for which the mirror still counts after etcd was last heard: a reconnect is no outage."""
 
@@ -75,6 +73,7 @@ class Mirror:
         self._outage: Outage | None = Outage()
         self._refusal: Outage | None = None
         self._revision = 0
+        self._losing = False  # changes are left to take of those by which etcd has lost data
         self.losses = 0
         """How often etcd has lost data since the start: it had a lower revision than before."""
         self._listed = asyncio.Event()
@@ -148,7 +147,8 @@ class Mirror:
         state = self._state(keys)
         unread = sorted(key.removeprefix(keys.prefix) for key in state.unreadable if _is_planned_by(keys, key))
         if unread:
-            text = f"the job's records {', '.join(unread)} in etcd cannot be read: damaged, or of a newer version"
+            what = ", ".join(unread[:3]) + (f" and {len(unread) - 3} more" if len(unread) > 3 else "")
+            text = f"the job's records {what} in etcd cannot be read: damaged, or of a newer version"
             return Outage("RecordsUnreadable", f"{text} of elastrain; upgrade the operator")
         if state.generation is not None and state.generation.roster is not None:
             return Outage(message="some members of the newest generation are not known yet")
@@ -215,7 +215,9 @@ class Mirror:
 
     # ---- what the watch says ---------------------------------------------------------------------------------------
     def _drain(self, _: object = None) -> None:
-        """Take what the intake has; what it holds back follows after a moment, in which other work is done."""
+        """Take a portion; the next one follows after as much time, in which other work is done."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
         self.take(self._intake.take())
         refused, dropped = self._intake.refused, self._intake.dropped
         for keys in self._refused.keys() ^ refused.keys():
@@ -227,24 +229,28 @@ class Mirror:
         RECORDS_REFUSED.labels("record").inc(dropped - self._dropped)
         self._refused, self._dropped = refused, dropped
         if self._intake.more:
-            asyncio.get_running_loop().call_later(PACE, self._drain)
+            loop.call_later(loop.time() - began, self._drain)
 
     def take(self, batch: Batch) -> None:
         """Changes from the watch, in order."""
         lost = self._note_revision(batch)
+        self._losing = self._losing or lost
         changed: set[JobKeys] = set()
         stepped: set[JobKeys] = set()
         for event in batch.events:
             key, kv = (event.kv.key, event.kv) if isinstance(event, Put) else (event.key, None)
             keys = JobKeys.of(key)
-            if keys is None:
-                continue
+            if keys is None or (kv is not None and keys in self._intake.refused and key != keys.owner):
+                continue  # the job was refused for the records before this one
             state = self._jobs[keys] = self._state(keys)
             before = state.progress
             state.put(key, kv)
+            if key in state.unreadable:
+                self._intake.unreadable(keys)
             (stepped if self._can_wait(state, key, kv, before) else changed).add(keys)
-            if state.is_empty and not lost:  # else it keeps the last number
+            if state.is_empty and not self._losing:  # else it keeps the last number
                 del self._jobs[keys]
+        self._losing = self._losing and self._intake.more
         if lost or (batch.snapshot and not self._listed.is_set()):
             self._listed.set()
             self._on_change(None)

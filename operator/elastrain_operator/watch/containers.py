@@ -14,6 +14,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from elastrain.api import names
+from elastrain.api.base import Unreadable
 from elastrain.api.records import Termination
 from elastrain_operator.facts import Ending, Trouble
 from elastrain_operator.raw import Raw, mapping, number, objects, text
@@ -122,7 +123,7 @@ def _record(message: str) -> Termination | None:
     agent writes)."""
     try:
         record = Termination.decode(message)
-    except ValueError:
+    except Unreadable:
         return None
     numbers = (record.step, record.exit_code, record.signal, record.rank or 0)
     return record if all(abs(n) <= LARGEST for n in numbers) and record.step >= 0 else None

@@ -8,8 +8,8 @@ import unicodedata
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
+from elastrain.api.base import Unreadable
 from elastrain.api.printable import printable, printable_json, printable_tree
 from elastrain.api.records import Outcome, Termination
 
@@ -70,5 +70,5 @@ def test_a_record_of_a_worker_cannot_act():
 
 @pytest.mark.parametrize("raw", [b"\xff\x1b", b'{"outcome": "\\ud800"}', b"{\x1b"])
 def test_what_is_no_json_is_refused_by_its_reader(raw: bytes):
-    with pytest.raises(ValidationError):
+    with pytest.raises(Unreadable):
         Termination.decode(raw)

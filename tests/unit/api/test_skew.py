@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 
 import builders
 from elastrain.api import messages
-from elastrain.api.base import Record, StatusModel
+from elastrain.api.base import Record, StatusModel, Unreadable
 from elastrain.api.job import status as statuses
 from elastrain.api.job.status import JobStatus
 from elastrain.api.keys import JobKeys
@@ -155,7 +155,7 @@ def test_a_field_that_is_only_shown_counts_as_absent_if_it_cannot_be_read(field)
 
 @pytest.mark.parametrize("field", ["finished", "step", "generation", "checkpoint"])
 def test_a_record_is_unreadable_if_a_field_that_decides_cannot_be_read(field):
-    with pytest.raises(ValidationError):
+    with pytest.raises(Unreadable):
         Progress.decode(json.dumps({**document(Progress), field: ["of another type"]}))
 
 
@@ -211,5 +211,5 @@ def test_other_records_are_readable_beside_a_member_of_a_newer_version():
 def test_a_message_of_an_unknown_type_is_none_and_a_damaged_one_an_error(adapter, known):
     assert messages.decode(adapter, json.dumps({"type": WORD, "generation": 1})) is None
     for damaged in (json.dumps({"type": known}), '{"generation": 1}', "{", "[]"):
-        with pytest.raises(ValidationError):
+        with pytest.raises(Unreadable):
             messages.decode(adapter, damaged)

@@ -156,14 +156,45 @@ def test_the_loop_is_told_once_and_gets_the_last_change_of_each_key():
 
 def test_a_job_with_very_many_changes_delays_only_itself():
     watched = Watched()
+    watched.intake = Intake(replace(LIMITS, portion=11 * 256))
     watched.write(*(kv(ONE.member(str(n))) for n in range(35)), kv(TWO.target), snapshot=True)
     first = watched.intake.take()
-    assert first.snapshot
+    assert first.snapshot, "each job has had its turn"
     assert [e.kv.key for e in first.events if isinstance(e, Put)].count(TWO.target) == 1
     assert len(first.events) == 11
     watched.drain()
     assert len(watched.portions) == 3
     assert not any(portion.snapshot for portion in watched.portions)
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(0, 900)), min_size=1, max_size=60))
+@examples(50)
+def test_a_portion_is_bounded_and_a_list_ends_once_each_job_has_had_its_turn(records):
+    watched = Watched()
+    watched.intake = Intake(replace(LIMITS, portion=2000, job=10**6, all=10**6, member=10**6))
+    jobs = {name: JobKeys("ns", name, name) for name in "abcdef"}
+    for number, (name, size) in enumerate(records):
+        watched.write(kv(jobs[name].member(str(number)), size), snapshot=number == len(records) - 1)
+    watched.drain()
+    assert all(sum(256 + len(e.kv.value) for e in p.events[:-1]) < 2000 for p in watched.portions)
+    (end,) = [n for n, portion in enumerate(watched.portions) if portion.snapshot]
+    served = {JobKeys.of(e.kv.key).uid for portion in watched.portions[: end + 1] for e in portion.events}
+    assert served == {name for name, _ in records}
+    assert len(watched.kept) == len(records)
+
+
+def test_a_job_is_refused_if_too_many_of_its_records_within_a_minute_cannot_be_read():
+    watched, now = Watched(), [0.0]
+    watched.intake = Intake(LIMITS, lambda: now[0])
+    for second in range(2 * LIMITS.unreadable):
+        now[0] = float(second)
+        watched.write(kv(ONE.progress), kv(TWO.progress))
+        watched.intake.unreadable(ONE)
+    assert not watched.intake.refused, "slowly it may"
+    for _ in range(LIMITS.unreadable + 1):
+        watched.intake.unreadable(ONE)
+    assert "cannot be read" in watched.intake.refused[ONE]
+    assert TWO not in watched.intake.refused
 
 
 KEYS = [keys.member(str(n)) for keys in (ONE, TWO) for n in range(30)] + [ONE.owner, TWO.target, "/elastrain/x"]

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import structlog
-from pydantic import ValidationError
 
 from elastrain import threads
 from elastrain.agent.core.events import RankHungUp, RankSaid
@@ -156,7 +155,7 @@ class _Connection:
                         raise ValueError(f"the first message must be hello, not {message.type}")
                     if not self.replaced:
                         self._server.said(RankSaid(self._server.incarnation, local_rank, message))
-        except (ValidationError, ValueError) as error:
+        except ValueError as error:
             log.error("invalid message from a rank; disconnecting", local_rank=local_rank, error=str(error))
         except OSError as error:
             log.info("connection of a rank ended", local_rank=local_rank, error=str(error))

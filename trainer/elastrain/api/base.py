@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self, TypeVar
 
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
+    FailFast,
     Field,
     SerializerFunctionWrapHandler,
     ValidationError,
@@ -41,10 +43,36 @@ class StatusModel(ApiModel):
     model_config = ConfigDict(extra="allow")
 
 
+MOST_ERRORS = 100
+"""With more errors none is looked at: each costs time and memory, and a value can have one for each 2 bytes."""
+
+T = TypeVar("T")
+Many = Annotated[tuple[T, ...], FailFast(), Field(max_length=1 << 16)]
+"""The items of a record. Its first wrong item is the only error."""
+Few = Annotated[tuple[T, ...], FailFast(), Field(max_length=64)]
+"""A bounded number of them, for what is shown."""
+Text = Annotated[str, BeforeValidator(lambda value: value[:4096] if isinstance(value, str) else value)]
+"""Words of a record: a longer text is cut. Any other string of a record is a name or a path, and too long is wrong."""
+
+
+class Unreadable(ValueError):
+    """A record cannot be read. The text is bounded, whatever the record holds."""
+
+
+def first_error(error: ValidationError) -> str:
+    """The first error with its field, without the value, and the number of errors: at most 300 characters."""
+    count = error.error_count()
+    if count > MOST_ERRORS:
+        return f"{count} errors"
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    place = ".".join(str(part)[:40] for part in first["loc"])
+    return f"{place}: {first['msg']}"[:280] + (f" ({count} errors)" if count > 1 else "")
+
+
 class Record(BaseModel):
     """Base of all records: immutable, snake_case, tolerant of unknown fields."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, extra="ignore", str_max_length=4096)
 
     shown: ClassVar[frozenset[str]] = frozenset()
     """Fields from which no decision follows: one that cannot be read counts as absent."""
@@ -54,16 +82,23 @@ class Record(BaseModel):
 
     @classmethod
     def decode(cls, raw: bytes | str) -> Self:
-        """Texts are :func:`printable`. Raises ``ValidationError`` if a field cannot be read that is not only shown."""
+        """Texts are :func:`printable`. Raises :class:`Unreadable` if a field cannot be read that is not only shown."""
         raw = printable_json(raw)
         try:
             return cls.model_validate_json(raw)
         except ValidationError as error:
-            wrong = {e["loc"][0] if e["loc"] else "" for e in error.errors(include_url=False, include_input=False)}
+            wrong = wrong_fields(error)
             if not wrong <= cls.shown:
-                raise
+                raise Unreadable(first_error(error)) from None
             fields = from_json(raw)
-            return cls.model_validate_json(to_json({name: fields[name] for name in fields.keys() - wrong}))
+            return cls.decode(to_json({name: fields[name] for name in fields.keys() - wrong}))
+
+
+def wrong_fields(error: ValidationError) -> set[int | str]:
+    """The fields with errors; empty words: the whole, or too many to tell."""
+    if error.error_count() > MOST_ERRORS:
+        return {""}
+    return {e["loc"][0] if e["loc"] else "" for e in error.errors(include_url=False, include_input=False)}
 
 
 def rule_broken(words: str, value: Any) -> PydanticCustomError:

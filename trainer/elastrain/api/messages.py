@@ -10,7 +10,7 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from elastrain.api.base import Record
+from elastrain.api.base import Record, Text, Unreadable, first_error
 from elastrain.api.loops import NO_LOOP, LoopId
 from elastrain.api.records import Generation, Progress
 from elastrain.api.settings import RankSettings
@@ -52,7 +52,7 @@ class Misplaced(Record):
     they are between two loops. The other ranks must not wait for it."""
 
     type: Literal["misplaced"] = "misplaced"
-    why: str
+    why: Text
     ahead: bool = True
     """The script has left the loop that the job is in, and cannot go back: the rank waits to be started anew. Otherwise
     it goes on, says :class:`Ready` later, and needs another member id for that: :class:`Welcome` follows."""
@@ -76,7 +76,7 @@ class Broken(Record):
     type: Literal["broken"] = "broken"
     generation: int
     step: int
-    error: str
+    error: Text
     mine: bool = False
     """By a failure of this rank itself; else a peer was lost, or the generation was ended."""
     leaves: bool = False
@@ -103,7 +103,7 @@ class Diverged(Record):
     """The ranks' scripts do different things. No further generation can mend it: the job has to fail."""
 
     type: Literal["diverged"] = "diverged"
-    why: str
+    why: Text
 
 
 class Finished(Record):
@@ -127,7 +127,7 @@ class Kept(Record):
     its node, or could not be written there."""
 
     type: Literal["kept"] = "kept"
-    why: str
+    why: Text
     holds: bool = True
     """Whether the state was written, or this rank has none to write."""
 
@@ -192,14 +192,14 @@ class Abort(Record):
 
     type: Literal["abort"] = "abort"
     generation: int
-    reason: str
+    reason: Text
 
 
 class Exit(Record):
     """No generation will include this rank: end the loop and do not delay others."""
 
     type: Literal["exit"] = "exit"
-    reason: str
+    reason: Text
     finished: bool = False
     """The job has ended. Else this worker leaves it."""
 
@@ -209,7 +209,7 @@ class Repeat(Record):
     node and answers :class:`Kept`: its process starts again and repeats what follows the training."""
 
     type: Literal["repeat"] = "repeat"
-    why: str
+    why: Text
 
 
 AgentMessage = Annotated[Welcome | Located | Proposed | Abort | Exit | Repeat, Field(discriminator="type")]
@@ -221,10 +221,10 @@ M = TypeVar("M")
 
 def decode(adapter: TypeAdapter[M], line: bytes | str) -> M | None:
     """The message in ``line``; None if its type is unknown, since the other side is of a newer version. Raises
-    ``ValidationError``."""
+    :class:`Unreadable`."""
     try:
         return adapter.validate_json(line)
     except ValidationError as error:
-        if error.errors(include_url=False, include_input=False)[0]["type"] != "union_tag_invalid":
-            raise
+        if error.error_count() > 1 or error.errors(include_url=False)[0]["type"] != "union_tag_invalid":
+            raise Unreadable(first_error(error)) from None
         return None

@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from elastrain.api import names
+from elastrain.api.base import Unreadable
 from elastrain.api.job import ElasticTrainingJob
 from elastrain.api.job.shown import Event, Worker, time_of
 from elastrain.api.printable import printable, printable_tree
@@ -87,6 +88,6 @@ def _reason_of(reason: str, message: str) -> tuple[str, str]:
     """Reason and message of an ended container; those of the agent's termination record (JSON) if there is one."""
     try:
         last = Termination.decode(message)
-    except ValidationError:
+    except Unreadable:
         return reason, message
     return last.reason or reason, last.message

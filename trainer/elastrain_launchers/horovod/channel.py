@@ -24,10 +24,10 @@ import socket
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from elastrain.api import names
-from elastrain.api.base import Record
+from elastrain.api.base import Record, Unreadable
 from elastrain.api.keys import JobKeys
 
 ANSWER_SECONDS = 10.0
@@ -137,7 +137,7 @@ class Signed:
         """The request; None if it was not signed with ``token``, or is not valid."""
         if not token or not hmac.compare_digest(self._mac.encode(), _mac(token, self._nonce, self._body).encode()):
             return None
-        with contextlib.suppress(ValidationError):
+        with contextlib.suppress(Unreadable):
             return Request.decode(self._body)
         return None
 

@@ -100,8 +100,8 @@ def below_min(situation: Situation) -> bool:
 
 
 def stragglers(members: Mapping[str, Member]) -> tuple[str, ...]:
-    """Names of the workers that report themselves as slow."""
-    return tuple(sorted(m.worker for m in members.values() if m.health == Health.SLOW))
+    """Names of at most 16 of the workers that report themselves as slow."""
+    return tuple(sorted(m.worker for m in members.values() if m.health == Health.SLOW)[:16])
 
 
 def _ready(situation: Situation) -> int:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, ValidationError, field_validator
 
-from elastrain.api.base import AwareTime, StatusModel, aware
+from elastrain.api.base import AwareTime, StatusModel, aware, wrong_fields
 from elastrain.api.job.batches import BatchStatus, RankShareStatus
 
 
@@ -307,7 +307,7 @@ class JobStatus(StatusModel):
         try:
             return cls.model_validate(raw)
         except ValidationError as error:
-            wrong = {e["loc"][0] if e["loc"] else "" for e in error.errors(include_url=False, include_input=False)}
+            wrong = wrong_fields(error)
             if not wrong <= cls.shown:
                 raise
             return cls.model_validate({name: value for name, value in raw.items() if name not in wrong})

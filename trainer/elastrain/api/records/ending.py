@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from elastrain.api.base import Record
+from elastrain.api.base import Record, Text
 
 
 class Closed(Record):
@@ -20,7 +20,7 @@ class Closed(Record):
     """Id of the member that wrote it."""
     reason: str
     """``Finished``, ``Failed``, or ``Closed`` if a program called ``set_closed()``; or ``names.DIVERGED``."""
-    message: str = ""
+    message: Text = ""
     """The cause of a failure, in one line."""
 
 
@@ -45,7 +45,7 @@ class Termination(Record):
     """Global rank of the first failure."""
     reason: str = ""
     """One CamelCase word: ScriptFailed, RankKilled, EtcdUnreachable, EtcdDenied, Usage, ..."""
-    message: str = ""
+    message: Text = ""
     """The failure and its place, in one line."""
-    log_tail: str = ""
+    log_tail: Text = ""
     """Last lines of the failed rank (bounded: a termination log holds 4096 bytes)."""

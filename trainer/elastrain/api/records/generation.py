@@ -8,7 +8,7 @@ from typing import Annotated, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from elastrain.api.base import Record
+from elastrain.api.base import Many, Record, Text
 from elastrain.api.records.member import PartOfState
 
 
@@ -55,7 +55,7 @@ class Generation(Record):
     )
 
     number: Annotated[int, Field(ge=1)]
-    members: tuple[GenerationMember, ...] = ()
+    members: Many[GenerationMember] = ()
     """Members in rank order. The first member's store is the generation's rendezvous point. With ``roster``: empty, or
     only the member that the reader requested."""
     reason: str
@@ -64,9 +64,9 @@ class Generation(Record):
     """Id of the member that wrote it."""
     step: int = 0
     """Committed steps known to the leader."""
-    ended: tuple[int, ...] = ()
+    ended: Many[int] = ()
     """Earlier generations that lost a member or broke; their members must leave them."""
-    why: str = ""
+    why: Text = ""
     """The cause of their end."""
     roster: Roster | None = None
     """Set if the generation has too many members for a record that all members receive."""
@@ -128,6 +128,6 @@ class Leader(Record):
 class Ended(Record):
     """Broken generations without a successor yet. Written by the leader, read by all agents."""
 
-    numbers: tuple[int, ...]
-    why: str
+    numbers: Many[int]
+    why: Text
     """In words."""

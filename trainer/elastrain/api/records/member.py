@@ -7,7 +7,7 @@ from typing import Annotated, Self
 
 from pydantic import Field
 
-from elastrain.api.base import Record
+from elastrain.api.base import Record, Text
 
 
 class Phase(StrEnum):
@@ -105,7 +105,7 @@ class Member(PartOfState):
     """In-place restarts of this worker's ranks."""
     health: str = Health.OK
     """A value of :class:`Health`; readers keep unknown values unchanged."""
-    health_message: str = ""
+    health_message: Text = ""
     """The health as a sentence. Written when ``health`` changes, not with each new measurement."""
     health_rank: int | None = None
     """Local rank that is slow or stuck; None: no single rank."""

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Annotated
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
-from elastrain.api.base import Record
+from elastrain.api.base import Few, Record, Text
 from elastrain.api.batch import BatchFigures, RankShare
 
 PHASES = ("detect", "decide", "connect", "transfer", "first_step")
 """Phases of a rescale, in order."""
+
+
+def _few(phases: object) -> object:
+    """Before an entry is read, since each wrong one is an error."""
+    if isinstance(phases, dict) and len(phases) > 16:
+        raise ValueError("has more than 16 phases")
+    return phases
 
 
 class Rescale(Record):
@@ -27,7 +35,7 @@ class Rescale(Record):
     """Seconds from the last committed step of the old generation to the first of the new one."""
     lost_steps: int = 0
     """Committed steps that were repeated."""
-    phases: dict[str, float] = Field(default_factory=dict)
+    phases: Annotated[dict[str, float], BeforeValidator(_few)] = Field(default_factory=dict)
     """Seconds by phase: ``detect`` and ``decide`` (unplanned changes only); ``connect`` (in a planned change it
     overlaps training and is not part of the pause); ``transfer`` (until joiners have the state; the first step is
     computed meanwhile); ``first_step`` (its remainder)."""
@@ -52,11 +60,11 @@ class CheckpointState(Record):
 
     step: int = 0
     path: str = ""
-    error: str = ""
+    error: Text = ""
     """Empty if the last attempt succeeded; else the operation, the path and the system's message."""
     archived_step: int = 0
     """Step of the newest copy in ``spec.checkpoint.archive``; 0: none is known."""
-    archive_error: str = ""
+    archive_error: Text = ""
     """Empty if the last copy to it succeeded."""
     resumed: Resumed | None = None
     """Until the next save."""
@@ -88,12 +96,12 @@ class Progress(Record):
     """Smoothed duration of an undisturbed step, in seconds; with ``batch``, for each batch of the script in it."""
     batch: BatchFigures | None = None
     """Of a job with ``spec.batch``: ``step``, ``total_steps`` and ``goal`` then count batches of the script."""
-    shares: tuple[RankShare, ...] = ()
+    shares: Few[RankShare] = ()
     """With ``spec.shares: Measured``, once the generation has decided: of at most 16 ranks, slowest first."""
-    rescales: tuple[Rescale, ...] = ()
+    rescales: Few[Rescale] = ()
     """The newest ten, oldest first."""
     checkpoint: CheckpointState | None = None
-    stragglers: tuple[str, ...] = ()
-    """Names of workers that delay the others (``Member.health`` is ``slow``). Added by rank 0's agent."""
+    stragglers: Few[Annotated[str, Field(max_length=253)]] = ()
+    """Names of at most 16 workers that delay the others (``Member.health`` is ``slow``). Added by rank 0's agent."""
     finished: bool = False
     """The training loop has ended on every rank, and the script of rank 0's worker exited with 0."""

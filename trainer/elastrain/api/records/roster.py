@@ -11,7 +11,7 @@ import math
 import zlib
 from collections.abc import Iterable
 
-from elastrain.api.base import Record
+from elastrain.api.base import Many, Record
 from elastrain.api.records.generation import Generation, GenerationMember, Roster
 
 INLINE = 64
@@ -26,7 +26,7 @@ class Part(Record):
     """Some members of a generation, in rank order. Written by the leader, immutable, deleted a few generations
     later."""
 
-    members: tuple[GenerationMember, ...] = ()
+    members: Many[GenerationMember] = ()
 
 
 def parts_of(size: int) -> int:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from elastrain.api.base import Record
+from elastrain.api.base import Many, Record
 
 
 class Target(Record):
@@ -18,7 +18,7 @@ class Target(Record):
     """Largest number of members of a generation."""
     desired: Annotated[int, Field(ge=0)]
     """Desired number of members. 0: all members leave (suspend)."""
-    leaving: tuple[str, ...] = ()
+    leaving: Many[str] = ()
     """Names of workers (pods, not member ids) to exclude from the next generation."""
     reason: str = ""
     """Reason of the target, one CamelCase word; the generation inherits it."""

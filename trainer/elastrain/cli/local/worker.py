@@ -11,10 +11,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from elastrain import threads
 from elastrain.api import names
+from elastrain.api.base import Unreadable
 from elastrain.api.records import Outcome, Termination
 from elastrain.tether import tethered
 
@@ -127,7 +126,7 @@ def read_termination(path: Path, exit_code: int) -> Termination:
     code is a signal."""
     try:
         return Termination.decode(path.read_bytes())
-    except (OSError, ValidationError):
+    except (OSError, Unreadable):
         signum = max(0, -exit_code)
         how = f"was killed by signal {signum}" if signum else f"exited with {exit_code} without a termination record"
         return Termination(
