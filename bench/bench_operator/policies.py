@@ -21,7 +21,7 @@ def install(plane: ControlPlane) -> None:
     path = plane.directory / "policies.yaml"
     argv = [
         str(BIN / "helm"), "template", RELEASE, str(CHART), f"--namespace={NAMESPACE}",
-        "--set=operator.image.repository=registry.example/elastrain/operator",
+        "--set=operator.image.repository=registry.example/elastrain/operator", "--set=etcd.tls.mode=generated",
         "--show-only=templates/admission.yaml", f"--kube-version={version('kube-apiserver')}",
     ]  # fmt: skip
     made = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import socket
 import subprocess
 import sys
 import urllib.request
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from bench_harness.processes import free_ports
-from charts import Manifests, keys, one
+from charts import Manifests, one
 from conditions import eventually
 from control_plane import etcd_program, program
 from elastrain.etcd import EtcdConfig
-from elastrain_operator.keys import certificates
 
 CONFIGURATION = "etcd-gateway.cfg"
 
@@ -98,13 +97,10 @@ class EtcdMember:
 
 
 def write_keys(manifests: Manifests, home: Path) -> None:
-    """The files of its Secrets, as the chart's pod for keys creates them."""
-    (hosts,) = [word.removeprefix("--hosts=") for word in keys(manifests) if word.startswith("--hosts=")]
-    authority = certificates.new_authority("etcd-ca", datetime.now(UTC))
-    made = certificates.issue("etcd", hosts.split(","), authority, datetime.now(UTC))
-    files = {"ca.crt": authority.certificate, "tls.crt": made.certificate, "tls.key": made.key, "password": b"secret"}
-    for name, value in files.items():
-        (home / name).write_bytes(value)
+    """The files of its Secrets; the password is ``secret``."""
+    for name, value in one(manifests, "Secret", "-server")["data"].items():
+        (home / name).write_bytes(base64.b64decode(value))
+    (home / "password").write_bytes(b"secret")
 
 
 class ChartEtcd:

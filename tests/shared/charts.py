@@ -70,11 +70,3 @@ def pod_specs(manifests: Manifests) -> Iterator[dict[str, Any]]:
 def environment(manifests: Manifests) -> dict[str, Any]:
     (container,) = operator(manifests)["spec"]["template"]["spec"]["containers"]
     return {e["name"]: e.get("value", e.get("valueFrom")) for e in container["env"]}
-
-
-def keys(manifests: Manifests) -> list[str]:
-    """The command of the container that creates the keys of etcd."""
-    (found,) = [m for m in manifests if m["kind"] == "Deployment" and component(m) == "keys"]
-    (container,) = found["spec"]["template"]["spec"]["containers"]
-    command: list[str] = container["command"]
-    return command

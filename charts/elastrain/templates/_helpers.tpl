@@ -70,6 +70,9 @@ off
 {{- range dig "spec" "template" "spec" "containers" (list) $running }}
 {{- $flags = concat $flags (.command | default list) }}
 {{- end }}
+{{- if not (lookup "v1" "Namespace" "" "kube-system") }}
+{{- fail "etcd.tls.mode: empty: Helm has no access to the cluster, where it would find the keys of the last time: name a mode. Argo CD, Flux and helm template need cert-manager, or existing with etcd.tls.rootSecretName" }}
+{{- end }}
 {{- ternary "off" "generated" (has "--listen-client-urls=http://0.0.0.0:2379" $flags) }}
 {{- end }}
 {{- end }}
@@ -81,17 +84,6 @@ off
 {{- else -}}
 {{ include "elastrain.etcdName" . }}-{{ ternary "server" "tls" (eq (include "elastrain.etcdTLS" .) "generated") }}
 {{- end }}
-{{- end }}
-
-{{- /* Name of the Secret with the CA of etcd.tls.mode=generated. */}}
-{{- define "elastrain.etcdAuthoritySecret" -}}
-{{ include "elastrain.etcdName" . }}-authority
-{{- end }}
-
-{{- /* Not empty if there are keys of etcd that the chart has to create. */}}
-{{- define "elastrain.keepsKeys" -}}
-{{- $mode := include "elastrain.etcdTLS" . }}
-{{- if and (ne $mode "off") (or (eq $mode "generated") (not .Values.etcd.tls.rootSecretName)) }}yes{{ end }}
 {{- end }}
 
 {{- /* Name of the Secret with the password of root and the key for the passwords of jobs. */}}

@@ -93,7 +93,7 @@ def test_each_mode_renders_what_it_mounts(rendered: Render) -> None:
 
     etcd = "demo-elastrain-etcd"
     root = f"Secret {etcd}-root"
-    assert made() == [f"Secret {etcd}-authority", root, f"Secret {etcd}-server"]
+    assert made() == [root, f"Secret {etcd}-server"]
     assert made("etcd.tls.mode=off") == made(*EXTERNAL) == made(*CREDENTIALS) == []
     assert made(*VALUE_SETS["own-certificate"]) == []
     own_ca = [f"Certificate {etcd}-ca", f"Issuer {etcd}-ca", f"Issuer {etcd}-self-signed"]

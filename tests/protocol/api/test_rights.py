@@ -107,9 +107,7 @@ def grants(manifests: Manifests, to: str = "demo-elastrain") -> dict[tuple[str, 
             continue
         (subject,) = binding["subjects"]
         assert (subject["kind"], subject["namespace"]) == ("ServiceAccount", "training")
-        assert subject["name"] in ("demo-elastrain", "demo-elastrain-dashboard", "demo-elastrain-keys"), (
-            "an unknown account"
-        )
+        assert subject["name"] in ("demo-elastrain", "demo-elastrain-dashboard"), "an unknown account"
         if subject["name"] != to:
             continue
         namespace, ref = binding["metadata"].get("namespace"), binding["roleRef"]
@@ -182,17 +180,6 @@ def test_operator_may_use_only_its_own_lease(rendered: Render) -> None:
     assert environment["ELASTRAIN_LEASE"] == "training/demo-elastrain"
 
 
-def test_only_the_pod_for_keys_reads_keys_and_only_those_of_etcd(rendered: Render) -> None:
-    rules = grants(rendered(), "demo-elastrain-keys")["RoleBinding", "training"]
-    etcd = "demo-elastrain-etcd"
-    assert {(*r["resources"], *r["verbs"]): r["resourceNames"] for r in rules} == {
-        ("secrets", "get", "update"): [f"{etcd}-root", f"{etcd}-authority", f"{etcd}-server"],
-        ("secrets", "get"): [f"{etcd}-ca"],
-    }
-    for settings in (("etcd.tls.mode=off",), ("etcd.tls.mode=cert-manager", "etcd.tls.rootSecretName=mine")):
-        assert not grants(rendered(*settings), "demo-elastrain-keys"), settings
-
-
 @pytest.mark.parametrize(
     ("table", "used"),
     [
@@ -212,4 +199,4 @@ def test_table_matches_the_programs_declared_use(table: Any, used: Any) -> None:
 
 def test_users_roles_grant_the_operator_nothing(rendered: Render) -> None:
     bound = {m["roleRef"]["name"] for m in rendered() if "roleRef" in m}
-    assert bound == {f"demo-elastrain{name}" for name in (".training", ".training.identity", "-lease", "-keys")}
+    assert bound == {f"demo-elastrain{name}" for name in (".training", ".training.identity", "-lease")}

@@ -1,1 +1,0 @@
-"""Keys of the chart's etcd: created and replaced in Secrets, and known to nothing else."""
