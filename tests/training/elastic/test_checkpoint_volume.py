@@ -1,12 +1,10 @@
 """Durable checkpoints: complete or absent, never overwritten by a replaced job."""
 
 import os
-import pickle
 import shutil
 import subprocess
 import threading
 from collections.abc import Iterator
-from io import BytesIO
 from pathlib import Path
 
 import pytest
@@ -14,10 +12,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastrain.elastic.checkpoint import Pace, StaleLineage, Tier, dcp, folder, tier_at
-from elastrain.elastic.checkpoint.division import Entry, Sharded
+from elastrain.api.shape import ONE_RANK
+from elastrain.elastic.checkpoint import Checkpoint, Pace, StaleLineage, Tier, Writers, folder, tier_at
+from elastrain.elastic.checkpoint.folder import NewFolder
 from elastrain.elastic.checkpoint.rules import due
-from elastrain.elastic.state.parts import Sparse
+from elastrain.elastic.checkpoint.store import DirectoryStore
 
 
 def tree(value: float) -> dict:
@@ -252,6 +251,27 @@ def test_a_save_rests_for_the_processor_time_that_it_took_and_not_for_the_disk(m
     assert rests == pytest.approx([3 * 0.5, 0.0, folder.REST_SECONDS - 3 * 0.5]), "the rests of a long save are bounded"
 
 
+def test_each_note_is_read_once_while_the_last_part_is_awaited(tmp_path) -> None:
+    store, reads = DirectoryStore(tmp_path), list[str]()
+    checkpoint = Checkpoint(10, 1, "1-0123456789ab", "")
+    folders = [NewFolder(store, checkpoint, Writers.of([0, 0, 0], rank, "1/10", ONE_RANK)) for rank in range(3)]
+
+    class LateOnThirdLook(Pace):
+        looks = 0
+
+        def wait(self, seconds: float) -> bool:
+            self.looks += 1
+            if self.looks == 3:
+                folders[2].parts("of rank 2", Pace())
+            return True
+
+    read = store.read
+    store.read = lambda path, *part: reads.append(path[-5:]) or read(path, *part)
+    folders[1].parts("of rank 1", Pace())
+    assert folders[0].parts("of rank 0", LateOnThirdLook()) == [f"of rank {rank}" for rank in range(3)]
+    assert reads == ["00001", "00002"]
+
+
 def test_a_paced_save_is_complete(volume) -> None:
     saved = volume.save(tree(1.5), step=7, generation=1, lineage=volume.begin_lineage(volume.lineage), pace=Pace())
     assert same(volume.load(saved), tree(1.5))
@@ -271,20 +291,3 @@ def test_a_save_stops_resting_if_training_waits_for_it(volume) -> None:
     of_a_save.hurry()
     saving.join(30)
     assert [c.step for c in volume.complete()] == [7]
-
-
-@pytest.mark.parametrize(
-    ("written", "now"),
-    [
-        ("elastrain.elastic.checkpoint.dcp._Entry", Entry),
-        ("elastrain.elastic.checkpoint.structure.Sharded", Sharded),
-        ("elastrain.elastic.state.sparse.Sparse", Sparse),
-    ],
-)
-def test_classes_in_checkpoints_of_earlier_versions_are_found_where_they_are_now(written, now) -> None:
-    module, _, name = written.rpartition(".")
-    pickled = pickle.dumps(now, protocol=0).replace(
-        f"{now.__module__}\n{now.__name__}".encode(), f"{module}\n{name}".encode()
-    )
-    assert module.encode() in pickled
-    assert dcp._Structure(BytesIO(pickled)).load() is now

@@ -1,4 +1,4 @@
-"""Adapters of frameworks take state from peers and checkpoints by the typed encoding only: nothing is unpickled."""
+"""State comes from peers and checkpoints by the typed encoding only: nothing of it is unpickled."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-INTEGRATIONS = Path(__file__).parents[3] / "trainer" / "elastrain" / "integrations"
+RUNTIME = Path(__file__).parents[3] / "trainer" / "elastrain"
+FILES = sorted(path for folder in ("integrations", "elastic/checkpoint") for path in (RUNTIME / folder).rglob("*.py"))
 MODULES = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "shelve", "marshal", "joblib"}
 CALLS = {"load": "torch", "all_gather_object": "job"}
 """Methods that unpickle, and what they are methods of."""
@@ -27,8 +28,8 @@ def unpickles(source: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("path", sorted(INTEGRATIONS.rglob("*.py")), ids=lambda p: str(p.relative_to(INTEGRATIONS)))
-def test_adapter_unpickles_nothing(path) -> None:
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(RUNTIME)))
+def test_nothing_is_unpickled(path) -> None:
     assert not unpickles(path.read_text())
 
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
-import pickle
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from io import BytesIO
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -27,7 +25,6 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 from torch.distributed.checkpoint.planner import (
-    LoadItemType,
     LoadPlan,
     ReadItem,
     SavePlan,
@@ -43,7 +40,8 @@ from elastrain.elastic import torch_private
 from elastrain.elastic.checkpoint.digests import DigestingWriter
 from elastrain.elastic.checkpoint.division import ALONE, WHOLE, Cut, Entry, Path, Sharded, Writers, is_part, placeholder
 from elastrain.elastic.checkpoint.folder import Pace
-from elastrain.elastic.state.parts import Part, Sparse
+from elastrain.elastic.encoding import decode, encode
+from elastrain.elastic.state.parts import Part
 from elastrain.elastic.torch_private import pytree
 
 Create = Callable[[str], AbstractContextManager[DigestingWriter]]
@@ -94,7 +92,7 @@ def load(opened: Callable[[str], BinaryIO], where: str = "", cut: Cut = WHOLE) -
     reader.fs = _Files(opened=opened)
     with _os_errors(where):
         reading = _Reading(reader)
-        tree = _Structure(BytesIO(reading.structure(cut.grid.prefix))).load()
+        tree = decode(reading.structure(cut.grid.prefix))
         placed = pytree.tree_map_with_path(lambda path, leaf: _placed(path, leaf, reading, cut), tree)
         reading.read()
     return placed
@@ -182,13 +180,13 @@ class _Source(DefaultSavePlanner):
 
     def __init__(self, state: dict[str, Any], writers: Writers, pace: Pace) -> None:
         super().__init__()
-        self._pace, self._data = pace, dict[str, Any]()
+        self._pace, self._data = pace, dict[str, torch.Tensor]()
         self.items: list[WriteItem] = []
         structure = pytree.tree_map_with_path(lambda p, x: self._add(p, x, writers), state, is_leaf=is_part)
         if writers.describes:
-            name = writers.grid.prefix + _STRUCTURE
-            self._data[name] = pickle.dumps(structure)  # bytes: its integer keys would become strings
-            self.items.append(WriteItem(MetadataIndex(name), WriteItemType.BYTE_IO))
+            # DCP would turn its integer keys into strings.
+            described = torch.frombuffer(bytearray(encode(structure, "the state")), dtype=torch.uint8)
+            self._add_tensor(writers.grid.prefix + _STRUCTURE, described, (0,), described.shape)
         pace.begin()
 
     def _add(self, path: Path, leaf: Any, writers: Writers) -> Any:
@@ -204,24 +202,23 @@ class _Source(DefaultSavePlanner):
             offsets, sizes = writers.grid.chunk(shape, leaf.dims)
         of_its_own = not writers.attempt  # no other rank's part has the name of an empty one
         if 0 not in sizes or tensor is leaf or writers.grid.own(()) or of_its_own:
-            self._data[name] = tensor
-            part = TensorWriteData(
-                ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)),
-                TensorProperties.create_from_tensor(tensor),
-                torch.Size(shape),
-            )
-            index = MetadataIndex(name, torch.Size(offsets))
-            self.items.append(WriteItem(index, WriteItemType.SHARD, tensor_data=part))
+            self._add_tensor(name, tensor, offsets, shape)
         return stands_for
 
-    def resolve_data(self, write_item: WriteItem) -> torch.Tensor | BytesIO:
+    def _add_tensor(self, name: str, tensor: torch.Tensor, offsets: Sequence[int], shape: Sequence[int]) -> None:
+        """``tensor``: the part at ``offsets`` of one of this ``shape``."""
+        self._data[name] = tensor
+        part = TensorWriteData(
+            ChunkStorageMetadata(torch.Size(offsets), tensor.shape),
+            TensorProperties.create_from_tensor(tensor),
+            torch.Size(shape),
+        )
+        index = MetadataIndex(name, torch.Size(offsets))
+        self.items.append(WriteItem(index, WriteItemType.SHARD, tensor_data=part))
+
+    def resolve_data(self, write_item: WriteItem) -> torch.Tensor:
         self._pace.rest()
-        data = self._data[write_item.index.fqn]
-        if isinstance(data, bytes):
-            stream = BytesIO()
-            torch.save(data, stream)
-            return stream
-        return cast("torch.Tensor", data)
+        return self._data[write_item.index.fqn]
 
 
 class _Reading(DefaultLoadPlanner):
@@ -231,7 +228,6 @@ class _Reading(DefaultLoadPlanner):
         super().__init__()
         self._reader, self._items = reader, list[ReadItem]()
         self._homes: dict[str, torch.Tensor] = {}
-        self._bytes = b""
         self.saved: Any = reader.read_metadata()
 
     def shape_of(self, name: str) -> tuple[int, ...]:
@@ -261,14 +257,9 @@ class _Reading(DefaultLoadPlanner):
                 f"it has the layers of {', '.join(filter(None, saved)) or 'whole models'}, and this rank needs those "
                 f"of {prefix or 'whole models'}: dimensions that divide layers must stay as they were (docs/sharded.md)"
             )
-        return self.bytes_of(name)
-
-    def bytes_of(self, name: str) -> bytes:
-        index = MetadataIndex(name)
-        nothing = torch.Size((0,))
-        self._items.append(ReadItem(LoadItemType.BYTE_IO, index, nothing, index, nothing, nothing))
+        described = self.tensor(name, (0,), self.shape_of(name))
         self.read()
-        return self._bytes
+        return bytes(described.numpy())
 
     def read(self) -> None:
         self._reader.set_up_storage_reader(self.saved, is_coordinator=True)
@@ -282,9 +273,6 @@ class _Reading(DefaultLoadPlanner):
         return saved
 
     # -- called by DCP's reader --------------------------------------------------------------------------------------
-    def load_bytes(self, read_item: ReadItem, value: BytesIO) -> None:
-        self._bytes = torch.load(value, weights_only=False)
-
     def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
         home = self._homes[read_item.dest_index.fqn]
         for dim, (start, length) in enumerate(zip(read_item.dest_offsets, read_item.lengths, strict=True)):
@@ -296,23 +284,6 @@ class _Reading(DefaultLoadPlanner):
 
 
 _STRUCTURE = "structure"
-_MOVED = {
-    f"elastrain.elastic.{module}.{name}": kind
-    for module, name, kind in (
-        ("checkpoint.dcp", "_Entry", Entry),
-        ("checkpoint.structure", "Entry", Entry),
-        ("checkpoint.structure", "Sharded", Sharded),
-        ("state.sparse", "Sparse", Sparse),
-    )
-}
-"""By these names earlier versions have saved classes."""
-
-
-class _Structure(pickle.Unpickler):
-    """Reads the structure of a checkpoint of this job's own ranks."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        return _MOVED.get(f"{module}.{name}") or super().find_class(module, name)
 
 
 def _placed(path: Path, leaf: Any, reading: _Reading, cut: Cut) -> Any:

@@ -10,6 +10,7 @@ import errno
 import io
 import json
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import xxhash
@@ -25,11 +26,13 @@ _PIECES_IN_MEMORY = 4
 """torch reads the end of an archive before its tensors."""
 
 
+@dataclass
 class FileDigest:
     """Size of a file, and XXH3 (128 bits, https://xxhash.com) of each of its pieces."""
 
-    def __init__(self, size: int = 0, pieces: list[str] | None = None, piece_bytes: int = PIECE_BYTES) -> None:
-        self.size, self.pieces, self.piece_bytes = size, pieces if pieces is not None else [], piece_bytes
+    size: int = 0
+    pieces: list[str] = field(default_factory=list)
+    piece_bytes: int = PIECE_BYTES
 
 
 def to_json(files: dict[str, FileDigest]) -> str:

@@ -163,7 +163,7 @@ Path = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """The placeholder of a tensor. Those of earlier versions have a name only."""
+    """The placeholder of a tensor."""
 
     name: str
     stride: tuple[int, ...] | None = None

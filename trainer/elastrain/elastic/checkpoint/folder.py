@@ -10,7 +10,6 @@ A writer takes little processor time from the training that runs beside it (:cla
 from __future__ import annotations
 
 import errno
-import pickle
 import threading
 import time
 from collections.abc import Iterator
@@ -25,6 +24,7 @@ from elastrain.elastic.checkpoint.digests import DigestingWriter, FileDigest
 from elastrain.elastic.checkpoint.division import ALONE, Writers
 from elastrain.elastic.checkpoint.rules import Checkpoint
 from elastrain.elastic.checkpoint.store import Store
+from elastrain.elastic.encoding import decode, encode
 
 log = structlog.get_logger(__name__)
 
@@ -70,14 +70,15 @@ class NewFolder:
         if not self._writers.attempt:
             return [mine]
         if not self._writers.commits:
-            self._hand_in(pickle.dumps(_Note(mine, self._digests)))
+            self._hand_in(_Note(mine, self._digests))
             return []
-        found, limit = self._gather(), max(LEAST_SECONDS, TIMES_LONGER * (time.monotonic() - self._began))
+        found, limit = dict[int, _Note](), max(LEAST_SECONDS, TIMES_LONGER * (time.monotonic() - self._began))
         ended, pause = time.monotonic() + limit, _LOOKS[0]
         pace.waits = True
+        self._gather(found)
         while (missing := self._writers.count - 1 - len(found)) and time.monotonic() < ended and pace.wait(pause):
             pause = min(2 * pause, _LOOKS[1])
-            found = self._gather()
+            self._gather(found)
         pace.waits = False
         if missing:
             raise OSError(
@@ -101,24 +102,23 @@ class NewFolder:
             self._store.discard(self.name)
             return
         try:
-            self._hand_in(pickle.dumps(str(error)))
+            self._hand_in(str(error))
         except OSError as e:
             log.warning("the rank that commits is not told why a part is missing", error=str(e))
 
-    def _hand_in(self, note: bytes) -> None:
-        self._store.replace(f"{self.name}/{_note_of(self._writers.number)}", note)
+    def _hand_in(self, note: _Note | str) -> None:
+        self._store.replace(f"{self.name}/{_note_of(self._writers.number)}", encode(note))
 
-    def _gather(self) -> dict[int, _Note]:
-        """The notes that are there, by number. Raises ``OSError`` with the reason of a part that will be missing."""
-        files, found = self._store.files(self.name), dict[int, _Note]()
+    def _gather(self, found: dict[int, _Note]) -> None:
+        """Add the notes that are new to those ``found``, by number. Raises ``OSError`` with the reason of a part that
+        will be missing."""
+        files = self._store.files(self.name)
         for number in range(self._writers.count):
-            if _note_of(number) in files:
-                raw = self._store.read(f"{self.name}/{_note_of(number)}")
-                note = pickle.loads(raw)  # noqa: S301 - written by this job's own ranks
+            if number not in found and _note_of(number) in files:
+                note = decode(self._store.read(f"{self.name}/{_note_of(number)}"))
                 if not isinstance(note, _Note):
                     raise OSError(errno.EIO, f"part {number} was not written: {note}")
                 found[number] = note
-        return found
 
 
 def _note_of(number: int) -> str:

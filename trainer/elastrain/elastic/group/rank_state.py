@@ -105,15 +105,13 @@ class RankState:
     def load(self, tree: dict[str, Any]) -> None:
         """Go on with ``tree``."""
         position = tree["position"]
-        self.data.load(position.get("data"), position["step"])
+        self.data.load(position["data"], position["step"])
         self._keeper.lineage = position["lineage"]
-        # Some are absent in older checkpoints.
-        self.commit(position["step"], position.get("by", 0), stops=position.get("stopped", False))
+        self.commit(position["step"], position["by"], stops=position["stopped"])
         self.reporter.load(position)
         self.on_adopt()
-        self.changes.before_load(position.get("changes", position["step"] - 1))
-        if trained := tree.get("trained"):
-            self.trained.adopt(trained)
+        self.changes.before_load(position["changes"])
+        self.trained.adopt(tree["trained"])
         capture.restore(self.tracked, tree["tracked"])
         if kept := tree.get("kept"):
             self.kept.load(kept)

@@ -103,9 +103,9 @@ class Reporter:
 
     def load(self, state: dict[str, Any]) -> None:
         """Go on with ``state``."""
-        self.loss = state.get("loss")  # absent in older checkpoints
+        self.loss = state["loss"]
         self.rescales = [Rescale.model_validate(r) for r in state["rescales"]]
-        self.batch.load(state.get("batch"))
+        self.batch.load(state["batch"])
 
     def times(
         self, heard: float | None, connected: float, entered: float, synchronised: float, *, between: bool

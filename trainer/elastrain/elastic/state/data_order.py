@@ -55,7 +55,7 @@ class DataOrder:
     def load(self, state: dict[str, Any] | None, step: int) -> None:
         """A state of ``step`` is loaded. Raises :class:`OtherData` if it was computed with other data in this loop."""
         if state is None:
-            return  # of an older version, or before any loop
+            return  # of before any loop
         facts = OrderFacts.of_saved({name: value for name, value in state.items() if name != "loop_end"})
         self._saved = None if facts is None else (facts, step, state["loop_end"])
         self._compare()
