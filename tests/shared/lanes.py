@@ -51,6 +51,7 @@ LANES: dict[str, tuple[str, ...]] = {
         "tests/protocol/operator/test_drain_command.py",
         "tests/protocol/operator/test_evicting_neighbours.py",
         "tests/protocol/operator/test_two_operators_on_apiserver.py",
+        "tests/protocol/operator/test_unreadable_on_apiserver.py",
         "tests/protocol/operator/test_failover_on_apiserver.py",
         "tests/protocol/operator/test_gangs_on_apiserver.py",
         "tests/protocol/operator/test_groups_on_apiserver.py",

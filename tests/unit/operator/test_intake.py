@@ -100,11 +100,19 @@ def test_a_job_with_too_many_records_is_refused_and_others_are_not():
         watched.write(kv(ONE.member(str(n)), 90))
     watched.drain()
     assert list(watched.intake.refused) == [ONE]
-    assert "its records have more than" in watched.intake.refused[ONE]
+    assert "its records take more than" in watched.intake.refused[ONE]
     assert set(watched.kept) == {ONE.owner, TWO.target}
     watched.write(kv(TWO.progress))
     watched.drain()
     assert TWO.progress in watched.kept
+
+
+def test_a_job_is_refused_for_what_its_records_take_in_memory():
+    watched = Watched()
+    for n in range(4):
+        record = kv(ONE.roster(n))
+        watched.write(replace(record, value=b"[]," * 9), replace(kv(TWO.roster(n)), value=b"[] " * 9))
+    assert list(watched.intake.refused) == [ONE], "each of its lists takes more than its characters"
 
 
 def test_a_refused_job_is_read_again_if_its_records_were_deleted():
