@@ -71,8 +71,6 @@ class JobRef:
     uid: str
     generation: int | None = None
     """``metadata.generation`` of the planned spec."""
-    uses: str = ""
-    """Its label ``elastrain.dev/uses``, by which the API server finds it (``pod/uses.py``); empty: it has none."""
 
 
 @dataclass(frozen=True, slots=True)

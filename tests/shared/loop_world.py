@@ -65,7 +65,7 @@ class World:
         self._answer()
         yield [], ""
 
-    async def create_pod(self, namespace, manifest, *, strict=True):
+    async def create_pod(self, namespace, manifest):
         self._answer()
         name = manifest["metadata"]["name"]
         meta = {**manifest["metadata"], "uid": f"uid-{name}", "resourceVersion": "1"}

@@ -21,7 +21,6 @@ from elastrain.etcd import EtcdConfig
 from elastrain_operator.config import OperatorConfig, WorkerEtcd
 from elastrain_operator.facts import JobRef
 from elastrain_operator.pod import manifest as manifests
-from elastrain_operator.pod import uses
 from raw_cluster import Cluster
 
 if TYPE_CHECKING:
@@ -110,7 +109,6 @@ class Stolen:
         (home / "stolen").write_text(yaml.safe_dump(config))
         self.thief = Cluster(home / "stolen", self.admin.namespace)
         self.apiserver = apiserver
-        self.compares = any(".templates" in m["metadata"]["name"] for m in chosen)
 
     def remove(self) -> None:
         kinds = ("ValidatingAdmissionPolicyBinding", "ValidatingAdmissionPolicy", "ClusterRoleBinding", "ClusterRole")
@@ -128,13 +126,10 @@ class Stolen:
         path = f"/apis/{names.API_VERSION}/namespaces/{where}/{names.PLURAL}"
         made = self.admin.call("POST", path, body)
         job, parsed = JobRef(where, name, made["metadata"]["uid"], 1), JobSpec.model_validate(made["spec"])
-        if label := uses.label(template["spec"], job.uid):
-            change = {"metadata": {"uid": job.uid, "labels": label}}
-            assert not self.attempt("PATCH", f"{path}/{name}", change, MERGE)
-        if label and self.compares:
-            forged = altered(manifests.pod(job, parsed, 0, CONFIG), lambda p: trainer(p).update(image="forged:1"))
-            words = ("those of its job's template", "pod-security.kubernetes.io")
-            eventually(lambda: any(w in self.create(forged) for w in words), what="the API server finds the job")
+        worker = manifests.pod(job, parsed, 0, CONFIG)
+        forged = altered(worker, lambda p: p["spec"].update(serviceAccountName="powerful"))
+        words = ("template.spec of the job", "pod-security.kubernetes.io")
+        eventually(lambda: any(w in self.create(forged) for w in words), what="the API server finds the job")
         return job, parsed
 
     def attempt(self, method: str, path: str, body: Body | None = None, content: str = "application/json") -> str:

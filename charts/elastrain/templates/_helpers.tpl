@@ -199,7 +199,7 @@ podAntiAffinity:
 # writes a spec: no `update`, and `patch` only for the label of a job, to which the admission policy reduces it.
 - apiGroups: [elastrain.dev]
   resources: [elastictrainingjobs]
-  verbs: [get, list, watch, {{ if .Values.rbac.admissionPolicy }}patch, {{ end }}delete]
+  verbs: [get, list, watch, delete]
 - apiGroups: [elastrain.dev]
   resources: [elastictrainingjobs/status]
   verbs: [patch]

@@ -9,7 +9,6 @@ from typing import Any
 
 import structlog
 
-from elastrain.api import names
 from elastrain.api.job import JobSpec
 from elastrain.api.keys import JobKeys
 from elastrain.etcd import EtcdDenied, EtcdError
@@ -82,8 +81,6 @@ class Executor:
         if plan.ended:
             await self._end_leases(job, plan.ended)
         first = self._first(job, spec, plan) if spec is not None else None
-        if isinstance(first, dict):
-            await self._label(job, first, state)
         if plan.status is not None:
             refused = await self.statuses.write(job, plan.status, state)
             if refused is not None:
@@ -166,18 +163,6 @@ class Executor:
         ordinal = plan.create[0] if plan.create else plan.probe
         return None if ordinal is None else self._rendered(job, spec, ordinal, plan)
 
-    async def _label(self, job: JobRef, pod: Mapping[str, Any], state: LoopState) -> None:
-        """Give the job the label of its workers, by which the API server finds it to compare them."""
-        value = pod["metadata"]["labels"].get(names.LABEL_USES, job.uses)
-        if value == job.uses:
-            return
-        try:
-            labels = {names.LABEL_USES: value}
-            state.version = await self._kube.label_job(job.namespace, job.name, job.uid, labels)
-        except ApiError as error:
-            if error.code != 403:  # without the right there is no comparison; else the pod's refusal says so
-                raise
-
     async def _create(self, job: JobRef, spec: JobSpec, first: _Manifest, plan: Plan, state: LoopState) -> None:
         results = await self._created_or_refused(job, spec, first, plan, state)
         created = [r for r in results.values() if isinstance(r, Pod)]
@@ -224,19 +209,17 @@ class Executor:
     async def _created(
         self, job: JobRef, spec: JobSpec, made: dict[str, Any], plan: Plan, state: LoopState
     ) -> dict[int, _Result]:
-        """The first pod is created alone, so that a refusal is not repeated a hundred times. Of a template only the
-        first pod is checked for unknown fields."""
+        """The first pod is created alone, so that a refusal is not repeated a hundred times."""
         first, *others = plan.create
-        limit, template = asyncio.Semaphore(PARALLEL), version(spec.template)
-        result = await self._create_one(job, _placed(made, job, spec, plan, 0), limit, strict=state.checked != template)
+        limit = asyncio.Semaphore(PARALLEL)
+        result = await self._create_one(job, _placed(made, job, spec, plan, 0), limit)
         if not isinstance(result, Pod):
             return {first: result}
-        state.checked = template
         siblings = (
             _placed(manifests.sibling(made, job, n, stands_by=n in plan.stand_by), job, spec, plan, place)
             for place, n in enumerate(others, start=1)
         )
-        more = await asyncio.gather(*(self._create_one(job, manifest, limit, strict=False) for manifest in siblings))
+        more = await asyncio.gather(*(self._create_one(job, manifest, limit) for manifest in siblings))
         return {first: result, **dict(zip(others, more, strict=True))}
 
     async def _probe(self, job: JobRef, spec: JobSpec, made: _Manifest, state: LoopState) -> None:
@@ -281,12 +264,12 @@ class Executor:
             return Refused(RefusalKind.TEMPLATE_INVALID, str(error))
 
     async def _create_one(
-        self, job: JobRef, manifest: Mapping[str, Any], limit: asyncio.Semaphore, *, strict: bool
+        self, job: JobRef, manifest: Mapping[str, Any], limit: asyncio.Semaphore
     ) -> Pod | Refused | ApiError:
         """The pod, or why there is none."""
         try:
             async with limit:
-                body = await self._kube.create_pod(job.namespace, manifest, strict=strict)
+                body = await self._kube.create_pod(job.namespace, manifest)
         except ApiError as error:
             answer = _answer(error)
             if isinstance(answer, Refused) and answer.kind is RefusalKind.NAME_TAKEN:

@@ -58,8 +58,6 @@ class LoopState:
     refusal: Refusal | None = None
     admitted: Admitted | None = None
     """The last pod that the API server has admitted in a dry run; None: none."""
-    checked: str = ""
-    """Version of the template whose fields the API server has last checked strictly; empty: none."""
     unreadable: str = ""
     """Why the status could not be read, as last reported by an event; empty: it was not."""
     silent_agents: Mapping[str, datetime] = field(default_factory=dict)

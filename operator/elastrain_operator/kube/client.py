@@ -24,7 +24,7 @@ from elastrain_operator.metrics.process import count_request
 __all__ = ["ApiError", "Kube", "NotLeading", "Tenure"]
 
 PERMISSIONS: Mapping[tuple[str, str], frozenset[str]] = {
-    (names.GROUP, names.PLURAL): frozenset({"get", "list", "watch", "patch", "delete"}),
+    (names.GROUP, names.PLURAL): frozenset({"get", "list", "watch", "delete"}),
     (names.GROUP, f"{names.PLURAL}/status"): frozenset({"patch"}),
     ("", "pods"): frozenset({"get", "list", "watch", "create", "patch", "delete"}),
     ("", "events"): frozenset({"create", "patch"}),
@@ -34,8 +34,7 @@ PERMISSIONS: Mapping[tuple[str, str], frozenset[str]] = {
 }
 """(API group, resource) → verbs that the operator uses. All are namespaced; a test compares the chart's role with them.
 Secrets are written, never read, and only if jobs have their own credentials; `patch` is excluded, since its response
-contains the previous data. Jobs are patched to get their label; the chart's admission policy permits no other
-change, and without it the chart grants no `patch`."""
+contains the previous data."""
 CAPACITY_PERMISSIONS: Mapping[tuple[str, str], frozenset[str]] = {
     ("", "nodes"): frozenset({"list", "watch"}),
     ("scheduling.k8s.io", "priorityclasses"): frozenset({"list", "watch"}),
@@ -120,13 +119,6 @@ class Kube:
         answer = await self._call("PATCH", path, what, body, content=MERGE, accept=METADATA)
         return str(answer["metadata"]["resourceVersion"])
 
-    async def label_job(self, namespace: str, name: str, uid: str, labels: Mapping[str, str]) -> str | None:
-        """Set labels of exactly this job. Returns its new ``resourceVersion``."""
-        path, what = _job_path(namespace, name), f"label job {namespace}/{name}"
-        body = {"metadata": {"uid": uid, "labels": dict(labels)}}
-        answer = await self._call("PATCH", path, what, body, content=MERGE, accept=METADATA)
-        return str(answer["metadata"]["resourceVersion"])
-
     async def delete_job(self, namespace: str, name: str, uid: str) -> None:
         """Delete exactly this job, and its pods after it; no error if it is gone."""
         await self._delete(_job_path(namespace, name), uid, f"delete job {namespace}/{name}")
@@ -136,8 +128,8 @@ class Kube:
         """The pod, or None if the API server reports that it does not exist."""
         return await self._get(f"{pods_path(namespace)}/{name}", f"read pod {namespace}/{name}")
 
-    async def create_pod(self, namespace: str, manifest: Mapping[str, Any], *, strict: bool = True) -> dict[str, Any]:
-        """Create; if ``strict``, unknown fields are refused. :func:`elastrain_operator.kube.answers.refused` tells
+    async def create_pod(self, namespace: str, manifest: Mapping[str, Any]) -> dict[str, Any]:
+        """Create; unknown fields are refused. :func:`elastrain_operator.kube.answers.refused` tells
         refusals apart. Only what passes by itself is repeated here: overload and races, not a webhook that fails.
 
         Returns ``manifest`` with the new pod's metadata. The watch shows the other fields set by the API server."""

@@ -13,7 +13,7 @@ from elastrain.api.job import JobSpec, trainer_container
 from elastrain.api.settings import MAX_SHARE, DivergenceSpec, RankSettings, shape_fields
 from elastrain_operator.config import OperatorConfig, WorkerEtcd
 from elastrain_operator.facts import DEFAULT_GRACE, JobRef, Slot
-from elastrain_operator.pod import defaults, nodecheck, security, uses
+from elastrain_operator.pod import defaults, nodecheck, security
 from elastrain_operator.pod.defaults import decides_evictions, evictable
 from elastrain_operator.pod.template import problems, version
 
@@ -65,7 +65,7 @@ def pod(
         trainer["env"].append({"name": tracing.ENV_ENDPOINT, "value": config.traces_endpoint})
     _mount_credentials(body, trainer, _secret_name(job, config.worker_etcd))
     nodecheck.let_meet(body, trainer, spec.preflight, SECRET_MOUNT)
-    own = {**labels(job, ordinal, spec), **uses.label(body, job.uid)}
+    own = labels(job, ordinal, spec) | ({names.LABEL_USES: "true"} if _uses(spec.template["spec"]) else {})
     made = {"apiVersion": "v1", "kind": "Pod", "metadata": _metadata(template, job, ordinal, own), "spec": body}
     return made if slot is None else grouped(made, job, spec, slot)
 
@@ -86,6 +86,17 @@ def _metadata(template: dict[str, Any], job: JobRef, ordinal: int, own: dict[str
         "labels": {**(metadata.get("labels") or {}), **own},
         "ownerReferences": [owner(job)],
     }
+
+
+def _uses(body: dict[str, Any]) -> bool:
+    """Whether a template may name a service account, a Secret, a claim or a path of the host. The API server compares
+    these workers, and only these, with their template (``admission.yaml`` of the chart)."""
+    if any(body.get(name) not in (None, "", "default") for name in ("serviceAccountName", "serviceAccount")):
+        return True
+    if any(set(volume) - {"name", "emptyDir", "configMap", "downwardAPI"} for volume in body.get("volumes") or []):
+        return True
+    containers = [*body["containers"], *(body.get("initContainers") or [])]
+    return any(c.get("envFrom") or any(e.get("valueFrom") for e in c.get("env") or []) for c in containers)
 
 
 def _containers(template: dict[str, Any]) -> str:

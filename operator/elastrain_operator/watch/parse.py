@@ -58,8 +58,7 @@ def timestamp(text: str) -> datetime:
 def job_ref(body: Raw) -> JobRef:
     """Identity of a job from its body."""
     meta = body["metadata"]
-    uses = str(mapping(meta.get("labels")).get(names.LABEL_USES, ""))
-    return JobRef(meta["namespace"], meta["name"], meta["uid"], meta.get("generation"), uses)
+    return JobRef(meta["namespace"], meta["name"], meta["uid"], meta.get("generation"))
 
 
 def is_ours(body: Raw) -> bool:

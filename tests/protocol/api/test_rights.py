@@ -24,7 +24,6 @@ JOBS = {
     ("elastrain.dev", "elastictrainingjobs", "get"): "a job whose records are to be swept: does it still exist?",
     ("elastrain.dev", "elastictrainingjobs", "list"): "the jobs that there are, at the start",
     ("elastrain.dev", "elastictrainingjobs", "watch"): "jobs that come, change and go",
-    ("elastrain.dev", "elastictrainingjobs", "patch"): "their label; the admission policy allows no other change",
     ("elastrain.dev", "elastictrainingjobs", "delete"): "ttlSecondsAfterFinished",
     ("elastrain.dev", "elastictrainingjobs/status", "patch"): "what kubectl get etj shows",
     ("", "pods", "get"): "a pod that was created, and that the watch does not show",
@@ -163,12 +162,6 @@ def test_no_permissions_are_granted_without_a_dashboard(rendered: Render) -> Non
 def test_operator_reads_no_namespace_but_kube_system(rendered: Render) -> None:
     (rule,) = grants(rendered())["RoleBinding", "kube-system"]
     assert rule["resourceNames"] == ["kube-system"]
-
-
-def test_operator_may_not_change_jobs_if_no_policy_reduces_that_to_their_label(rendered: Render) -> None:
-    right = ("elastrain.dev", "elastictrainingjobs", "patch")
-    found = verbs(grants(rendered("rbac.admissionPolicy=false"))["ClusterRoleBinding", None])
-    assert found == {*JOBS, *CAPACITY} - {right}
 
 
 def test_operator_may_use_only_its_own_lease(rendered: Render) -> None:

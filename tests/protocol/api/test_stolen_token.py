@@ -116,33 +116,6 @@ def test_running_jobs_are_not_deleted(stolen: Stolen) -> None:
     assert "have ended" in stolen.attempt("DELETE", stolen.admin.job_path(job.name))
 
 
-def test_only_the_label_of_a_job_is_changed(stolen: Stolen) -> None:
-    job, _ = stolen.job(f"job-{time.monotonic_ns()}")
-    path = stolen.admin.job_path(job.name)
-    others = "0123456789abcdef".replace(job.uid[0], "")
-    for attack in (
-        {"spec": {"maxReplicas": 9}},
-        {"spec": {"template": {"spec": {"serviceAccountName": "powerful"}}}},
-        {"metadata": {"labels": {names.LABEL_USES: others[0]}}},
-        {"metadata": {"labels": {names.LABEL_USES: None}}},
-        {"metadata": {"labels": {"team": "b"}}},
-        {"metadata": {"labels": {names.LABEL_USES: job.uid[0], "team": "b"}}},
-        {"metadata": {"annotations": {"note": "x"}}},
-        {"metadata": {"finalizers": ["example.com/held"]}},
-    ):
-        assert "only its label" in stolen.attempt("PATCH", path, attack, MERGE), attack
-    same = {"metadata": {"labels": {names.LABEL_USES: job.uid[0]}}}
-    assert not stolen.attempt("PATCH", path, same, MERGE)
-
-
-def test_worker_with_the_label_of_another_job_is_refused(stolen: Stolen, worker: Body) -> None:
-    """Else it would be compared with the jobs of that label only."""
-    uid = worker["metadata"]["ownerReferences"][0]["uid"]
-    other = next(digit for digit in "0123456789abcdef" if digit != uid[0])
-    wrong = altered(worker, lambda p: p["metadata"]["labels"].update({names.LABEL_USES: other}))
-    assert "first digit" in stolen.create(wrong) or "no params found" in stolen.create(wrong)
-
-
 def test_leases_and_events_of_others_are_not_written(stolen: Stolen) -> None:
     lease = {"metadata": {"name": "another"}, "spec": {"holderIdentity": "me"}}
     leases = f"/apis/coordination.k8s.io/v1/namespaces/{stolen.release}/leases"

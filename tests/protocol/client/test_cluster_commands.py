@@ -146,13 +146,14 @@ def test_explain_leads_from_a_job_without_operator_to_the_doctor(elastrain, job_
     ]
 
 
-def test_the_doctor_finds_missing_parts(elastrain) -> None:
+def test_the_doctor_finds_missing_parts_and_asks_whether_workers_are_admitted(elastrain, cluster) -> None:
     found = elastrain("doctor")
     assert found.exit_code == 3, "there is no operator"
     assert re.search(r"✓ API server: v1\.\d+", found.stdout)
     assert "✓ ElasticTrainingJob: served as v1alpha1" in found.stdout
     assert "✓ permissions: all required permissions" in found.stdout
     assert "✗ operator: not installed by the chart\n  → helm install" in found.stdout
+    assert f"✓ workers: namespace {cluster.namespace} admits them" in found.stdout
 
 
 def test_logs_report_that_there_are_no_workers(elastrain, job_file: Path) -> None:

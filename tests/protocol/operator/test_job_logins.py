@@ -236,19 +236,6 @@ def test_another_key_gives_another_password_to_user_and_secret_at_once(new_login
         client.put(KEYS.target, b"2")
 
 
-def test_running_and_new_workers_log_in_if_the_clusters_name_is_changed(new_logins, world, secure_etcd, config):
-    keep(new_logins(config.model_copy(update={"cluster": "former"})), creating=True)
-    with logged_in(secure_etcd, world) as running:
-        keep(new_logins(), live=True)
-        with logged_in(secure_etcd, world) as new:  # replaces the files of both, as a kubelet does
-            assert new.config.username != running.config.username
-            new.put(KEYS.target, b"1")
-        running.put(KEYS.target, b"2")
-        with logged_in(secure_etcd, world) as again, EtcdClient(running.config, timeout=2.0) as returned:
-            assert again.get(KEYS.target).value == b"2"
-            returned.put(KEYS.target, b"3")
-
-
 @pytest.mark.parametrize(("outage", "unread"), [(Outage(), False), (None, True)])
 def test_nothing_is_written_if_the_records_are_unknown_or_of_a_newer_version(new_logins, world, outage, unread):
     world.outage, world.unread = outage, unread
@@ -256,21 +243,13 @@ def test_nothing_is_written_if_the_records_are_unknown_or_of_a_newer_version(new
     assert world.writes == []
 
 
-def test_no_user_is_taken_for_one_of_this_cluster_if_it_has_no_name_of_its_own(new_logins):
-    """Other clusters without a name may share this etcd, and call their users the same."""
+def test_users_of_jobs_that_are_gone_are_removed(new_logins, root):
+    EtcdUsers(root).ensure("somebody", "else", "/elsewhere/")
     logins = new_logins()
     keep(logins, creating=True)
-    assert asyncio.run(logins.jobs()) == set()
-
-
-def test_users_of_jobs_that_are_gone_are_found_and_removed(new_logins, config, world, root):
-    EtcdUsers(root).ensure("somebody", "else", "/elsewhere/")
-    logins = new_logins(config.model_copy(update={"cluster": "here"}))
-    keep(logins, creating=True)
-    assert asyncio.run(logins.jobs()) == {KEYS}
+    assert len(EtcdUsers(root).names()) == 3
     for _ in range(2):
         asyncio.run(logins.remove(KEYS))
-    assert asyncio.run(logins.jobs()) == set()
     assert sorted(EtcdUsers(root).names()) == ["root", "somebody"]
 
 

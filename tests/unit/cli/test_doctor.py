@@ -8,6 +8,7 @@ import pytest
 
 from elastrain.cli.cluster import doctor
 from elastrain.cli.cluster.doctor import NEEDS
+from elastrain.client import NotAllowed
 
 
 def deployment(component: str, **status: Any) -> dict[str, Any]:
@@ -38,6 +39,9 @@ def pod(name: str, ready: str) -> dict[str, Any]:
         (doctor.operator([deployment("etcd", readyReplicas=1)]), "broken", "helm install"),
         (doctor.operator([deployment("operator")]), "broken", "kubectl -n ops logs deployment/elastrain"),
         (doctor.operator([deployment("operator", readyReplicas=2)]), "ok", "ops/elastrain (2 ready)"),
+        (doctor.workers({"spec": {"containers": [{"name": "trainer"}, {"name": "proxy"}]}}, "a"), "ok", "with proxy"),
+        (doctor.workers(NotAllowed("denied request: no"), "a"), "broken", "policy, quota or webhook"),
+        (doctor.workers(NotAllowed('User "a" cannot create resource'), "a"), "unknown", "may not try"),
         (doctor.coordination(None), "unknown", "may not list"),
         (doctor.coordination([]), "unknown", "not installed by the chart"),
         (doctor.coordination([pod("etcd-0", "False")]), "broken", "kubectl -n ops describe pod etcd-0"),

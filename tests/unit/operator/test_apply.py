@@ -41,7 +41,6 @@ class World:
         self.errors: dict[str, Exception] = {}
         self.pods: dict[str, dict] = {}
         self.versions: list[str | None] = []
-        self.strict: list[bool] = []
         self.issued = False
 
     def _note(self, call: str) -> None:
@@ -54,19 +53,14 @@ class World:
         self.versions.append(version)
         return "8"
 
-    async def label_job(self, namespace, name, uid, labels):
-        self._note(f"label {labels}")
-        return "7"
-
     async def put_target(self, keys, target):
         self._note("target")
 
     def record(self, job, event):
         self._note(f"event {event.reason}")
 
-    async def create_pod(self, namespace, manifest, *, strict=True):
+    async def create_pod(self, namespace, manifest):
         name = manifest["metadata"]["name"]
-        self.strict.append(strict)
         self._note(f"create {name}")
         if name in self.pods:
             raise ApiError("create", 409, "AlreadyExists", f'pods "{name}" already exists')
@@ -145,38 +139,6 @@ def test_a_refused_secret_is_reported_beside_the_pods_that_were_created(world, e
     state = execute(Plan(create=(0, 1)), logins=world)
     assert state.refusal.kind is RefusalKind.CREDENTIALS
     assert (len(state.created), state.open_ordinals) == (2, ())
-
-
-# ---- the label by which the API server compares workers with their job -----------------------------------------------
-_CONTAINER = {"name": "trainer", "image": "m:1", "command": ["train"], "envFrom": [{"secretRef": {"name": "s"}}]}
-USES_A_SECRET = {"spec": {"containers": [_CONTAINER]}}
-START = Plan(status=JobStatus(phase="Running"), create=(0,))
-
-
-def test_job_has_the_label_of_its_workers_before_there_is_one(world, execute):
-    execute(START, LoopState(version="6"), template=USES_A_SECRET)
-    assert world.calls[:3] == ["label {'elastrain.dev/uses': 'u'}", "status", "create job-0"]
-    assert world.versions == ["7"], "the label has changed the job's version"
-
-
-def test_job_has_the_label_before_the_api_server_is_asked_to_admit_a_worker(world, execute):
-    execute(Plan(probe=3), template=USES_A_SECRET)
-    assert world.calls == ["label {'elastrain.dev/uses': 'u'}", "try job-3"]
-
-
-@pytest.mark.parametrize(
-    ("uses", "spec"), [("u", {"template": USES_A_SECRET}), ("", {})], ids=["it has the label", "workers use nothing"]
-)
-def test_job_is_not_labelled_if_nothing_would_change(world, execute, uses, spec):
-    execute(START, job=JobRef("ns", "job", "uid", 1, uses), **spec)
-    assert "label" not in " ".join(world.calls)
-
-
-def test_workers_are_created_if_the_operator_may_not_label_jobs(world, execute):
-    """As where the chart installs no admission policy."""
-    world.errors["label {'elastrain.dev/uses': 'u'}"] = ApiError("label", 403, "Forbidden", "cannot patch")
-    execute(START, template=USES_A_SECRET)
-    assert "create job-0" in world.calls
 
 
 @pytest.mark.parametrize(("ready", "calls"), [("True", []), ("Unknown", ["delete job-0 at 7"]), (None, [])])
@@ -330,18 +292,6 @@ def test_ordinal_is_kept_and_the_reason_shown_if_the_api_server_refuses_for_a_wh
     assert error.message in state.refusal.message
 
 
-def test_fields_of_a_template_are_checked_strictly_for_its_first_pod(world, execute):
-    state = execute(Plan(create=(0, 1, 2)))
-    execute(Plan(create=(3, 4)), state)
-    assert world.strict == [True, False, False, False, False]
-    world.errors["create job-5"] = ApiError("create", 422, "Invalid", "no such field")
-    world.strict.clear()
-    state.checked = "of another template"
-    execute(Plan(create=(5,)), state)
-    execute(Plan(create=(5,)), state)
-    assert world.strict == [True, True]
-
-
 def test_name_of_a_pod_that_is_gone_again_is_used_once_more(world, execute):
     world.errors["create job-0"] = ApiError("create", 409, "AlreadyExists", 'pods "job-0" already exists')
     state = execute(Plan(create=(0,)))
@@ -386,8 +336,8 @@ def test_numbers_that_no_api_server_stores_are_cut():
 def test_pod_that_admission_has_renamed_is_deleted_and_reported(world, execute, monkeypatch):
     created = world.create_pod
 
-    async def renamed(namespace, manifest, *, strict=True):
-        made = await created(namespace, manifest, strict=strict)
+    async def renamed(namespace, manifest):
+        made = await created(namespace, manifest)
         return {**made, "metadata": {**made["metadata"], "name": "x-job-0"}}
 
     monkeypatch.setattr(world, "create_pod", renamed)

@@ -5,15 +5,19 @@ from __future__ import annotations
 import pytest
 
 from elastrain.api import names
-from elastrain_operator.pod import uses
+from elastrain_operator.facts import JobRef
+from elastrain_operator.pod import manifest
+from loop_world import CONFIG
 
-UID = "7d0c2f6e-1a2b-4c3d-8e9f-0a1b2c3d4e5f"
-USES = {names.LABEL_USES: "7"}
 SECRET = {"valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}
 
 
 def body(container: dict | None = None, **fields: object) -> dict:
-    return {"containers": [{"name": "trainer", **(container or {})}], **fields}
+    return {"containers": [{"name": "trainer", "image": "t:1", "command": ["t"], **(container or {})}], **fields}
+
+
+def labels(make_spec, spec: dict) -> dict[str, str]:
+    return manifest.pod(JobRef("ns", "job", "uid"), make_spec(template={"spec": spec}), 0, CONFIG)["metadata"]["labels"]
 
 
 @pytest.mark.parametrize(
@@ -22,14 +26,11 @@ def body(container: dict | None = None, **fields: object) -> dict:
         body(),
         body(serviceAccountName="default"),
         body(volumes=[{"name": "a", "emptyDir": {}}, {"name": "b", "configMap": {"name": "c"}}, {"name": "none"}]),
-        body(volumes=[{"name": "elastrain-etcd", "secret": {"secretName": "job-etcd-1"}}]),
-        body(volumes=[{"name": "a", "projected": {"sources": [{"configMap": {"name": "c"}}]}}]),
-        body({"env": [{"name": "X", "value": "1"}, {"name": names.ENV_ETCD_USERNAME, **SECRET}]}),
-        body({"envFrom": [{"configMapRef": {"name": "c"}}]}, volumes=None, initContainers=None),
+        body({"env": [{"name": "X", "value": "1"}]}, volumes=None, initContainers=None),
     ],
 )
-def test_worker_that_uses_nothing_of_its_namespace_has_no_label(spec):
-    assert uses.label(spec, UID) == {}
+def test_worker_that_uses_nothing_of_its_namespace_has_no_label(make_spec, spec):
+    assert names.LABEL_USES not in labels(make_spec, spec)
 
 
 @pytest.mark.parametrize(
@@ -43,8 +44,8 @@ def test_worker_that_uses_nothing_of_its_namespace_has_no_label(spec):
         body(volumes=[{"name": "a", "projected": {"sources": [{"secret": {"name": "s"}}]}}]),
         body({"env": [{"name": "X", **SECRET}]}),
         body({"envFrom": [{"secretRef": {"name": "s"}}]}),
-        body(initContainers=[{"name": "i", "envFrom": [{"secretRef": {"name": "s"}}]}]),
+        body(initContainers=[{"name": "i", "image": "i:1", "envFrom": [{"secretRef": {"name": "s"}}]}]),
     ],
 )
-def test_worker_that_uses_a_service_account_a_secret_or_a_claim_has_the_label(spec):
-    assert uses.label(spec, UID) == USES
+def test_worker_that_uses_a_service_account_a_secret_or_a_claim_has_the_label(make_spec, spec):
+    assert labels(make_spec, spec)[names.LABEL_USES] == "true"

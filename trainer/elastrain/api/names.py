@@ -28,7 +28,7 @@ LABEL_GROUP = f"{GROUP}/group"  # number of the worker's group, if a group has s
 LABEL_PLACE = f"{GROUP}/place"  # the worker's place in it, from 0
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 MANAGED_BY = "elastrain"
-LABEL_USES = f"{GROUP}/uses"  # workers use a service account, a Secret or a claim: admission.yaml of the chart
+LABEL_USES = f"{GROUP}/uses"  # of a worker whose template names a service account, a Secret or a claim
 LABEL_TEMPLATE = f"{GROUP}/template"  # the version of spec.template that a worker was made from
 
 CONTAINERS_NOTE = f"{GROUP}/containers"

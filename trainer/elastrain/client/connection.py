@@ -95,12 +95,14 @@ class Connection:
         body: Any = None,
         query: Mapping[str, str] | None = None,
         content: str = "application/json",
+        headers: Mapping[str, str] | None = None,
     ) -> dict[str, Any]:
         """Send one request and return its answer. ``what`` and the job's ``name`` describe the request in a
         ``ClusterError``."""
+        headers = {"Content-Type": content, **(headers or {})}
         try:
             response = await self._request(
-                method, path, query=query or {}, bounds=self._seconds, body=body, content=content
+                method, path, query=query or {}, bounds=self._seconds, body=body, headers=headers
             )
             text = await response.read()
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
@@ -123,7 +125,7 @@ class Connection:
         """The lines of an answer as they arrive. Raises ``ClusterError``, also if the answer breaks off."""
         bounds = aiohttp.ClientTimeout(total=None, sock_connect=self._seconds)
         try:
-            response = await self._request("GET", path, query=query, bounds=bounds, content="application/json")
+            response = await self._request("GET", path, query=query, bounds=bounds, headers={})
             if response.status >= 400:
                 raise errors.of_answer(what, self.namespace, name, response.status, await response.read())
             async with response:
@@ -137,14 +139,21 @@ class Connection:
         return errors.NotConnected(f"cannot {what}: {cause}")
 
     async def _request(
-        self, method: str, path: str, *, query: Mapping[str, str], bounds: Any, body: Any = None, content: str
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str],
+        bounds: Any,
+        body: Any = None,
+        headers: Mapping[str, str],
     ) -> aiohttp.ClientResponse:
         # Serialised for each request, since a token may have been renewed.
         method, url, headers, data, _ = await self._api.param_serialize(
             method,
             path,
             query_params=list(query.items()),
-            header_params={"Accept": "application/json", "Content-Type": content},
+            header_params={"Accept": "application/json", **headers},
             body=body,
             auth_settings=["BearerToken"],
         )

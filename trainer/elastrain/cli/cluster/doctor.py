@@ -55,6 +55,7 @@ async def examine(connection: Connection) -> list[Finding]:
     deployments = await _list(connection, "/apis/apps/v1/deployments", "app.kubernetes.io/name=elastrain")
     found.append(operator(deployments))
     etcd = "app.kubernetes.io/name=elastrain,app.kubernetes.io/component=etcd"
+    found.append(workers(await _admission(connection, deployments), connection.namespace))
     found.append(coordination(await _list(connection, "/api/v1/pods", etcd)))
     found.append(accelerators(await _list(connection, "/api/v1/nodes", "")))
     return found
@@ -120,6 +121,18 @@ def operator(deployments: Sequence[Mapping[str, Any]] | None) -> Finding:
     return Finding("operator", "ok", ready)
 
 
+def workers(answer: Mapping[str, Any] | ClusterError, namespace: str) -> Finding:
+    """``answer``: to the dry run of a worker's creation in ``namespace``."""
+    if isinstance(answer, NotAllowed) and " cannot " in str(answer):
+        return Finding("workers", "unknown", f"this user may not try to create a pod in namespace {namespace}")
+    if isinstance(answer, ClusterError):
+        return Finding("workers", "broken", str(answer), "correct the policy, quota or webhook that the message names")
+    spec = answer["spec"]
+    added = [c["name"] for c in (*spec["containers"], *spec.get("initContainers", ())) if c["name"] != "trainer"]
+    words = f", with {', '.join(added)} from the cluster" if added else ""
+    return Finding("workers", "ok", f"namespace {namespace} admits them{words}")
+
+
 def coordination(pods: Sequence[Mapping[str, Any]] | None) -> Finding:
     """``pods``: the pods of the chart's etcd; None if this user may not list them."""
     if pods is None:
@@ -166,6 +179,37 @@ async def _list(connection: Connection, path: str, labels: str) -> list[dict[str
         return list((await connection.call("GET", path, f"list {path}", query=query))["items"])
     except NotAllowed:
         return None
+
+
+async def _admission(
+    connection: Connection, deployments: Sequence[Mapping[str, Any]] | None
+) -> Mapping[str, Any] | ClusterError:
+    """The answer to a worker's creation, as the operator where it is known, since policies judge its pods. A dry run:
+    nothing remains."""
+    uid = "00000000-0000-0000-0000-000000000000"
+    owner = {"apiVersion": names.API_VERSION, "kind": names.KIND, "name": "doctor", "uid": uid, "controller": True}
+    labels = {names.LABEL_JOB: "doctor", names.LABEL_JOB_UID: uid, names.LABEL_ORDINAL: "0"}
+    secure = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    pod = {
+        "metadata": {"name": "doctor-0", "labels": labels, "ownerReferences": [owner]},
+        "spec": {
+            "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+            "containers": [{"name": "trainer", "image": "doctor:1", "securityContext": secure}],
+        },
+    }
+    as_operator = {}
+    for found in deployments or ():
+        if found["metadata"].get("labels", {}).get("app.kubernetes.io/component") == "operator":
+            account = found["spec"]["template"]["spec"]["serviceAccountName"]
+            user = f"system:serviceaccount:{found['metadata']['namespace']}:{account}"
+            as_operator = {"Impersonate-User": user}
+    path = f"/api/v1/namespaces/{connection.namespace}/pods"
+    try:
+        return await connection.call(
+            "POST", path, "create a worker (a dry run)", body=pod, query={"dryRun": "All"}, headers=as_operator
+        )
+    except ClusterError as error:
+        return error
 
 
 async def _allowed(connection: Connection) -> dict[tuple[str, str, str], bool]:
