@@ -22,6 +22,8 @@ MOST_TEXT = 1000
 MOST_TERMS = 16
 
 _STRING = r"""(?:"[^"\\]*"|'[^'\\]*')"""
+_TERM = re.compile(rf"(?:{_STRING}|(?!&&)[^\"'])*")
+"""Up to the next ``&&`` outside of a string, or a string that has an escape or no end."""
 _FIELD = rf"\[\s*({_STRING})\s*\](?:\.(\w+)|\[\s*({_STRING})\s*\])"
 _COMPARED = r"\s*(==|!=|<=|>=|<|>)\s*"
 _DRIVER = re.compile(rf"device\.driver\s*(==|!=)\s*({_STRING})")
@@ -52,15 +54,24 @@ class Test:
     value: Value
 
 
-@lru_cache(maxsize=1024)
 def parse(text: str) -> tuple[Test, ...]:
-    """The comparisons that must all hold. Raises :class:`NotCounted`."""
-    if len(text) > MOST_TEXT:
-        raise NotCounted(f"a selector of more than {MOST_TEXT} characters")
-    terms = list(_terms(text))
-    if len(terms) > MOST_TERMS:
-        raise NotCounted(f"a selector of more than {MOST_TERMS} terms")
-    return tuple(_test(term) for term in terms)
+    """The comparisons that must all hold, in time linear in ``text``. Raises :class:`NotCounted`."""
+    found = f"a selector of more than {MOST_TEXT} characters" if len(text) > MOST_TEXT else _parsed(text)
+    if isinstance(found, str):
+        raise NotCounted(found)
+    return found
+
+
+@lru_cache(maxsize=4096)
+def _parsed(text: str) -> tuple[Test, ...] | str:
+    """Refusals are kept as well: each allocation asks again. (An exception would not be.)"""
+    try:
+        terms = list(_terms(text))
+        if len(terms) > MOST_TERMS:
+            raise NotCounted(f"a selector of more than {MOST_TERMS} terms")
+        return tuple(_test(term) for term in terms)
+    except NotCounted as error:
+        return str(error)
 
 
 def holds(test: Test, driver: str, attributes: Mapping[str, Value], capacity: Mapping[str, int]) -> bool:
@@ -78,9 +89,14 @@ def holds(test: Test, driver: str, attributes: Mapping[str, Value], capacity: Ma
 
 
 def _terms(text: str) -> Iterator[str]:
-    for part in re.split(rf"&&(?=(?:[^\"']|{_STRING})*$)", text):
-        term = part.strip()
-        while term.startswith("(") and term.endswith(")") and "(" not in term[1:]:
+    end = -2
+    while end < len(text):
+        found = _TERM.match(text, end + 2)
+        assert found is not None, "it may be empty"
+        term, end = found[0].strip(), found.end()
+        if end < len(text) and text[end] != "&":
+            raise NotCounted("a selector with a string that has an escape, or no end")
+        if term.startswith("(") and term.endswith(")") and "(" not in term[1:]:
             term = term[1:-1].strip()
         yield term
 
