@@ -15,6 +15,7 @@ from typing import Any
 from elastrain.data.rng import Kept
 from elastrain.elastic.contract import Call
 from elastrain.elastic.job import Job
+from elastrain.elastic.state.tracked import subclass
 from elastrain.integrations.arrives import Arrives
 
 Row = tuple[dict[str, Any], int | None, dict[str, Any]]
@@ -220,7 +221,7 @@ class FilesOfScript(Files):
 def becomes(logger: Any, kind: type[Logs]) -> Any:
     """The framework's ``logger``, now also of ``kind``, before its own class."""
     if not isinstance(logger, Logs):
-        logger.__class__ = type(type(logger).__name__, (kind, type(logger)), {})
+        subclass(logger, {}, kind)
     return logger
 
 

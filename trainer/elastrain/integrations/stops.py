@@ -8,6 +8,8 @@ from typing import Any
 
 import structlog
 
+from elastrain.elastic.state.tracked import subclass
+
 _BY = "ended_by"
 log = structlog.get_logger(__name__)
 
@@ -24,7 +26,7 @@ def watch(flags: Any, ends: str, refused: Mapping[str, str] | None = None) -> No
             vars(self)[_BY] = by
         cls.__setattr__(self, name, value)
 
-    flags.__class__ = type(cls.__name__, (cls,), {"__setattr__": set_, "__module__": cls.__module__})
+    subclass(flags, {"__setattr__": set_})
 
 
 def say(flags: Any, step: int) -> None:

@@ -6,11 +6,12 @@ the last micro-batch, and a discarded step, without an ``if``.
 
 from __future__ import annotations
 
+import copyreg
 import functools
 import types
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any, Protocol, SupportsIndex
 
 import torch
 from torch import nn
@@ -148,7 +149,7 @@ class Tracker:
             else:  # a bound method: schedulers ask an optimizer's step for __func__
                 setattr(obj, name, types.MethodType(gated, obj))
         if in_class:
-            _subclass(obj, in_class)
+            subclass(obj, in_class)
 
     def check_parameters(self, model: nn.Module) -> None:
         """Raises ``ValueError`` if a tracked optimizer trains parameters outside of ``model``, all wrapped models.
@@ -181,7 +182,7 @@ class Tracker:
             if not repeated or self._contract.acts(Call.REPEATED_GROUP):
                 original(this, {**param_group, "params": new})
 
-        _subclass(optimizer, {"add_param_group": add_param_group})
+        subclass(optimizer, {"add_param_group": add_param_group})
 
     def _watch_scale(self, scaler: Any) -> None:
         original = type(scaler).scale
@@ -193,7 +194,7 @@ class Tracker:
                 self._scaled = (scaled, outputs)
             return scaled
 
-        _subclass(scaler, {"scale": scale})
+        subclass(scaler, {"scale": scale})
 
 
 def is_scaler(obj: Any) -> bool:
@@ -225,8 +226,19 @@ def _steps(obj: Any, name: str) -> bool:
     return name == "step" and (isinstance(obj, torch.optim.Optimizer) or is_scaler(obj))
 
 
-def _subclass(obj: Any, methods: dict[str, Any]) -> None:
-    obj.__class__ = type(type(obj).__name__, (type(obj),), {**methods, "__module__": type(obj).__module__})
+def subclass(obj: Any, methods: Mapping[str, Any], *before: type) -> None:
+    """Replace ``methods`` of ``obj``, by a class of its own, with ``before`` before its own class. A copy or a pickle
+    of ``obj`` is of the class that it had."""
+    own = type(obj)
+
+    def reduce(self: Any, protocol: SupportsIndex) -> Any:
+        make, arguments, *state = own.__reduce_ex__(self, protocol)
+        if make is copyreg.__newobj__:  # type: ignore[attr-defined]  # pickle refuses it for another class
+            make = object.__new__
+        return make, tuple(own if each is type(self) else each for each in arguments), *state
+
+    named = {"__module__": own.__module__, "__reduce_ex__": reduce}
+    obj.__class__ = type(own.__name__, (*before, own), {**named, **methods})
 
 
 def _without_self(function: Callable[..., Any]) -> Callable[..., Any]:

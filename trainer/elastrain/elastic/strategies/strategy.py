@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex
 
 import torch
 from torch import nn
@@ -37,6 +37,13 @@ class Measure(Protocol):
 
     def close(self) -> None:
         """What follows belongs to other micro-batches."""
+
+
+def _copied(module: nn.Module, training: bool) -> ElasticModule:
+    copied = ElasticModule.__new__(ElasticModule)
+    nn.Module.__init__(copied)
+    copied.module, copied.training = module, training
+    return copied
 
 
 class ElasticModule(nn.Module):
@@ -83,6 +90,10 @@ class ElasticModule(nn.Module):
             raise AttributeError(f"the model of job.wrap() has no attribute {name!r}{instead}") from (
                 None if instead else e
             )
+
+    def __reduce_ex__(self, _protocol: SupportsIndex) -> Any:
+        """A copy, or a pickle, has the model and its mode, and belongs to no job."""
+        return _copied, (self.module, self.training)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.module(*args, **kwargs)
