@@ -156,6 +156,22 @@ def test_a_fork_ends_as_an_executed_rank_ends(agent):
     assert [(e["code"], e["signal"]) for e in ends] == [(3, 0), (1, 0), (1, 0), (0, 2), (0, 11), (1, 0), (1, 0)]
 
 
+def test_a_fork_frees_at_its_end_what_an_executed_rank_frees(agent, tmp_path):
+    """Libraries print what is left then: behind the traceback of a failed script, and in place of its reason."""
+    freed = "def __del__(self, write=__import__('os').write): write(1, b'freed\\n')"
+    cycle = f"class Kept:\n    {freed}\none = Kept()\none.other = one\n"
+    (tmp_path / "heavy.py").write_text(cycle)
+    preloaded, code = ("torch", "torch._dynamo", "heavy"), "import torch, torch._dynamo, heavy\n{}['key']"
+    ends = []
+    for fork in ("on", "off"):
+        a = agent("train.py", code=code, preload=preloaded, ELASTRAIN_FORK_RANKS=fork, PYTHONUNBUFFERED="1")
+        a.start()
+        ends += a.reap()
+        ends[-1]["log_tail"] = sorted(ends[-1]["log_tail"].splitlines())
+    assert ends[0] == ends[1]
+    assert "freed" in ends[0]["log_tail"] and not any("leaked" in line for line in ends[0]["log_tail"])
+
+
 @pytest.mark.parametrize(
     ("words", "code"), [(["train.py"], "def f(:\n    pass\n"), (["no-such.py"], ""), (["-m", "no_such"], "")]
 )

@@ -36,6 +36,7 @@ def test_the_message_is_the_last_error_if_one_exception_caused_another():
 
 def test_the_message_is_the_last_line_if_there_is_no_traceback():
     assert endings.error_line("a\nout of disk\n\n") == "out of disk"
+    assert endings.error_line("a\nleaked 3 functions", "ValueError: x") == "ValueError: x"
 
 
 def test_the_message_names_the_exit_code_if_nothing_was_printed():

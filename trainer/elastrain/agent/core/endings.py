@@ -41,7 +41,7 @@ def script_failed(
     """
     if diverged_by:
         return diverged(step, diverged_by, rank, exited.log_tail)
-    line = error_line(exited.log_tail) or known or f"the training script exited with {exited.code}"
+    line = error_line(exited.log_tail, known) or f"the training script exited with {exited.code}"
     machine = why_infrastructure(exited.log_tail)
     ended = replace(exited, code=EXIT_INFRASTRUCTURE if machine else exited.code or 1, signal=0)
     return _failed(step, ended, rank, reason=machine or "ScriptFailed", message=line)
@@ -133,10 +133,10 @@ def encode(termination: Termination) -> bytes:
             message = message[: -max(1, excess // 6)]
 
 
-def error_line(log: str) -> str:
+def error_line(log: str, known: str = "") -> str:
     """The exception that ended the process, its place in the script and elastrain's hint, from a Python traceback.
 
-    The place is the innermost one outside of installed packages. The last line of the log if there is no traceback.
+    The place is the innermost one outside of installed packages. Without a traceback, ``known`` or the last line.
 
     >>> error_line('Traceback (most recent call last):\\n  File "/a/t.py", line 3, in f\\n    x\\nKeyError: 1\\nbye')
     'KeyError: 1 (/a/t.py:3 in f)'
@@ -144,7 +144,7 @@ def error_line(log: str) -> str:
     lines = tracebacks.lines_of(log)
     start = tracebacks.start_of_error(lines)
     if start < 0:
-        return next((line.strip() for line in reversed(lines) if line.strip()), "")
+        return known or next((line.strip() for line in reversed(lines) if line.strip()), "")
     where = in_package = ""
     for number, line in enumerate(lines[start + 1 :], start + 1):
         if found := re.match(r'\s+File "(.+)", line (\d+), in (.+)', line):

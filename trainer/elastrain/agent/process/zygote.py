@@ -10,6 +10,7 @@ in the middle ends at once, and the kernel reparents the orphan to the nearest s
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import gc
@@ -191,6 +192,7 @@ def _become_rank(job: Job, variables: dict[str, str], out: int, err: int, agent:
     os.environ.update(variables)
     _be_called(job.command)
     _reseed()
+    atexit.register(gc.unfreeze)  # libraries report what the interpreter leaves at its end as leaks
 
 
 def _be_called(command: list[str]) -> None:

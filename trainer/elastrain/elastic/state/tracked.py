@@ -229,7 +229,7 @@ def _steps(obj: Any, name: str) -> bool:
 def subclass(obj: Any, methods: Mapping[str, Any], *before: type) -> None:
     """Replace ``methods`` of ``obj``, by a class of its own, with ``before`` before its own class. A copy or a pickle
     of ``obj`` is of the class that it had."""
-    own = type(obj)
+    own: Any = type(obj)
 
     def reduce(self: Any, protocol: SupportsIndex) -> Any:
         make, arguments, *state = own.__reduce_ex__(self, protocol)
