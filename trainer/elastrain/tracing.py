@@ -1,7 +1,7 @@
-"""OpenTelemetry traces of rescales: one trace per change of generation, across agents and ranks.
+"""OpenTelemetry traces of rescales: one trace per change of generation, by rank 0.
 
-Processes exchange no trace context: the ids of trace and root span derive from the job and the generation
-(:func:`trace_id`). So all spans join, in any order of arrival and after any loss. A span is made after its event, from
+The ids of trace and root span derive from the job and the generation (:func:`trace_id`), so that an event or a log line
+leads to its trace. A span is made after its event, from
 timestamps that exist anyway; between rescales no code runs. Spans wait in a bounded queue, and a thread sends them: an
 unreachable collector costs spans, which are counted, and never time.
 

@@ -15,7 +15,7 @@ GENERATION = Generation(
 
 def switch(since: float, entered: float, **times: float) -> Switch:
     known = {"broken": None, "heard": since - 2.0, "connected": since - 1.5, "synchronised": entered + 0.125} | times
-    return Switch(GENERATION, 2, 10, 0, Times(last_commit=since, entered=entered, **known))
+    return Switch(GENERATION, 0, 2, 10, 0, Times(last_commit=since, entered=entered, **known))
 
 
 def test_pause_is_the_time_between_two_commits_if_a_switch_lies_between_them() -> None:

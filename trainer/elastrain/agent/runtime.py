@@ -14,9 +14,7 @@ from types import FrameType
 
 import structlog
 
-from elastrain import tracing
 from elastrain.agent import logs
-from elastrain.agent import tracing as trace
 from elastrain.agent.core import endings
 from elastrain.agent.core import events as e
 from elastrain.agent.core.machine import Core
@@ -124,9 +122,6 @@ class Agent:
         self._vouch_page: VouchPage | None = None
         self._presence = Presence(settings, etcd, on_change=lambda: self._inbox.put(_JobChanged()))
         self._ended: Termination | None = None
-        self._notes = trace.Notes()
-        who = {"elastrain.worker": settings.worker, "elastrain.job": settings.job}
-        self._tracer = tracing.from_environment(environ, "elastrain-agent", **who)
 
     def run(self) -> Termination:
         """Run until the worker ends; returns its ending."""
@@ -146,8 +141,6 @@ class Agent:
             self._presence.close()
             if self._server is not None:
                 self._server.close()
-            if self._tracer is not None:
-                self._tracer.close()
 
     # ---- events in -------------------------------------------------------------------------------------------------
     def _on_signal(self, signum: int, _frame: FrameType | None) -> None:
@@ -208,12 +201,8 @@ class Agent:
             )
 
     def _handle(self, event: e.Event) -> None:
-        now = time.monotonic()
-        effects = self._core.handle(event, now)
-        for effect in effects:
+        for effect in self._core.handle(event, time.monotonic()):
             self._execute(effect)
-        if self._tracer is not None and (spans := self._notes.note(event, effects, now)):
-            self._tracer.emit(self._settings.job_uid, *spans)
 
     # ---- effects out -----------------------------------------------------------------------------------------------
     def _execute(self, effect: e.Effect) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from functools import partial
 from typing import Literal
@@ -17,7 +18,7 @@ from elastrain.elastic.comm.backend import look, propose_within
 from elastrain.elastic.group.copies import WholeCopies
 from elastrain.elastic.group.position import Position
 from elastrain.elastic.group.rank_state import RankState
-from elastrain.elastic.group.report import Reporter
+from elastrain.elastic.group.report import Reporter, tracer_of
 from elastrain.elastic.group.shell import Session
 from elastrain.elastic.group.world import World
 from elastrain.elastic.shares.ranks import EqualShares, MeasuredShares
@@ -76,7 +77,9 @@ def world_for(
     shares = EqualShares()
     if settings.shares is ShareRule.MEASURED:
         shares = MeasuredShares(settings.max_share, strategy.shape)
-    state = RankState(tracked, keeper, Reporter(batch=batch or ScriptsBatch()), divergence, shares)
+    state = RankState(
+        tracked, keeper, Reporter(batch=batch or ScriptsBatch(), tracer=tracer_of(os.environ)), divergence, shares
+    )
     position = Position(session, keeper)
     copies = WholeCopies(session)
     if isinstance(strategy, FullySharded):

@@ -1,9 +1,9 @@
-"""What ranks report: rank 0 progress, at most once a second; the phases of each rescale, in it and as traces."""
+"""What rank 0 reports: progress, at most once a second, with the phases of each rescale, which are also its traces."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -65,6 +65,8 @@ class Switch:
     """A change of generation that has been entered and has not committed its first step."""
 
     generation: Generation
+    rank: int
+    """Of this process in it."""
     from_size: int
     step: int
     lost_steps: int
@@ -79,8 +81,8 @@ class Reporter:
     loss: float | None = None
     step_seconds: float | None = None
     batch: ScriptsBatch = field(default_factory=ScriptsBatch)
-    on_rescale: Callable[[Switch, float], None] | None = None
-    """Called with each change of generation, and the time of its first commit."""
+    tracer: Tracer | None = None
+    """Receives the spans of each change of generation, if this is rank 0."""
     broken_at: float | None = None
     """When this rank found its last generation broken; None in a healthy one."""
     _last_commit: float | None = None
@@ -159,8 +161,8 @@ class Reporter:
             )
         )
         del self.rescales[:-KEPT_RESCALES]
-        if self.on_rescale is not None:
-            self.on_rescale(s, now)
+        if self.tracer is not None and s.rank == 0:
+            self.tracer.emit(os.environ.get(names.ENV_JOB_UID, ""), s.generation.number, *spans(s, now))
         self._last_report = float("-inf")
         return True
 
@@ -203,15 +205,15 @@ class Reporter:
         )
 
 
-# -- traces: nothing of them runs between rescales ---------------------------------------------------------------------
-def spans(switch: Switch, rank: int, first_commit: float) -> tuple[list[Span], Span]:
-    """The spans of ``rank``'s phases in a rescale, and the span of the whole. Pure.
+# -- traces, by rank 0: nothing of them runs between rescales ----------------------------------------------------------
+def spans(switch: Switch, first_commit: float) -> tuple[list[Span], Span]:
+    """The spans of a rank's phases in a rescale, and the span of the whole. Pure.
 
     The phases are those of :meth:`Times.phases`, with their beginnings. In a
     planned change ``rank.connect`` lies before ``rank.pause``, beside training.
     """
     times = switch.times
-    who: dict[str, Attribute] = {"elastrain.rank": rank}
+    who: dict[str, Attribute] = {"elastrain.rank": switch.rank}
     found = []
     connecting = times.heard
     if times.broken is not None:
@@ -235,25 +237,7 @@ def spans(switch: Switch, rank: int, first_commit: float) -> tuple[list[Span], S
     return found, Span(ROOT, min(span.start for span in found), first_commit, who | facts)
 
 
-class Recorder:
-    """Called with each rescale and the time of its first commit."""
-
-    def __init__(self, tracer: Tracer, job_uid: str, rank: Callable[[], int]) -> None:
-        """``rank()``: the present rank of this process."""
-        self._tracer, self._job_uid, self._rank = tracer, job_uid, rank
-
-    def __call__(self, switch: Switch, first_commit: float) -> None:
-        rank = self._rank()
-        parts, whole = spans(switch, rank, first_commit)
-        self._tracer.emit(self._job_uid, switch.generation.number, parts, whole if rank == 0 else None)
-
-    def close(self) -> None:
-        """Send all outstanding spans; bounded."""
-        self._tracer.close()
-
-
-def recorder(rank: Callable[[], int], environ: Mapping[str, str] = os.environ) -> Recorder | None:
-    """The recorder for a rank with this environment; None if no trace collector is configured."""
+def tracer_of(environ: Mapping[str, str]) -> Tracer | None:
+    """Of a rank with this environment; None if no trace collector is configured."""
     who = {"elastrain.worker": environ.get(names.ENV_WORKER, ""), "elastrain.job": environ.get(names.ENV_JOB, "")}
-    tracer = tracing.from_environment(environ, "elastrain-rank", **who)
-    return None if tracer is None else Recorder(tracer, environ.get(names.ENV_JOB_UID, ""), rank)
+    return tracing.from_environment(environ, "elastrain-rank", **who)

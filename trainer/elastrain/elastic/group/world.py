@@ -27,7 +27,7 @@ from elastrain.elastic.group.entry import Entry, EntryRow, Script, has_joiners, 
 from elastrain.elastic.group.machine import events as e
 from elastrain.elastic.group.position import Position
 from elastrain.elastic.group.rank_state import RankState
-from elastrain.elastic.group.report import Switch, recorder
+from elastrain.elastic.group.report import Switch
 from elastrain.elastic.group.saving import Saving
 from elastrain.elastic.group.shell import LoopOver, Session, Withdrawn
 from elastrain.elastic.reshard.restore import FRESH, ShardRef
@@ -68,8 +68,7 @@ class World:
         self._session, self._strategy, self._keeper, self._copies = session, strategy, keeper, copies
         self._held = False  # the state, except for shards
         state.trained.stage = strategy.shape.stage
-        self._traces, self._reporter = recorder(lambda: self.place.rank), state.reporter
-        self._reporter.on_rescale = self._traces
+        self._reporter = state.reporter
         self._tree = partial(state.tree, emptied=copies.apart)
         self._handover = Handover(state.tracked, self._tree, state.load)
         self.saving = Saving(keeper, state.tracked, state.tree, together=strategy.votes, shape=strategy.shape)
@@ -265,8 +264,8 @@ class World:
         """Finish a running save, and send the outstanding traces of the last rescale; both bounded."""
         self._keeper.finish()
         self.state.known.close()
-        if self._traces is not None:
-            self._traces.close()
+        if self._reporter.tracer is not None:
+            self._reporter.tracer.close()
 
     # -- changes of generation ---------------------------------------------------------------------------------------
     def _give_up(self, communicator: Communicator, cause: str) -> None:
@@ -335,7 +334,8 @@ class World:
         self._session.entered(communicator, self.step, complete=self.has_state)
         proposed_at, between = self._session.proposed_at(generation.number), self.state.calls.count > 0
         times = self._reporter.times(proposed_at, communicator.connected_at, entered, synchronised, between=between)
-        self._reporter.entered(Switch(generation, entry.from_size, self.step, max(0, entry.reached - self.step), times))
+        lost, rank = max(0, entry.reached - self.step), self.place.rank
+        self._reporter.entered(Switch(generation, rank, entry.from_size, self.step, lost, times))
         if between:
             self._reporter.resumed(time.monotonic())
 
