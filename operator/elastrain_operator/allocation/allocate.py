@@ -75,7 +75,7 @@ class _Allocator:
     """One pass over the rules."""
 
     def __init__(self, snapshot: Snapshot, policy: Policy, now: datetime, vain: dict[str, str]) -> None:
-        self.room = Room(snapshot)
+        self.room = Room(snapshot, now)
         self._snapshot = snapshot
         self._policy = policy
         self._now = now
@@ -205,8 +205,7 @@ class _Allocator:
         workers stay Pending, unless a pod meant for other room could be bound instead."""
         for grant in self._queue:
             job = grant.job
-            may_ask = job.may_ask and job.admitted and not job.evicts
-            if grant.let_in or grant.stop in (Stop.QUOTA, Stop.UNUSED) or not may_ask:
+            if grant.let_in or grant.stop in (Stop.QUOTA, Stop.UNUSED) or not job.may_wait:
                 continue
             self._try(grant, self._take_what_fits)
 
@@ -226,7 +225,7 @@ class _Allocator:
         """Workers beyond its size that an admitted job keeps Pending."""
         job = grant.job
         growing = grant.let_in and not grant.awaits and reason in (Stop.NO_ROOM, Stop.NO_NODE)
-        if not (growing and self._policy.pending and job.may_ask and job.admitted) or job.evicts:
+        if not (growing and self._policy.pending and job.may_wait):
             return 0
         self.room.begin()
         if job.group_size > 1:
@@ -254,12 +253,12 @@ class _Allocator:
         return found
 
     def again(self) -> float | None:
-        """Seconds until the first job may be resized again; None: not relevant."""
-        if all(s.granted >= s.job.cap for s in self._queue):
-            return None
+        """Seconds until the first job may be resized again, or a leaving pod is overdue; None: not relevant."""
+        dues = [held.due for held in self._snapshot.leaving if held.due and held.due > self._now]
         thaws = [worth.thaws(s.job, self._policy, self._now) for s in self._queue if s.job.elastic]
-        times = [(t - self._now).total_seconds() for t in thaws if t]
-        if self._by_goals:
+        at_most = all(s.granted >= s.job.cap for s in self._queue)
+        times = [(t - self._now).total_seconds() for t in (*dues, *(() if at_most else thaws)) if t]
+        if self._by_goals and not at_most:
             times.append(review((s.job for s in self._queue), self._now))
         return min(times, default=None)
 
@@ -307,7 +306,7 @@ class _Allocator:
             reason, message = Stop.VAIN, revoked[job.uid]
         if reason in _BY_NEED:
             message += explanations.altered(job) + self._faulty_nodes(job.kind.place)
-            message += explanations.no_signal(job) if self._policy.pending else ""
+            message += self.room.overdue(job.kind.place) + (explanations.no_signal(job) if self._policy.pending else "")
         message += self._leaving(job, going)
         return Share(
             size=size,

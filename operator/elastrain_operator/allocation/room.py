@@ -11,11 +11,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 from typing import NamedTuple
 
 from elastrain_operator.allocation.match import takes
-from elastrain_operator.allocation.snapshot import PODS, Amounts, NodeRules, Snapshot, Worker, WorkerShape
+from elastrain_operator.allocation.snapshot import (
+    PODS,
+    Amounts,
+    NodeRules,
+    Snapshot,
+    Worker,
+    WorkerShape,
+    overdue_words,
+)
 
 WINDOW = 16
 """Candidate nodes; the one on which the fewest workers are displaced is chosen."""
@@ -73,7 +82,7 @@ def main_resource(demand: Amounts) -> str:
 class Room:
     """The room on all nodes."""
 
-    def __init__(self, snapshot: Snapshot) -> None:
+    def __init__(self, snapshot: Snapshot, now: datetime) -> None:
         self.looks = 0
         self._undo: list[list[Callable[[], None]]] = []
         """Of each transaction, the outermost first."""
@@ -97,8 +106,9 @@ class Room:
                 self._change(self._now, held.node, held.demand, -1)
         # After all leaving workers have left, minus what has been promised since.
         self._later: dict[str, Vector] = {name: dict(free) for name, free in self._now.items()}
+        self._overdue = [held for held in snapshot.leaving if held.due is not None and held.due <= now]
         for held in snapshot.leaving:
-            if held.node in self._now:
+            if held.node in self._now and held not in self._overdue:
                 self._change(self._later, held.node, held.demand, 1)
         # Where a pod could be bound now or soon, whatever it is meant for: all but the workers that stay.
         self._physical: dict[str, Vector] = {name: dict(free) for name, free in self._later.items()}
@@ -215,6 +225,11 @@ class Room:
     def open(self, place: NodeRules) -> Sequence[str]:
         """Nodes that accept such workers, apart from resources."""
         return self._open(place)
+
+    def overdue(self, place: NodeRules) -> str:
+        """The pods that should be gone from those nodes, at the end of a message; empty: there are none."""
+        names = self._open(place) if self._overdue else ()
+        return overdue_words(held.what for held in self._overdue if held.node in names)
 
     def slots(self, kind: WorkerShape) -> int:
         """Workers of this kind that would fit if all workers left that are not granted yet."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from enum import StrEnum
@@ -129,6 +129,16 @@ class Held:
     demand: Amounts
     priority: int = 0
     """As admission has set it."""
+    due: datetime | None = None
+    """When the pod should be gone at the latest: from then on its room is nobody's promise. None: unknown."""
+    what: str = ""
+    """The pod, for people, if ``due`` is set."""
+
+
+def overdue_words(pods: Iterable[str]) -> str:
+    """Pods that should be gone, at the end of a message; empty: there are none."""
+    first, *more = [*pods] or [""]
+    return f"; overdue: {first}{f' and {len(more)} more' if more else ''}" if first else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,11 +210,16 @@ class Job:
     quota_room: int | None = None
     """Most workers, those that exist included, that these quotas admit now; None: unknown, or no bound."""
     may_ask: bool = True
-    """It may keep workers Pending, so that an autoscaler adds nodes."""
+    """Its Pending workers have made an autoscaler add nodes, or may do so."""
     unknown: tuple[str, ...] = ()
     """Constraints of its template that the allocator does not know, for messages."""
     altered: tuple[str, ...] = ()
     """What admission has changed of what a worker needs, by field, for messages."""
+
+    @property
+    def may_wait(self) -> bool:
+        """It may keep workers Pending, so that an autoscaler adds nodes."""
+        return self.may_ask and self.admitted and not self.evicts
 
 
 @dataclass(frozen=True, slots=True)

@@ -173,7 +173,7 @@ class Capacity:
         before = self._pods.pop(pod_uid, None)
         (self._alive.add if pod and not pod.over else self._alive.discard)(pod_uid)
         if pod and pod.node and not pod.over:
-            self._pods[pod_uid] = (job_uid, Held(pod.node, pod.demand, pod.priority))
+            self._pods[pod_uid] = (job_uid, pod.held())
         if self._pods.get(pod_uid) != before and job_uid not in self._claims:
             self.nudge()
 

@@ -24,7 +24,6 @@ from elastrain_operator.allocation.match import HARD, untolerated
 from elastrain_operator.allocation.resources import CLAIM, frozen
 from elastrain_operator.allocation.snapshot import (
     Amounts,
-    Held,
     Job,
     Node,
     NodeRules,
@@ -181,7 +180,7 @@ def resolve(snapshot: Snapshot, books: Books, workers: Collection[str]) -> Snaps
         snapshot,
         nodes=tuple(_with_devices(n, published, kinds, own, taken) for n in snapshot.nodes),
         jobs=tuple(_job(j, amounts, reasons, ending) for j in snapshot.jobs),
-        leaving=tuple(Held(h.node, _resolved(h.demand, amounts)) for h in snapshot.leaving),
+        leaving=tuple(replace(h, demand=_resolved(h.demand, amounts)) for h in snapshot.leaving),
         reserved=tuple((_shape(kind, amounts), n) for kind, n in snapshot.reserved),
     )
 

@@ -11,6 +11,7 @@ from elastrain.api.job import ConditionType, JobSpec, JobStatus
 from elastrain.api.records import Target
 from elastrain_operator.allocation.snapshot import Claims
 from elastrain_operator.facts import (
+    DRAIN_EXTRA,
     ConditionUpdate,
     Deletion,
     DisruptionBudget,
@@ -32,8 +33,6 @@ from elastrain_operator.policy.losses import counting, data_loss, starting
 from elastrain_operator.policy.report import accelerator_seconds, conditions, events
 from elastrain_operator.policy.size import claims, leavers, protection, replicas, sizes
 
-DRAIN_EXTRA = 30.0
-"""Seconds beyond a pod's own grace period that a worker may take to leave."""
 STATUS_INTERVAL = 5.0
 """Seconds between two non-urgent writes of the status (with many jobs: job.loops.STATUS_SHARE)."""
 
@@ -264,7 +263,7 @@ def _deadlines(taken: Steps) -> list[datetime | None]:
         starting.next_pending_deadline(workers, facts.spec.pending_deadline_seconds),
         known.lost_since + data_loss.PATIENCE if known.lost_since else None,
         starting.next_silent_deadline(taken.lost.silent_agents),
-        *(taken.due(p) for p in pods if p.name in leave.leaving and not p.terminating),
+        *(p.due if p.terminating else taken.due(p) for p in pods if p.name in leave.leaving or p.terminating),
         *(ending.sidecar_deadline(p) for p in pods if p.ending and not p.over),
         *(starting.next_report(p, t, facts.now) for p in workers if (t := troubles.get(p.name))),
     ]

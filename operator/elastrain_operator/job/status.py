@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from elastrain.api import names
 from elastrain.api.job import AcceleratorSeconds, Condition, ConditionType, GenerationStatus, JobStatus, reported
-from elastrain_operator.facts import ConditionUpdate, Coordination, Outage, Slot
+from elastrain_operator.facts import ConditionUpdate, Coordination, Outage, Slot, overdue
 from elastrain_operator.job.state import BUDGET, GANG, MARKS, SET
 from elastrain_operator.job.steps import Steps
 from elastrain_operator.policy import elsewhere
@@ -88,6 +89,7 @@ def _condition_facts(
 ) -> conditions.ConditionFacts:
     seen, etcd = taken.facts.observed, taken.known.etcd
     apart = {p.name for p in (*taken.leave.victims, *taken.leave.withdrawn)} | taken.leave.signals
+    leaving = [p for p in seen.pods if p.name in taken.leave.leaving]
     size = taken.facts.spec.group_size
     if generation is not None:
         generation = generation.model_copy(update={"size": generation.size // size})
@@ -96,7 +98,8 @@ def _condition_facts(
         desired=taken.size.desired,
         ready=ready,
         workers=workers,
-        draining=sum(not p.over for p in seen.pods if p.name in taken.leave.leaving),
+        draining=sum(not leavers.has_left(p, taken.known.members, taken.facts.now) for p in leaving),
+        overdue=overdue(leaving, taken.facts.now),
         generation=generation,
         group_size=size,
         pending_generation=_pending(etcd, generation.number if generation else None),
@@ -121,7 +124,9 @@ def _of_some_jobs(taken: Steps) -> Iterable[ConditionUpdate]:
     old, total = taken.facts.status.conditions, len(taken.there.units)
     if taken.known.etcd is not None:
         was_reported = any(c.type == ConditionType.UP_TO_DATE for c in old)
-        yield from rollout.claim(taken.leave.rollout, total, was_reported, taken.facts.spec.max_unavailable)
+        made = rollout.claim(taken.leave.rollout, total, was_reported, taken.facts.spec.max_unavailable)
+        late = overdue((p for p in seen.pods if p.name in taken.leave.leaving), taken.facts.now)
+        yield from (replace(c, message=c.message + late) if c.status == "False" else c for c in made)
     yield from exclusion.claim(taken.lost.exclusions, old)
     grouped = any(c.type == ConditionType.GANG_SCHEDULED for c in old)
     unwritten = taken.facts.state.unwritten

@@ -79,6 +79,10 @@ class Known:
     start: datetime | None
     """Since when the job has been active, as batch/v1 counts it: from creation or from the end of a suspension."""
 
+    def is_leaving(self, pod: Pod, now: datetime) -> bool:
+        """Whether a worker that was asked to leave still has its place."""
+        return pod.name in self.draining and not leavers.has_left(pod, self.members, now)
+
 
 def known(facts: Facts) -> Known:
     """Which records count, and what they say of the job as a whole."""
@@ -280,7 +284,7 @@ def _rollout(facts: Facts, known: Known, there: There, size: Size) -> Rollout:
             desired=size.desired,
             minimum=spec.min_replicas,
             at_a_time=0 if held else spec.max_unavailable,
-            leaving=len(replicas.of(p for p in observed.pods if p.name in known.draining and not p.over)),
+            leaving=len(replicas.of(p for p in observed.pods if known.is_leaving(p, facts.now))),
             refusal=refusal if refusal and refusal.generation == observed.job.generation else None,
             members=known.members,
             share=observed.share,

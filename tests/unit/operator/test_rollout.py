@@ -325,3 +325,34 @@ def test_all_workers_have_the_last_template_in_the_end_and_enough_train_at_all_t
 def test_version_depends_on_the_content_and_not_on_its_order():
     assert version({"a": 1, "b": [1, 2]}) == version({"b": [1, 2], "a": 1})
     assert version({"a": 1}) != version({"a": 2})
+
+
+@pytest.mark.parametrize(
+    ("silent", "lease", "seconds", "goes_on"),
+    [(True, False, 60.0, True), (False, False, 60.0, False), (True, True, 60.0, False), (True, False, 59.0, False)],
+)
+def test_the_place_of_a_worker_that_does_not_end_is_free_once_it_is_overdue_on_a_silent_node(
+    world, silent, lease, seconds, goes_on
+):
+    """Grace 30 s and 30 s more. Without that proof the roll-out waits, and says for what."""
+    world.image = "b"
+    while not world.draining:
+        world.operate()
+        world.kubelet()
+        world.agents()
+        world.operate()
+    (gone,) = world.draining
+    world.agents()
+    world.pods[gone] = dataclasses.replace(
+        world.pods[gone], ending=None, over=False, terminating=True, deleted=world.now, node="n1", node_silent=silent,
+        finalizers=("a/b",),
+    )  # fmt: skip
+    if lease:
+        member = Member(id=gone, worker=gone, address="a", phase=Phase.READY)
+        world.records = dataclasses.replace(world.records, members=(*world.records.members, member))
+    assert world.operate().requeue_after == 60.0
+    world.now += timedelta(seconds=seconds)
+    made = world.operate()
+    assert bool(made.create) is goes_on
+    words = f"overdue: pod {gone} on node n1, deleted at 2030-01-01T00:00:"
+    assert (words in world.up_to_date()[2]) is (seconds == 60.0)

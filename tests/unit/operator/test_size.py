@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
 import builders
-from elastrain.api.job import GenerationStatus, JobStatus, MeasuredSize
+from elastrain.api.job import GenerationStatus, JobStatus, Leaving, MeasuredSize
 from elastrain.api.job.batches import BatchStatus
 from elastrain.api.records import Generation, Member, Progress, Target
 from elastrain.sizing.speedup import Batches, Measured
-from elastrain_operator.allocation.snapshot import Held, Share, Worker
+from elastrain_operator.allocation.allocate import allocate
+from elastrain_operator.allocation.snapshot import Held, Job, Node, Policy, Share, Snapshot, Worker, WorkerShape
 from elastrain_operator.facts import Coordination, Ending, JobRef, Observed
 from elastrain_operator.job.plan import plan
 from elastrain_operator.policy.size import sizes as size
@@ -230,3 +231,33 @@ def test_no_pod_exists_without_a_place_if_the_scheduler_would_evict_another_job_
     )  # fmt: skip
     assert (len(made.create), len(made.delete)) == (created, deleted)
     assert (condition(made.status, "PodsReady")[1] == "WaitingForCapacity") == (places is not None)
+
+
+@pytest.mark.parametrize(("silent", "condition_status"), [(True, "True"), (False, "False")])
+def test_a_suspension_ends_or_names_the_pod_that_does_not(make_spec, silent, condition_status):
+    hung = pod(0, terminating=True, deleted=NOW - timedelta(seconds=60), node_silent=silent)
+    before = JobStatus(desired_replicas=1, next_ordinal=1, leaving=[Leaving(since=NOW.isoformat(), workers=["job-0"])])
+    made = plan(make_spec(suspend=True), before, Observed(JOB, (hung,), Coordination(), share=share(0)), NOW)
+    status, _, message = condition(made.status, "Suspended")
+    assert status == condition_status
+    assert "overdue: pod job-0 on node n0, deleted at 2029-12-31T23:59:00+00:00" in message
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_the_room_of_an_overdue_pod_is_promised_to_no_job_and_the_pod_is_named(make_spec, late):
+    """A new minimum takes the place of a worker of another job instead."""
+    hung = pod(9, terminating=True, deleted=NOW - timedelta(seconds=60 if late else 59), node="a")
+    workers = tuple(Worker(f"w-{n}", "b", ONE, trains=True) for n in range(2))
+    kind = WorkerShape(ONE)
+    seen = Snapshot(
+        (Node("a", dict(ONE)), Node("b", {"nvidia.com/gpu": 2, "pods": 9})),
+        (
+            Job("old", "ns", "old", 1, 2, kind, workers=workers, size=2, trains=True),
+            Job("new", "ns", "new", 1, 1, kind),
+        ),
+        (hung.held(),),
+    )
+    made = allocate(seen, Policy(), NOW)
+    assert made.shares["old"].size == (1 if late else 2)
+    assert ("overdue: pod job-9 on node a" in made.shares["new"].message) is late
+    assert made.again == (None if late else 1.0)

@@ -26,7 +26,7 @@ class ConditionFacts:
     workers: Sequence[Pod]
     """Pods that count as workers."""
     draining: int
-    """Workers that were asked to leave and still exist."""
+    """Workers that were asked to leave and still have their place."""
     generation: GenerationStatus | None
     pending_generation: int | None
     """Number of the newest generation if it is not in force yet."""
@@ -50,6 +50,8 @@ class ConditionFacts:
     """After failures: when the next worker is created."""
     share: Share | None = None
     """The allocator's answer; None: the operator does not share the cluster out."""
+    overdue: str = ""
+    """Those that should be gone, at the end of a message; empty: there are none."""
     group_size: int = 1
     """Workers of a replica. Sizes and the generation's size count replicas."""
 
@@ -174,7 +176,7 @@ def _obstacles(p: ConditionFacts) -> Iterator[tuple[str, str]]:
     if missing and p.share and p.share.places is not None:  # no pod waits Pending for it
         yield "WaitingForCapacity", p.share.message
     if p.draining:
-        yield "Draining", f"{headcount(p.draining)} leaving"
+        yield "Draining", f"{headcount(p.draining)} leaving{p.overdue}"
     if p.waits_until and missing:
         yield "BackingOff", f"after failures, the next is created at {p.waits_until.isoformat(timespec='seconds')}"
 
@@ -188,8 +190,9 @@ def _suspended(p: ConditionFacts) -> ConditionUpdate:
     if not p.suspended:
         return ConditionUpdate(kind, "False", "Active", "suspend is false")
     if p.workers or p.draining:
-        return ConditionUpdate(kind, "False", "Draining", f"{headcount(len(p.workers) + p.draining)} leaving")
-    return ConditionUpdate(kind, "True", "Drained", "no worker remains; set suspend to false to resume")
+        text = f"{headcount(len(p.workers) + p.draining)} leaving{p.overdue}"
+        return ConditionUpdate(kind, "False", "Draining", text)
+    return ConditionUpdate(kind, "True", "Drained", f"no worker remains; set suspend to false to resume{p.overdue}")
 
 
 def _running(p: ConditionFacts) -> ConditionUpdate:

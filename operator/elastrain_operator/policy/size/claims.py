@@ -132,7 +132,7 @@ def held(seen: Observed, workers: Iterable[Pod] = ()) -> tuple[Held, ...]:
     """What pods of the job hold that are not among its ``workers``."""
     names = {p.name for p in workers}
     others = (*(p for p in seen.pods if p.name not in names), *seen.unissued)
-    return tuple(Held(p.node, p.demand) for p in others if p.node and not p.over)
+    return tuple(p.held() for p in others if p.node and not p.over)
 
 
 def _spares(spec: JobSpec, stays: Iterable[Pod], size: int, placed: Collection[str]) -> frozenset[str]:

@@ -96,6 +96,13 @@ def released(pod: Pod, members: Coordination | None, due: datetime, now: datetim
     return Deletion(pod.name, pod.uid, "drain deadline passed") if now >= due else None
 
 
+def has_left(pod: Pod, members: Coordination | None, now: datetime) -> bool:
+    """Whether a pod's place is free: it has ended, or it is overdue, its node silent, and its lease ended."""
+    if pod.over or not pod.node_silent or pod.due is None or now < pod.due:
+        return pod.over
+    return members is not None and members.member_of(pod.name) is None
+
+
 def drain_deadline(pod: Pod, since: datetime, extra: float) -> datetime:
     """``extra`` seconds beyond the pod's own grace period, from when it was asked to leave."""
     return since + timedelta(seconds=pod.grace + extra)
