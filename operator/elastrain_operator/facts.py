@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 from enum import Enum, StrEnum
 from typing import Any, Literal
 
 from elastrain.api.job import ConditionType
 from elastrain.api.records import Generation, GenerationMember, Member, Phase, Progress, Target, Termination
-from elastrain_operator.allocation.snapshot import Amounts, Held, Share, overdue_words
+from elastrain_operator.allocation.snapshot import Amounts, Share
 
 WORKLOAD_NOTE = "kueue.x-k8s.io/workload"
 """Annotation of a pod: the Workload that it is charged to. Kueue reads it for topology-aware placement."""
@@ -35,8 +35,6 @@ class Charge:
     topology: bool = False
 
 
-DRAIN_EXTRA = 30.0
-"""Seconds beyond a pod's own grace period that a worker may take to leave."""
 DEFAULT_GRACE = 30.0
 """Kubernetes' default of terminationGracePeriodSeconds."""
 
@@ -176,25 +174,6 @@ class Pod:
     """From its labels; None: it has no group."""
     etcd: str = ""
     """Endpoints of the etcd that its agent was given; empty: unknown."""
-
-    @property
-    def due(self) -> datetime | None:
-        """When it should be gone at the latest; from then on it is *overdue*. None: it is not being deleted."""
-        return None if self.deleted is None else self.deleted + timedelta(seconds=self.grace + DRAIN_EXTRA)
-
-    def held(self) -> Held:
-        """What it holds on its node."""
-        return Held(self.node, self.demand, self.priority, self.due, str(self) if self.deleted else "")
-
-    def __str__(self) -> str:
-        since = f", deleted at {self.deleted.isoformat(timespec='seconds')}" if self.deleted else ""
-        kept = f" (finalizers {', '.join(self.finalizers)})" if self.finalizers else ""
-        return f"pod {self.name} on node {self.node}{since}{kept}"
-
-
-def overdue(pods: Iterable[Pod], now: datetime) -> str:
-    """The pods that should be gone, at the end of a message that waits for them; empty: there are none."""
-    return overdue_words(str(p) for p in pods if p.due is not None and p.due <= now and not p.over)
 
 
 class Cause(StrEnum):

@@ -30,6 +30,7 @@ from elastrain_operator.cluster import faults
 from elastrain_operator.cluster.quotas import Quota, bounded, counted
 from elastrain_operator.facts import Pod
 from elastrain_operator.metrics import process as metrics
+from elastrain_operator.pod.leaving import held as held_by
 from elastrain_operator.waiting import until
 
 COALESCE = 0.1
@@ -173,7 +174,7 @@ class Capacity:
         before = self._pods.pop(pod_uid, None)
         (self._alive.add if pod and not pod.over else self._alive.discard)(pod_uid)
         if pod and pod.node and not pod.over:
-            self._pods[pod_uid] = (job_uid, pod.held())
+            self._pods[pod_uid] = (job_uid, held_by(pod))
         if self._pods.get(pod_uid) != before and job_uid not in self._claims:
             self.nudge()
 

@@ -11,7 +11,6 @@ from elastrain.api.job import ConditionType, JobSpec, JobStatus
 from elastrain.api.records import Target
 from elastrain_operator.allocation.snapshot import Claims
 from elastrain_operator.facts import (
-    DRAIN_EXTRA,
     ConditionUpdate,
     Deletion,
     DisruptionBudget,
@@ -27,6 +26,7 @@ from elastrain_operator.job import steps
 from elastrain_operator.job.state import LoopState, Plan
 from elastrain_operator.job.status import held_until, if_changed, status_of
 from elastrain_operator.job.steps import Facts, Known, Lost, Steps, There
+from elastrain_operator.pod.leaving import DRAIN_EXTRA, due
 from elastrain_operator.pod.template import version
 from elastrain_operator.policy import ending
 from elastrain_operator.policy.losses import counting, data_loss, starting
@@ -263,7 +263,7 @@ def _deadlines(taken: Steps) -> list[datetime | None]:
         starting.next_pending_deadline(workers, facts.spec.pending_deadline_seconds),
         known.lost_since + data_loss.PATIENCE if known.lost_since else None,
         starting.next_silent_deadline(taken.lost.silent_agents),
-        *(p.due if p.terminating else taken.due(p) for p in pods if p.name in leave.leaving or p.terminating),
+        *(due(p) if p.terminating else taken.due(p) for p in pods if p.name in leave.leaving or p.terminating),
         *(ending.sidecar_deadline(p) for p in pods if p.ending and not p.over),
         *(starting.next_report(p, t, facts.now) for p in workers if (t := troubles.get(p.name))),
     ]

@@ -8,9 +8,10 @@ from datetime import datetime, timedelta
 
 from elastrain.api import names
 from elastrain.api.job import AcceleratorSeconds, Condition, ConditionType, GenerationStatus, JobStatus, reported
-from elastrain_operator.facts import ConditionUpdate, Coordination, Outage, Slot, overdue
+from elastrain_operator.facts import ConditionUpdate, Coordination, Outage, Slot
 from elastrain_operator.job.state import BUDGET, GANG, MARKS, SET
 from elastrain_operator.job.steps import Steps
+from elastrain_operator.pod.leaving import overdue
 from elastrain_operator.policy import elsewhere
 from elastrain_operator.policy.losses import data_loss, exclusion, starting
 from elastrain_operator.policy.report import accelerator_seconds, conditions, durability, health, training

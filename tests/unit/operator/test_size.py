@@ -17,6 +17,7 @@ from elastrain_operator.allocation.allocate import allocate
 from elastrain_operator.allocation.snapshot import Held, Job, Node, Policy, Share, Snapshot, Worker, WorkerShape
 from elastrain_operator.facts import Coordination, Ending, JobRef, Observed
 from elastrain_operator.job.plan import plan
+from elastrain_operator.pod.leaving import held
 from elastrain_operator.policy.size import sizes as size
 from elastrain_operator.policy.size.claims import Creation, claims
 from workers import workers_at
@@ -255,7 +256,7 @@ def test_the_room_of_an_overdue_pod_is_promised_to_no_job_and_the_pod_is_named(m
             Job("old", "ns", "old", 1, 2, kind, workers=workers, size=2, trains=True),
             Job("new", "ns", "new", 1, 1, kind),
         ),
-        (hung.held(),),
+        (held(hung),),
     )
     made = allocate(seen, Policy(), NOW)
     assert made.shares["old"].size == (1 if late else 2)

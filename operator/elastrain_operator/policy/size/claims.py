@@ -14,6 +14,7 @@ from elastrain_operator.allocation.resources import with_claims
 from elastrain_operator.allocation.snapshot import PODS, Claims, Held, Job, Obstacle, PodCharge, Worker, WorkerShape
 from elastrain_operator.facts import UNSCHEDULABLE, Coordination, Observed, Pod, Refusal
 from elastrain_operator.pod.admitted import Admitted
+from elastrain_operator.pod.leaving import held as held_by
 from elastrain_operator.pod.shape import charge, shape, unknown
 from elastrain_operator.policy.losses import starting
 from elastrain_operator.policy.size import leavers, protection, replicas
@@ -132,7 +133,7 @@ def held(seen: Observed, workers: Iterable[Pod] = ()) -> tuple[Held, ...]:
     """What pods of the job hold that are not among its ``workers``."""
     names = {p.name for p in workers}
     others = (*(p for p in seen.pods if p.name not in names), *seen.unissued)
-    return tuple(p.held() for p in others if p.node and not p.over)
+    return tuple(held_by(p) for p in others if p.node and not p.over)
 
 
 def _spares(spec: JobSpec, stays: Iterable[Pod], size: int, placed: Collection[str]) -> frozenset[str]:

@@ -14,6 +14,7 @@ from elastrain.api.records import Health
 from elastrain.sizing.leaving import WorkerFacts, leave_order, surplus
 from elastrain_operator.allocation.snapshot import Share
 from elastrain_operator.facts import Coordination, Deletion, Pod, Still
+from elastrain_operator.pod.leaving import is_overdue
 from elastrain_operator.policy.size import replicas
 
 SICK = {Health.STUCK: 2, Health.SLOW: 1}
@@ -98,7 +99,7 @@ def released(pod: Pod, members: Coordination | None, due: datetime, now: datetim
 
 def has_left(pod: Pod, members: Coordination | None, now: datetime) -> bool:
     """Whether a pod's place is free: it has ended, or it is overdue, its node silent, and its lease ended."""
-    if pod.over or not pod.node_silent or pod.due is None or now < pod.due:
+    if not (pod.node_silent and is_overdue(pod, now)):
         return pod.over
     return members is not None and members.member_of(pod.name) is None
 
