@@ -11,8 +11,8 @@ from scaffolds import ACCELERATE, EPOCHS, FABRIC, HEAD, LIGHTNING, PLAIN, TRANSF
 
 KINDS = {
     "not-repeatable": {"not repeatable"},
-    "one-worker": {"ungated"},
-    "two-workers": {"one rank", "of a part", "kept gradients"},
+    "one-worker": {"ungated", "data"},
+    "two-workers": {"one rank", "of a part", "each micro-batch", "hook"},
     "joiner": {"does not travel"},
     "loss": {"discarded body"},
     "resume": {"not saved"},
@@ -248,6 +248,20 @@ data = Augmented()
     script("one-worker-13-fabric-running-mean", "A loop with Fabric divides its loss by a mean that each body changes.",
         FABRIC, before="mean = 1.0", loss="F.mse_loss(model(x), y) / mean",
         end="mean = 0.9 * mean + 0.1 * float(loss.detach())"),
+    script("one-worker-14-data-in-worker-processes", "Samples count their loads in each process of the loader.",
+        data="""
+class Counted(Dataset):
+    loads, x = 0, x
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, i):
+        self.loads += 1
+        return self.x[i] / self.loads, self.x[i].sum().sin().reshape(1)
+
+data = Counted()
+""", loader="job.dataloader(data, global_batch_size=8, num_workers=1)"),
     script("resume-01-level-from-rank-0", "Rank 0 hands a level to the others after each epoch; no checkpoint has it.",
         EPOCHS, **LEVEL),
     script("resume-02-best-of-all-ranks", "The ranks agree on the best loss after each epoch; no checkpoint has it.",
@@ -293,6 +307,22 @@ job.backward(loss)
         LIGHTNING, loss="F.mse_loss(self.net(x - x.mean(0)), y)"),
     script("two-workers-12-closure-of-lbfgs", "A closure returns the loss of its part to L-BFGS, which decides by it.",
         **LBFGS, loop=OF_LBFGS, closure="loss = $loss\njob.backward(loss)\nreturn loss"),
+    script("two-workers-13-hook-of-a-parameter", "A hook clips the gradient of a parameter within the backward.",
+        setup="net[2].weight.register_hook(lambda g: g.clamp(-0.05, 0.05))"),
+    script("two-workers-14-average-of-micro-batches", "An own average is updated once for each micro-batch of a rank.",
+        loader="job.dataloader(data, global_batch_size=12, micro_batch_size=3, drop_last=True)", setup="""
+class Average:
+    def __init__(self):
+        self.net = copy.deepcopy(net)
+        self.state_dict, self.load_state_dict = self.net.state_dict, self.net.load_state_dict
+
+    def update(self):
+        for kept, p in zip(self.net.parameters(), net.parameters(), strict=True):
+            kept.data.lerp_(p.data, 0.1)
+
+average = Average()
+job.track(average=average)
+""", end="average.update()"),
 ]  # fmt: skip
 CLEAN = [
     script("01-accumulates-by-hand", "Gradients add up over four steps, as in DDP.", loop="""

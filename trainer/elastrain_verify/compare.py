@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from elastrain_verify.history import OWN_LOOP, Committed, Entries, History
+from elastrain_verify.history import BATCH, OWN_LOOP, Committed, Entries, History
 
 ABSENT = "absent"
 """In place of the value of an entry that one side lacks."""
@@ -114,7 +114,7 @@ def _of_step(
         statistics = _statistics(other)
         for c in all_ranks:
             both = set(differing(other, c.entries, bounds, scales_of(other))).intersection(apart[id(c)])
-            both = {name for name in both if name.removesuffix(_BUFFER).rpartition(".")[2] not in statistics}
+            both = {name for name in both if not _is_of(statistics, name)}
             apart[id(c)] = [name for name in apart[id(c)] if name in both]
     order = {name: number for number, name in enumerate([*expected, *(n for c in all_ranks for n in c.entries)])}
     names = sorted({name for found in apart.values() for name in found}, key=lambda name: order[name])
@@ -143,6 +143,42 @@ def _statistics(entries: Entries) -> set[str]:
     return {name.removesuffix(_BUFFER).rpartition(".")[2] for name in buffers} | {"num_batches_tracked"}
 
 
+def not_put_back(run: History) -> Parting | None:
+    """An entry that differs between two executions of one loop body, as they begin: the first of them was to leave no
+    trace. Pure."""
+    for process in run.processes:
+        for before, after in pairwise(process.begun):
+            both = before.entries.keys() & after.entries.keys() if before.step == after.step else set()
+            statistics = _statistics(after.entries)
+            for name in (name for name in after.entries if name in both and not _is_of(statistics, name)):
+                one, other = before.entries[name], after.entries[name]
+                alike = not isinstance(one, dict) or (one["type"], one["size"]) == (other["type"], other["size"])
+                if alike and not equal(name, one, other, Bounds(0.0), {}):
+                    return Parting(after.step, name, one, other, worker=process.worker)
+    return None
+
+
+def not_received(reference: History, run: History, bounds: Bounds) -> Parting | None:
+    """An entry of a process that has joined a training job, as its first loop body begins: it differs from that of the
+    reference, where the script changes nothing between the step before and this body."""
+    begun = {b.step: b.entries for p in reference.processes for b in p.begun}
+    committed = {c.step: c.entries for p in reference.processes for c in p.committed if not c.ended}
+    for process in run.processes:
+        first = next((b for b in process.begun if not b.warm_up), None)
+        if first is None or first.step not in begun or first.step not in committed:
+            continue
+        expected, before = begun[first.step], committed[first.step]
+        unchanged = {n: v for n, v in expected.items() if n in first.entries and before.get(n) == v}
+        apart = differing(unchanged, {n: first.entries[n] for n in unchanged}, bounds, scales_of(expected))
+        for name in (name for name in apart if not _is_of(_statistics(expected), name)):
+            return Parting(first.step, name, expected[name], first.entries[name], worker=process.worker)
+    return None
+
+
+def _is_of(statistics: set[str], name: str) -> bool:
+    return name.removesuffix(_BUFFER).rpartition(".")[2] in statistics
+
+
 def _is_float(value: Any) -> bool:
     return isinstance(value, dict) and str(value["type"]).startswith("float")
 
@@ -150,12 +186,21 @@ def _is_float(value: Any) -> bool:
 def differing(expected: Entries, found: Entries, bounds: Bounds, scales: Mapping[str, float]) -> list[str]:
     """Names of the entries that are further apart than permitted, those of ``expected`` first."""
     names = dict.fromkeys([*expected, *found])
-    if OWN_LOOP in expected:  # it knows nothing of what an adapter adds
+    if OWN_LOOP in expected:  # it knows nothing of what an adapter adds, nor of its cuts
         known = {_object_of(name) for name in expected}
         names = {name: None for name in names if _object_of(name) in known and name != OWN_LOOP}
-    return [
-        name for name in names if not equal(name, expected.get(name, ABSENT), found.get(name, ABSENT), bounds, scales)
+    same = equal_batches(expected, found)
+    return [BATCH] * (not same) + [
+        name
+        for name in names
+        if name != BATCH and not equal(name, expected.get(name, ABSENT), found.get(name, ABSENT), bounds, scales)
     ]
+
+
+def equal_batches(expected: Entries, found: Entries) -> bool:
+    """Whether the data of a step are equal, where both have cut it in the same places."""
+    mine, theirs = (entries.get(BATCH, {}) for entries in (expected, found))
+    return all(mine[place] == theirs[place] for place in mine.keys() & theirs.keys())
 
 
 def _object_of(name: str) -> str:
@@ -221,7 +266,7 @@ def scales_of(entries: Entries) -> dict[str, float]:
     """The largest element of each family."""
     scales: dict[str, float] = {}
     for name, value in entries.items():
-        if isinstance(value, dict) and math.isfinite(value["largest"]):
+        if isinstance(value, dict) and math.isfinite(value.get("largest", math.nan)):
             kind = family(name)
             scales[kind] = max(scales.get(kind, 0.0), value["largest"])
     return scales

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 OWN_LOOP = "own loop"
 """The entry of a reference that a framework's own loop has trained."""
+BATCH = "batch"
+"""The entry of a step's data."""
 Entries = Mapping[str, Any]
 """By name, as :func:`elastrain_verify.rank.record.entries` returns them."""
 
@@ -31,6 +33,16 @@ class Committed:
 
 
 @dataclass(frozen=True, slots=True)
+class Begun:
+    """The state of one process at the beginning of a loop body."""
+
+    step: int
+    """Committed steps before."""
+    warm_up: bool
+    entries: Entries
+
+
+@dataclass(frozen=True, slots=True)
 class Process:
     """One process of a run."""
 
@@ -41,10 +53,10 @@ class Process:
     """Positions at which it was held."""
     receives: int = 0
     """How often it was held before it received state."""
-    depends_on_parts: tuple[str, ...] = ()
-    """Of a reference: what makes the model depend on how a batch is cut."""
-    backwards: int = 0
-    """Of a reference: in the last loop body."""
+    begun: Sequence[Begun] = ()
+    """Executions of loop bodies."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """Of a reference: how the script trains."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +71,24 @@ class History:
         return max((c.step for p in self.processes for c in p.committed), default=0)
 
     @property
-    def depends_on_parts(self) -> tuple[str, ...]:
+    def warmed_up(self) -> bool:
+        """Whether loop bodies ran that no step needs."""
+        return any(b.warm_up for p in self.processes for b in p.begun)
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
         """Of a reference: as of its process."""
-        return next((p.depends_on_parts for p in self.processes), ())
+        return next((p.facts for p in self.processes), {})
+
+    @property
+    def depends_on_parts(self) -> Sequence[str]:
+        """Of a reference: what makes the model depend on how a batch is cut."""
+        return tuple(self.facts.get("depends_on_parts", ()))
 
     @property
     def several_backwards(self) -> bool:
-        """Of a reference: whether its loop bodies have several."""
-        return any(p.backwards > 1 for p in self.processes)
+        """Of a reference: whether its last loop body had several."""
+        return bool(self.facts.get("backwards", 0) > 1)
 
     @property
     def own_loop(self) -> bool:
@@ -86,9 +108,10 @@ def read(folder: Path) -> History:
 
 def process(lines: Iterable[str]) -> Process:
     """One process by the lines of its record."""
-    worker, pid, receives, backwards = "", 0, 0, 0
-    depends: tuple[str, ...] = ()
+    worker, pid, receives = "", 0, 0
+    facts: Mapping[str, Any] = {}
     committed: list[Committed] = []
+    begun: list[Begun] = []
     waits: list[int] = []
     for line in lines:
         try:
@@ -102,23 +125,14 @@ def process(lines: Iterable[str]) -> Process:
                 waits.append(found["at"])
             case "receives":
                 receives += 1
+            case "begin":
+                begun.append(Begun(found["step"], found["warm_up"], found["entries"]))
             case "step":
                 rank, world, share = found["rank"], found["world"], tuple(found["share"])
                 number = found.get("generation", 0)
                 committed.append(Committed(found["step"], worker, found["entries"], rank, world, share, number))
-                depends, backwards = tuple(found.get("depends_on_parts", ())), found.get("backwards", 0)
+                facts = found.get("facts", {})
             case "end":
                 last = committed[-1] if committed else Committed(0, worker, {})
-                committed.append(
-                    Committed(
-                        found["step"],
-                        worker,
-                        found["entries"],
-                        last.rank,
-                        last.world,
-                        last.share,
-                        last.generation,
-                        True,
-                    )
-                )
-    return Process(worker, pid, tuple(committed), tuple(waits), receives, depends, backwards)
+                committed.append(replace(last, step=found["step"], entries=found["entries"], ended=True))
+    return Process(worker, pid, tuple(committed), tuple(waits), receives, tuple(begun), facts)

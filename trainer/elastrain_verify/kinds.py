@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
-from elastrain_verify.compare import Parting
+from elastrain_verify.compare import Bounds, Parting, not_put_back, not_received
+from elastrain_verify.history import BATCH, History
 from elastrain_verify.runs import Kind, Run
 
 PAGE = "docs/verify.md"
@@ -37,9 +40,52 @@ NOT_REPEATABLE = Fault(
 UNGATED = Fault(
     "ungated",
     "an effect that the job does not control",
-    "Each process runs its first loop body once more, as a warm-up. The loop body changes something that is neither "
-    "wrapped nor tracked, so the change of the warm-up stays.",
+    "The process has run its first loop body once more, as a warm-up. What is wrapped and tracked was put back, and an "
+    "untracked value that the body changes, such as a counter, was not: the entry depends on it.",
     "already-with-one-worker",
+)
+DATA = Fault(
+    "data",
+    "other data than plain torch's",
+    "The same samples are other ones than torch's DataLoader gives. The data set draws from a generator of its own, "
+    "counts its calls, or has a state that a worker does not reach.",
+    "other-data",
+)
+NOT_PUT_BACK = Fault(
+    "not put back",
+    "tracked state is not put back",
+    "The loop body runs again, and begins with another value than at its first execution. elastrain puts tracked state "
+    "back: if load_state_dict() of the object takes all that state_dict() gives, report this as a fault of elastrain.",
+    "a-fault-of-elastrain",
+)
+NOT_RECEIVED = Fault(
+    "not received",
+    "tracked state does not arrive",
+    "A process has joined, and its first loop body begins with another value than that of its peers. elastrain sends "
+    "and saves tracked state: if load_state_dict() of the object takes all that state_dict() gives, report this as a "
+    "fault of elastrain.",
+    "a-fault-of-elastrain",
+)
+OF_ELASTRAIN = Fault(
+    "of elastrain",
+    "elastrain trains another model",
+    "One worker has run each loop body once, on the same data as plain torch. If the script neither asks for its "
+    "process nor for the time, report this as a fault of elastrain.",
+    "a-fault-of-elastrain",
+)
+HOOKED = Fault(
+    "hook",
+    "a hook within the backward",
+    "A hook of a tensor, parameter or module sees the gradient of its rank's part of the batch, not the mean over the "
+    "batch: {}. Change p.grad between job.backward() and optimizer.step() instead.",
+    "from-two-workers-on",
+)
+EACH_PART = Fault(
+    "each micro-batch",
+    "changed once for each micro-batch",
+    "The loop body changes this in each micro-batch, and the number of these depends on the number of workers. Change "
+    "it once for each step: if job.committed: …",
+    "from-two-workers-on",
 )
 ONE_RANK = Fault(
     "one rank",
@@ -78,8 +124,8 @@ NOT_TRAVELLING = Fault(
 DISCARDED = Fault(
     "discarded body",
     "effects of a discarded loop body",
-    "A worker was lost, so the step was discarded and the loop body ran again. The first execution has changed "
-    "something that is neither wrapped nor tracked.",
+    "A worker was lost, so the step was discarded and the loop body ran again. What is wrapped and tracked was put "
+    "back. The first execution has changed an untracked value, on which the entry depends.",
     "after-a-loss",
 )
 LEAVING = Fault(
@@ -109,6 +155,8 @@ NO_REFERENCE = Fault(
 )
 FAILS = Fault("fails", "the job fails", "", "the-job-fails")
 
+OWN = NOT_PUT_BACK, NOT_RECEIVED
+"""What elastrain promises of tracked state, and the record of a run shows by itself."""
 _BY_RUN = {
     Kind.REFERENCE: FAILS,
     Kind.REPEAT: NOT_REPEATABLE,
@@ -121,20 +169,40 @@ _BY_RUN = {
 }
 
 
-def fault(run: Run, parting: Parting, ranks: int) -> Fault:
-    """The kind of fault of ``run``, the first that parts from the reference, at ``parting``.
+def fault(run: Run, apart: Parting, ranks: int, *, truth: History, found: History, bounds: Bounds) -> Fault:
+    """The kind of fault of ``run``, the first that parts from the reference, as its record ``found`` shows it.
 
-    ``ranks``: in the end of the run.
+    ``apart``: where it parts. ``ranks``: in the end of the run. ``truth``: the record of the reference.
     """
-    if parting.of_adapter:
+    if apart.of_adapter:
         return OF_ADAPTER
-    if parting.of_a_part:
-        return OF_A_PART
-    if run.kind is Kind.SEVERAL and parting.entry.endswith(".grad"):
-        return KEPT_GRADIENTS
-    if run.kind is Kind.LOSS and not parting.ended and parting.world >= ranks:
-        return NOT_TRAVELLING  # as long as survivors trained alone, all was right: it is the one that took the place
-    return _BY_RUN[run.kind]
+    seen = ((own, first_of(own, truth, found, bounds)) for own in OWN)
+    if (own := next((own for own, first in seen if first is not None and first.step < apart.step), None)) is not None:
+        return own
+    if apart.entry == BATCH and run.kind is not Kind.REPEAT:
+        return DATA
+    if run.kind is Kind.SEVERAL or apart.of_a_part:
+        return _of_ranks(apart, truth.facts)
+    if run.kind is Kind.ONE and not found.warmed_up and not apart.entry.startswith("file "):
+        return OF_ELASTRAIN
+    # As long as survivors trained alone, all was right: it is the one that took the place.
+    travels = run.kind is Kind.LOSS and not apart.ended and apart.world >= ranks
+    return NOT_TRAVELLING if travels else _BY_RUN[run.kind]
+
+
+def first_of(own: Fault, truth: History, found: History, bounds: Bounds) -> Parting | None:
+    """The first entry of ``found`` that shows a fault of elastrain's own."""
+    return not_put_back(found) if own is NOT_PUT_BACK else not_received(truth, found, bounds)
+
+
+def _of_ranks(apart: Parting, facts: Mapping[str, Any]) -> Fault:
+    if apart.entry in facts.get("of_each_part", ()):
+        return EACH_PART
+    if apart.entry.endswith(".grad"):  # the losses are equal
+        if hooks := facts.get("hooks"):
+            return replace(HOOKED, about=HOOKED.about.format(", ".join(hooks)))
+        return KEPT_GRADIENTS if facts.get("keeps_gradients") else OF_A_PART
+    return OF_A_PART if apart.of_a_part else ONE_RANK
 
 
 def advice(parting: Parting) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from elastrain_verify.compare import Bounds, distance, family, scales_of
-from elastrain_verify.history import Committed, History
+from elastrain_verify.history import BATCH, Committed, History
 
 ROUNDING, ROUNDING_OF_HALVES = 1e-4, 5e-2
 """Two runs of one model that are further apart, relative to the largest element of a family, differ by more than the
@@ -66,7 +66,7 @@ def wider(one: Bounds, other: Bounds) -> Bounds:
 def _measure(one: Committed, other: Committed, apart: dict[str, float], most: float) -> bool:
     """Raise the distances in ``apart`` to those of two states; False: they differ by more than rounding."""
     scales = scales_of(one.entries)
-    for name in one.entries.keys() & other.entries.keys():
+    for name in (one.entries.keys() & other.entries.keys()) - {BATCH}:
         found = _distance(one.entries[name], other.entries[name])
         kind = family(name)
         scale = scales.get(kind) or _largest(one.entries[name])

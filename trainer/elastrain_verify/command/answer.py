@@ -119,6 +119,7 @@ def _fault(answer: Answer) -> Iterator[tuple[str, str]]:
     if (p := answer.parting) is not None:
         where = "in the code after the loop, " * p.ended
         who = f"all {p.world} ranks" if p.all_ranks and p.world > 1 else f"rank {p.rank} of {p.world}"
+        who = who if p.ranks or p.ended else f"worker {p.worker}"
         yield f"  run       {run.title}", ""
         yield f"  step      {p.step}, {where}{who}", ""
         yield f"  entry     {p.entry}" + (f"  (and {p.others} more)" if p.others else ""), ""
@@ -138,6 +139,8 @@ def _fault(answer: Answer) -> Iterator[tuple[str, str]]:
 
 def shown(value: Any) -> str:
     """A value of an entry, for the terminal."""
+    if isinstance(value, dict) and "sample" not in value:  # the data of a step, by the place in the global batch
+        return ", ".join(f"samples {place} digest {digest}" for place, digest in value.items())
     if isinstance(value, dict):
         sample = ", ".join(f"{x:.12g}" for x in value["sample"][:4])
         more = ", …" if value["size"] > 4 else ""

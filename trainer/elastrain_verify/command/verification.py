@@ -165,7 +165,14 @@ class Verification:
                 apart = self._in_parts(run, found, cut, apart)
         if apart is None:
             return self._judge_files(run, found, folders)
-        return self._answer(code, run, parting=apart, fault=kinds.fault(run, apart, self._ranks(run)))
+        return self._parts(run, found, apart)
+
+    def _parts(self, run: Run, found: History, apart: Parting) -> Answer:
+        """``run`` parts from the reference at ``apart``."""
+        kind = kinds.fault(run, apart, self._ranks(run), truth=self.truth, found=found, bounds=self.bounds)
+        shown = kinds.first_of(kind, self.truth, found, self.bounds) if kind in kinds.OWN else None
+        code = 2 if run.kind is Kind.REPEAT else 1
+        return self._answer(code, run, parting=shown or apart, fault=kind)
 
     def _ranks(self, run: Run) -> int:
         """In the end of ``run``."""
@@ -187,7 +194,7 @@ class Verification:
             apart = files.difference(self.files, folders.written(), ranks, words=exact)
         if apart is not None:
             last = Parting(found.last_step, f"file {apart.name}", apart.expected, apart.found, world=ranks, ended=True)
-            return self._answer(1, run, parting=last, fault=kinds.fault(run, last, ranks))
+            return self._parts(run, found, last)
         if not exact:
             return None  # the numbers are equal only as far as the states are
         reference, repeat = self.directories

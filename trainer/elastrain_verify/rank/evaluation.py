@@ -9,10 +9,10 @@ import torch
 from torch import nn
 from torch.utils.data import default_collate
 
-from elastrain.data.fetch import Fetcher, Task
 from elastrain.data.loader import ElasticLoader
 from elastrain.data.order import Order, Slice
 from elastrain.data.rng import Randomness
+from elastrain_verify.rank.data import Part, Samples
 
 
 def evaluate(models: Sequence[nn.Module], loader: Any, fn: Callable[[Any], Any]) -> dict[str, Any]:
@@ -20,15 +20,15 @@ def evaluate(models: Sequence[nn.Module], loader: Any, fn: Callable[[Any], Any])
     elastic = isinstance(loader, ElasticLoader)
     order = loader.order if elastic else Order(None, loader.batch_size or 1, shuffle=False)
     batches = map(order.batch, range(order.steps_per_epoch)) if elastic else loader.batch_sampler
-    keys, newest = Randomness(order), torch.zeros(1, dtype=torch.int64)
-    fetch = Fetcher(loader.dataset, loader.collate_fn or default_collate, keys, newest)
+    keys = Randomness(order)
+    samples = Samples(loader.dataset, loader.collate_fn or default_collate, keys)
     modes = {m: m.training for model in models for m in model.modules()}
     sums: dict[str, Any] = {}
     with keys.kept, torch.no_grad():
         for model in models:
             model.eval()
         for number, indices in enumerate(batches):
-            data = fetch[Task(0, 0, tuple(indices), number)][1]
+            data = samples[Part(number, 0, tuple(indices))]
             keys.seed_body(number, Slice((), (), 0.0, 0))
             for name, given in fn(data).items():
                 value, weight = given if isinstance(given, tuple) else (given, None)

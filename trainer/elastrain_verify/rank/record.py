@@ -60,12 +60,34 @@ class Recorder:
         self._file.close()
 
 
-def entries(tracked: Mapping[str, Any], loss: float | None) -> dict[str, Any]:
+def entries(tracked: Mapping[str, Any], loss: float | None, gradients: Mapping[str, Any]) -> dict[str, Any]:
     """All that the script trains, by name, in the order in which a cause comes before its effects."""
-    return dict(_entries(tracked, loss))
+    return dict(_entries(tracked, loss, gradients))
 
 
-def _entries(tracked: Mapping[str, Any], loss: float | None) -> Iterator[tuple[str, Any]]:
+def state(tracked: Mapping[str, Any]) -> dict[str, Any]:
+    """What of it elastrain puts back, sends and saves."""
+    left_out = ("untracked ", "job.loss")
+    found = _entries(tracked, None, {})
+    return {name: value for name, value in found if not name.startswith(left_out) and not name.endswith(".training")}
+
+
+def gradients(tracked: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the models, as :func:`entries`."""
+    models = {name: obj for name, obj in tracked.items() if isinstance(obj, nn.Module)}
+    named = ((f"{name}.{n}.grad", p) for name, model in models.items() for n, p in model.named_parameters())
+    return {name: tensor(p.grad) for name, p in named if p.grad is not None}
+
+
+def batch(tree: Any) -> str:
+    """A digest of the tensors, numbers and texts of a batch."""
+    found = xxhash.xxh64()
+    for name, value in leaves("", tree):
+        found.update(f"{name}={value['digest'] if isinstance(value, dict) else value!r};".encode())
+    return found.hexdigest()
+
+
+def _entries(tracked: Mapping[str, Any], loss: float | None, gradients: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     models = {name: obj for name, obj in tracked.items() if isinstance(obj, nn.Module)}
     names = {id(p): f"{name}.{path}" for name, m in models.items() for path, p in m.named_parameters()}
     others = {name: obj for name, obj in tracked.items() if name not in models} | _untracked(tracked)
@@ -76,8 +98,7 @@ def _entries(tracked: Mapping[str, Any], loss: float | None) -> Iterator[tuple[s
         if name not in optimizers:
             yield from leaves(name, obj.state_dict())
     yield "job.loss", loss
-    for name, model in models.items():
-        yield from ((f"{name}.{n}.grad", tensor(p.grad)) for n, p in model.named_parameters() if p.grad is not None)
+    yield from gradients.items()
     for name, model in models.items():
         yield from ((f"{name}.{n} (buffer)", tensor(buffer)) for n, buffer in model.named_buffers())
     for name, optimizer in optimizers.items():

@@ -1,8 +1,9 @@
 """The job's interface in plain torch: one process, no agent, no peers. What the job's model must be equal to.
 
 A second implementation, as short as possible. It shares only the order of the data and the keys of random numbers with
-the runtime: these are the job's by definition. No step is repeated, and there is no warm-up. To cut a global batch into
-parts (``micro_batch_size``, or those of several ranks), the loop body runs for each, and the gradients are added here.
+the runtime: these are the job's by definition; torch's own loader loads. No step is repeated, and there is no warm-up.
+To cut a global batch into parts (``micro_batch_size``, or those of several ranks), the loop body runs for each, and the
+gradients are added here.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from elastrain.data.changes import Changes
 from elastrain.data.draws import Watched, begin
 from elastrain.data.loader import ElasticLoader
 from elastrain.data.options import order_of
-from elastrain.data.order import Order, Slice
-from elastrain.data.share import Share
+from elastrain.data.order import Slice
+from elastrain_verify.rank.data import Batches
 from elastrain_verify.rank.evaluation import evaluate
 from elastrain_verify.rank.gated import Body, Values, Wrapped, gated, skipped
 
@@ -44,8 +45,8 @@ class Reference(AbstractContextManager["Reference"]):
         self.device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
         self.tracked: dict[str, Any] = {}
         self.draws, self.changes = Watched(), Changes()
-        self._parts_from = parts
-        self._order: Order | None = None
+        self._parts = parts
+        self._order: Any = None
         self._wrapped: list[nn.Parameter] = []  # if they are sharded, a forward puts whole ones in their place
         self._models: list[nn.Module] = []
         self._callbacks: list[Callable[[], None]] = []
@@ -55,7 +56,7 @@ class Reference(AbstractContextManager["Reference"]):
         self._losses = self._count = 0.0
         self._sums: dict[nn.Parameter, torch.Tensor] = {}
         self._added: dict[str, float] = {}
-        self.drew = self._asked = self._stops = self._stopped = False  # drew: a loop body has drawn random numbers
+        self._asked = self._stops = self._stopped = False
         self._scaled: tuple[Any, Any] = (None, None)
 
     # -- values and set-up ---------------------------------------------------------------------------------------------
@@ -119,8 +120,9 @@ class Reference(AbstractContextManager["Reference"]):
         with self.draws.loop(loader.randomness, lambda: self.step):
             if warm_up is not None:
                 yield
+            batches = Batches(loader, self._parts)
             while self.step < total and not self._stopped:
-                yield from self._compute(loader)
+                yield from self._compute(batches)
                 if self._at_boundary:
                     self._at_boundary = False
                     yield
@@ -136,24 +138,20 @@ class Reference(AbstractContextManager["Reference"]):
         number = max(self._body, 0)
         return Body(self.step, self.step, number, False, len(self._bodies[number].indices)) if self._bodies else None
 
-    def _compute(self, loader: ElasticLoader) -> Iterator[Any]:
+    def _compute(self, batches: Batches) -> Iterator[Any]:
         self.changes.before_step(self.step)
-        parts = max([(0, 1), *(p for p in self._parts_from if p[0] <= self.step)])[1]
-        shares = [Share(part, parts) for part in range(parts)]
-        cuts = [loader.order.micro_slices(self.step, *share) for share in shares]
-        self._bodies, self._body = [part for cut in cuts for part in cut], -1
-        self.epoch, self._losses, self._count, self._sums = cuts[0][0].epoch, 0.0, 0.0, {}
+        self._bodies, self._body = batches.begin(self.step), -1
+        self.epoch, self._losses, self._count, self._sums = self._bodies[0].epoch, 0.0, 0.0, {}
         self._added, before = {}, self.loss
         try:
-            for share in shares:
-                for part in loader.begin(self.step, share):
-                    self._body, self._backwards, self.loss = self._body + 1, 0, before
-                    with self.draws.kept():
-                        data = loader.load().data
-                        with self.draws.body(self.step, part):
-                            yield data
-                    if not self._backwards:
-                        raise RuntimeError("job.steps(): the loop body must call job.backward(loss) once per batch")
+            for part in self._bodies:
+                self._body, self._backwards, self.loss = self._body + 1, 0, before
+                with self.draws.kept():
+                    batch = next(batches)
+                    with self.draws.body(self.step, part):
+                        yield batch
+                if not self._backwards:
+                    raise RuntimeError("job.steps(): the loop body must call job.backward(loss) once per batch")
         except GeneratorExit:  # the script broke out of the loop
             if self.committed:
                 self._commit()
@@ -171,8 +169,7 @@ class Reference(AbstractContextManager["Reference"]):
         """A step is committed, and its callbacks have run."""
 
     def backward(self, loss: torch.Tensor, *, count: Any = None, retain_graph: bool = False) -> torch.Tensor:
-        value = self._backward(loss, count, retain_graph=retain_graph)
-        self.loss = value.item()
+        self.loss = (value := self._backward(loss, count, retain_graph=retain_graph)).item()
         return value
 
     def _backward(self, loss: torch.Tensor, count: Any, *, retain_graph: bool) -> torch.Tensor:

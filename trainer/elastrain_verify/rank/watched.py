@@ -15,12 +15,13 @@ from torch import nn
 
 from elastrain.api import names
 from elastrain.data.loader import ElasticLoader
+from elastrain.data.order import Slice
 from elastrain.elastic.commit.step import Step
 from elastrain.elastic.job import Job
 from elastrain.elastic.start import join as join_job
 from elastrain.elastic.state.handover import Handover
 from elastrain.elastic.torch_private import BatchNorm
-from elastrain_verify.history import OWN_LOOP
+from elastrain_verify.history import BATCH, OWN_LOOP
 from elastrain_verify.rank import precision, record, seeds
 from elastrain_verify.rank.reference import Reference
 from elastrain_verify.settings import Settings, position
@@ -62,6 +63,10 @@ class Watched:
 
     def begin(self, settings: Settings, recorder: record.Recorder) -> None:
         self.settings, self.recorder = settings, recorder
+        self._gradients: dict[str, Any] = {}
+        """Of this step, as its last backward has left them."""
+        self._batches: dict[str, str] = {}
+        """Of this step: digests, by the place in the global batch."""
 
     # -- in float64 ----------------------------------------------------------------------------------------------------
     def wrap(self, module: Any, **options: Any) -> Any:
@@ -110,7 +115,30 @@ class Watched:
         self.began = self.began or time.monotonic()
         with closing(super().steps(loader, epochs=epochs, steps=steps, **options)) as bodies:  # type: ignore[misc]
             for batch in bodies:
+                self._note_body(batch)
                 yield self._cast(batch)
+
+    def backward(self, loss: torch.Tensor, **options: Any) -> torch.Tensor:
+        value: torch.Tensor = super().backward(loss, **options)  # type: ignore[misc]
+        self.note_gradients()
+        return value
+
+    def note_gradients(self) -> None:
+        if self.committed:  # type: ignore[attr-defined]
+            self._gradients = record.gradients(self.tracked)  # type: ignore[attr-defined]
+
+    def _note_body(self, batch: Any) -> None:
+        body: Any = self.body  # type: ignore[attr-defined]
+        part: Slice | None = self.part  # type: ignore[attr-defined]
+        if body is None or part is None:
+            return
+        if part.indices and not body.warm_up:
+            self._batches[f"{part.start} to {part.start + len(part.indices) - 1}"] = record.batch(batch)
+        self.note_begin(body, record.state(self.tracked))  # type: ignore[attr-defined]
+
+    def note_begin(self, body: Any, state: dict[str, Any]) -> None:
+        if body.micro_batch == 0:
+            self.recorder.write("begin", step=body.step, warm_up=body.warm_up, entries=state)
 
     def epochs(self, loader: ElasticLoader, epochs: int) -> Iterator[int]:
         for epoch in super().epochs(loader, epochs):  # type: ignore[misc]
@@ -141,7 +169,8 @@ class Watched:
         called, self._called = self._called, 0
         loss: float | None = self.loss  # type: ignore[attr-defined]
         first: dict[str, Any] = {OWN_LOOP: True} if self.own_loop else {"callbacks of the step": called}
-        found = {**first, **record.entries(tracked, loss)}
+        first, self._batches = {BATCH: self._batches, **first}, {}
+        found = {**first, **record.entries(tracked, loss, self._gradients)}
         self.recorder.write("step", step=self.step, entries=found, **place)  # type: ignore[attr-defined]
 
     def note_end(self, tracked: Mapping[str, Any], error: BaseException | None) -> None:
@@ -149,7 +178,7 @@ class Watched:
         step: int = self.step  # type: ignore[attr-defined]
         if error is None and step:
             first = {OWN_LOOP: True} if self.own_loop else {}
-            self.recorder.write("end", step=step, entries={**first, **record.entries(tracked, None)})
+            self.recorder.write("end", step=step, entries={**first, **record.entries(tracked, None, {})})
         self.recorder.close()
 
 
@@ -158,6 +187,9 @@ class WatchedReference(Watched, Reference):
 
     def __init__(self, settings: Settings, recorder: record.Recorder) -> None:
         super().__init__(settings.parts)
+        self._state: dict[str, Any] = {}  # as the last loop body has begun
+        self._of_each_part: set[str] = set()  # entries that bodies change which are not a step's last
+        self._keeps_gradients = False  # a step has begun with gradients of another
         self.begin(settings, recorder)
 
     @property
@@ -171,21 +203,33 @@ class WatchedReference(Watched, Reference):
 
     def backward(self, loss: torch.Tensor, **options: Any) -> torch.Tensor:
         self._end_in_time()
-        value = super().backward(loss, **options)
-        self._perturb()
-        return value
+        if self.step and not self._body and not self._backwards:
+            self._keeps_gradients |= any(p.grad is not None and bool(p.grad.any()) for p in self._parameters())
+        return super().backward(loss, **options)
+
+    @property
+    def part(self) -> Slice | None:
+        """The micro-batch of the loop body that runs."""
+        return self._bodies[max(self._body, 0)] if self._bodies else None
+
+    def note_begin(self, body: Any, state: dict[str, Any]) -> None:
+        super().note_begin(body, state)
+        if body.micro_batch:
+            self._of_each_part |= {name for name, value in state.items() if self._state.get(name, value) != value}
+        self._state = state
 
     def computed(self, loss: torch.Tensor) -> None:
         """A framework's own loop has run backward on the mean of a global batch."""
         self._end_in_time()
         self._backwards, self._losses, self._stops = self._backwards + 1, float(loss), self._asked
         self.draws.summed()
-        self._perturb()
+        self.note_gradients()
 
-    def _perturb(self) -> None:
+    def note_gradients(self) -> None:
         if self.settings.perturbed and self._last:
             for p in (p for p in self._parameters() if p.grad is not None):
                 p.grad = p.grad * (1 + torch.finfo(p.grad.dtype).eps * (2 * (p.grad.detach() > p.detach()) - 1))
+        super().note_gradients()
 
     def _end_in_time(self) -> None:
         limit = self.settings.seconds
@@ -193,10 +237,16 @@ class WatchedReference(Watched, Reference):
             self._asked |= time.monotonic() - self.began > limit
 
     def observe(self) -> None:
-        norms = {type(m).__name__ for obj in self.tracked.values() if isinstance(obj, nn.Module) for m in _norms(obj)}
-        depends = sorted(norms) + ["random numbers in the loop body"] * self.draws.drew
-        backwards = 0 if self.own_loop else self._backwards
-        self.note(self.tracked, rank=0, world=1, share=[0, 1], depends_on_parts=depends, backwards=backwards)
+        models = {name: obj for name, obj in self.tracked.items() if isinstance(obj, nn.Module)}
+        norms = {type(m).__name__ for model in models.values() for m in _norms(model)}
+        facts = {
+            "depends_on_parts": sorted(norms) + ["random numbers in the loop body"] * self.draws.drew,
+            "backwards": 0 if self.own_loop else self._backwards,
+            "hooks": [f"{name}.{hooked}" for name, model in models.items() for hooked in _hooked(model)],
+            "keeps_gradients": self._keeps_gradients,
+            "of_each_part": sorted(self._of_each_part),
+        }
+        self.note(self.tracked, rank=0, world=1, share=[0, 1], facts=facts)
 
     def __exit__(self, *why: Any) -> None:
         self.note_end(self.tracked, why[1])
@@ -219,6 +269,17 @@ class WatchedJob(Watched, Job):
             _wait_while(halted, self.recorder, "halts")
         return super().backward(loss, **options)
 
+    @property
+    def tracked(self) -> dict[str, Any]:
+        return self._tracked
+
+    @property
+    def part(self) -> Slice | None:
+        """The micro-batch of the loop body that runs; None: this rank has no state of its own."""
+        step = self._loop.step
+        holds = step is not None and not step.share.learner and not self._world.receiving
+        return step.parts[max(step.begun - 1, 0)] if step is not None and holds else None
+
     def _observe(self, step: Step) -> None:
         if not step.incomplete:
             place = {"rank": step.place.rank, "world": step.place.world_size, "share": step.share[:2]}
@@ -239,6 +300,13 @@ class WatchedJob(Watched, Job):
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         self.note_end(self._tracked, error)
         super().__exit__(kind, error, trace)
+
+
+def _hooked(model: nn.Module) -> Iterator[str]:
+    """Parameters and modules with a hook of the backward."""
+    hooks = ("_backward_hooks", "_backward_pre_hooks", "_post_accumulate_grad_hooks")
+    named = [*model.named_parameters(), *model.named_modules()]
+    return (name for name, obj in named if any(getattr(obj, hook, None) for hook in hooks))
 
 
 def _norms(model: nn.Module) -> Iterator[nn.Module]:

@@ -147,3 +147,11 @@ def test_a_shard_is_compared_with_its_part_of_the_whole() -> None:
     whole = tensor(1.0, 2.0, parts={"0 of 2": tensor(1.0), "1 of 2": tensor(2.0)})
     for found, equal in ((tensor(2.0, part="1 of 2"), True), (tensor(1.0, part="1 of 2"), False)):
         assert compare.equal("model.w", whole, found, compare.Bounds(), {}) == equal
+
+
+def test_data_of_a_step_part_if_the_same_samples_are_other_ones() -> None:
+    reference = [{"batch": {"0 to 7": "a"}, "job.loss": 1.0}]
+    found = compared(reference, process({"batch": {"0 to 7": "b"}, "job.loss": 2.0}))
+    assert found is not None
+    assert (found.entry, found.others) == ("batch", 1)
+    assert compared(reference, process({"batch": {"0 to 3": "b"}, "job.loss": 1.0}, world=2)) is None, "another cut"

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from elastrain_verify import kinds
-from elastrain_verify.compare import Parting
+from elastrain_verify.compare import Bounds, Parting
+from elastrain_verify.history import Begun, Committed, History, Process
 from elastrain_verify.runs import FEWEST_STEPS, Kind, Place, Run, plan
 
 ROOT = Path(__file__).parents[4]
@@ -53,21 +56,67 @@ ALL = Parting(step=9, entry="model.w", expected=1, found=2, rank=0, world=3, ran
 ONE = Parting(step=9, entry="model.w", expected=1, found=2, rank=2, world=3, ranks=(2,))
 
 
+GRADIENT = Parting(2, "model.w.grad", 1, 2, world=2, ranks=(0, 1))
+BATCH = Parting(2, "batch", {"0 to 7": "a"}, {"0 to 7": "b"}, ranks=(0,))
+
+
+def process(*begun: Begun, committed: Sequence[Committed] = (), **facts: object) -> History:
+    return History([Process("w", 1, committed, begun=begun, facts=facts)])
+
+
+WARMED = process(Begun(0, True, {"scale.good": 0}), Begun(0, False, {"scale.good": 0}))
+
+
 @pytest.mark.parametrize(
-    ("kind", "parting", "expected"),
+    ("kind", "parting", "facts", "expected"),
     [
-        (Kind.REPEAT, ALL, kinds.NOT_REPEATABLE),
-        (Kind.ONE, ALL, kinds.UNGATED),
-        (Kind.SEVERAL, ALL, kinds.ONE_RANK),
-        (Kind.SEVERAL, Parting(2, "model.w.grad", 1, 2, world=2, ranks=(0, 1)), kinds.KEPT_GRADIENTS),
-        (Kind.GROWTH, ONE, kinds.NOT_TRAVELLING),
-        (Kind.LOSS, Parting(9, "model.w", 1, 2, world=2, ranks=(0, 1)), kinds.DISCARDED),
-        (Kind.LOSS, Parting(16, "file log", 1, 2, world=3, ended=True), kinds.DISCARDED),
-        (Kind.LOSS, ALL, kinds.NOT_TRAVELLING),
-        (Kind.LOSS, ONE, kinds.NOT_TRAVELLING),
-        (Kind.RESUME, ALL, kinds.NOT_SAVED),
+        (Kind.REPEAT, ALL, {}, "not repeatable"),
+        (Kind.REPEAT, BATCH, {}, "not repeatable"),
+        (Kind.ONE, ALL, {}, "ungated"),
+        (Kind.ONE, BATCH, {}, "data"),
+        (Kind.SEVERAL, ALL, {}, "one rank"),
+        (Kind.SEVERAL, replace(ALL, of_a_part=True), {}, "of a part"),
+        (Kind.SEVERAL, ALL, {"of_each_part": ["model.w"]}, "each micro-batch"),
+        (Kind.SEVERAL, GRADIENT, {}, "of a part"),
+        (Kind.SEVERAL, GRADIENT, {"keeps_gradients": True}, "kept gradients"),
+        (Kind.SEVERAL, GRADIENT, {"hooks": ["model.w"], "keeps_gradients": True}, "hook"),
+        (Kind.SEVERAL, replace(GRADIENT, of_a_part=True), {"hooks": ["model.w"]}, "hook"),
+        (Kind.GROWTH, ONE, {}, "does not travel"),
+        (Kind.LOSS, Parting(9, "model.w", 1, 2, world=2, ranks=(0, 1)), {}, "discarded body"),
+        (Kind.LOSS, Parting(16, "file log", 1, 2, world=3, ended=True), {}, "discarded body"),
+        (Kind.LOSS, ALL, {}, "does not travel"),
+        (Kind.LOSS, ONE, {}, "does not travel"),
+        (Kind.RESUME, ALL, {}, "not saved"),
     ],
 )
-def test_kind_follows_from_the_run_and_the_ranks(kind: Kind, parting: Parting, expected: kinds.Fault) -> None:
-    run = Run("r", kind, "a run", 3, at=4)
-    assert kinds.fault(run, parting, ranks=3) == expected
+def test_kind_follows_from_what_the_run_shows(kind: Kind, parting: Parting, facts: dict, expected: str) -> None:
+    run, truth = Run("r", kind, "a run", 3, at=4), process(**facts)
+    found = kinds.fault(run, parting, ranks=3, truth=truth, found=WARMED, bounds=Bounds())
+    assert found.name == expected
+
+
+def test_fault_is_elastrains_if_one_worker_has_run_each_body_once() -> None:
+    once = process(Begun(0, False, {"scale.good": 0}), Begun(1, False, {"scale.good": 1}))
+    found = kinds.fault(Run("one", Kind.ONE, "", 1), ALL, ranks=1, truth=process(), found=once, bounds=Bounds())
+    assert found is kinds.OF_ELASTRAIN
+
+
+@pytest.mark.parametrize(("kind", "step"), [(Kind.ONE, 0), (Kind.LOSS, 5)])
+def test_fault_is_elastrains_if_a_body_begins_with_what_its_discarded_execution_has_left(kind: Kind, step: int) -> None:
+    found = process(Begun(step, not step, {"scale.good": 2, "model.w": 1}), Begun(step, False, {"scale.good": 3}))
+    run = Run("r", kind, "", 3, at=4)
+    assert kinds.fault(run, ALL, ranks=3, truth=process(), found=found, bounds=Bounds()) is kinds.NOT_PUT_BACK
+    shown = kinds.first_of(kinds.NOT_PUT_BACK, process(), found, Bounds())
+    assert shown is not None
+    assert (shown.entry, shown.expected, shown.found) == ("scale.good", 2, 3)
+
+
+@pytest.mark.parametrize(("between", "expected"), [(2, "not received"), (9, "does not travel")])
+def test_fault_is_elastrains_if_a_joiner_begins_with_other_state_unless_the_script_has_changed_it(
+    between: int, expected: str
+) -> None:
+    """``between``: the value in the reference as step 4 was committed; the next body begins with 2."""
+    truth = process(Begun(4, False, {"scale.good": 2}), committed=[Committed(4, "w", {"scale.good": between})])
+    joined = process(Begun(4, False, {"scale.good": 1}), Begun(5, False, {"scale.good": 1}))
+    run = Run("growth", Kind.GROWTH, "", 2, at=3, then=3)
+    assert kinds.fault(run, ALL, ranks=3, truth=truth, found=joined, bounds=Bounds()).name == expected
