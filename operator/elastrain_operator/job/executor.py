@@ -200,15 +200,13 @@ class Executor:
             return {first: made}
         made = self._gangs.mark(made, job, state) if self._gangs else made
         made = workerset.controlled(made, job, state.workers.uid) if state.workers else made
-        pods = self._created(job, spec, made, plan, state)
+        pods = self._created(job, spec, made, plan)
         if not has_issued:
             return await pods
         results, found = await asyncio.gather(pods, self._credentials(job))
         return results if found is None else {**results, _BESIDE: found}
 
-    async def _created(
-        self, job: JobRef, spec: JobSpec, made: dict[str, Any], plan: Plan, state: LoopState
-    ) -> dict[int, _Result]:
+    async def _created(self, job: JobRef, spec: JobSpec, made: dict[str, Any], plan: Plan) -> dict[int, _Result]:
         """The first pod is created alone, so that a refusal is not repeated a hundred times."""
         first, *others = plan.create
         limit = asyncio.Semaphore(PARALLEL)

@@ -269,7 +269,7 @@ class JobLoop:
             spec = self._spec(body.get("spec", {}))
         except parse.SpecInvalid as error:
             return PassResult(plan.refuse(status, observed, str(error), now, state), status, observed)
-        if (apart := other_operator.plan(body, status, observed, state, now)) is not None:
+        if (apart := other_operator.plan(body, observed, state, now)) is not None:
             return PassResult(apart, status, observed)
         share = observed.share.in_replicas(spec.group_size) if observed.share else None
         observed = replace(observed, share=share, ignored_queue="" if self._kueue else queue_name(body))

@@ -8,7 +8,6 @@ from typing import Any
 
 import structlog
 
-from elastrain.api.job import JobStatus
 from elastrain_operator.facts import Observed
 from elastrain_operator.job.state import LoopState, Plan
 from elastrain_operator.policy import elsewhere
@@ -17,9 +16,7 @@ from elastrain_operator.raw import mapping, text
 log = structlog.get_logger(__name__)
 
 
-def plan(
-    body: Mapping[str, Any], status: JobStatus, observed: Observed, state: LoopState, now: datetime
-) -> Plan | None:
+def plan(body: Mapping[str, Any], observed: Observed, state: LoopState, now: datetime) -> Plan | None:
     """The plan for a job that another operator manages; None: the job is this operator's, or is taken over.
 
     An event, once, and nothing else; the other one writes the status."""

@@ -72,7 +72,7 @@ class _Server(WSGIServer):
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
         self.setup_environ()
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 - its interface
         """A scraper disconnected or was too slow."""
         log.warning("metrics request failed", client=client_address[0], error=str(sys.exc_info()[1]))
 
