@@ -37,6 +37,8 @@ class Charge:
 
 DEFAULT_GRACE = 30.0
 """Kubernetes' default of terminationGracePeriodSeconds."""
+DRAIN_MARGIN = 5.0
+"""Seconds between the agent's own drain limit and the kubelet's SIGKILL, for the termination record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,8 @@ class Ending:
     """The init container that failed, so that the trainer never ran; empty: the trainer, or the pod as a whole."""
     added: bool = False
     """That container is not the template's: admission has added it."""
+    refused: bool = False
+    """Its kubelet has refused the pod: no container has run."""
 
 
 @dataclass(frozen=True, slots=True)

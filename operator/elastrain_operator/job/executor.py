@@ -19,7 +19,7 @@ from elastrain_operator.job import objects
 from elastrain_operator.job.recorder import Recorder
 from elastrain_operator.job.state import LoopState, Plan
 from elastrain_operator.job.statuses import Statuses
-from elastrain_operator.kube.answers import NO_ANSWER, ApiError, Refused, is_without_answer, refused
+from elastrain_operator.kube.answers import CLOSED, NO_ANSWER, ApiError, Refused, is_without_answer, refused
 from elastrain_operator.kube.client import Kube
 from elastrain_operator.kueue.render import charged_to
 from elastrain_operator.pod import manifest as manifests
@@ -328,6 +328,8 @@ def _answer(error: ApiError) -> Refused | ApiError:
     """The refusal of a pod; the error itself if the API server could not be asked."""
     if error.reason == NO_ANSWER:
         return Refused(RefusalKind.BUSY, f"{error.message}: it is overloaded, or an admission webhook hangs")
+    if error.reason == CLOSED:
+        return Refused(RefusalKind.BUSY, error.message)
     return error if error.code in {0, 401} else refused(error.status)
 
 

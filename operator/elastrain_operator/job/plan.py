@@ -161,7 +161,9 @@ def _go_on(taken: Steps) -> Plan:
     target = None
     if known.etcd:
         before = known.etcd.target
-        target = sizes.target(facts.spec, size.desired, before, leave.leaving, stop=False, above=known.floor)
+        target = sizes.target(
+            facts.spec, size.desired, before, leave.leaving, facts.observed.pods, stop=False, above=known.floor
+        )
     status = status_of(taken, come.create, come.slots, come.wait)
     made = _finish_plan(
         taken, status, target, create=come.create, delete=delete, due=_deadlines(taken), lost=taken.lost.count.fresh
@@ -242,7 +244,7 @@ def _settle(taken: Steps, status: JobStatus, verdict: ConditionType, lost: Itera
     target = None
     if verdict is ConditionType.FAILED and known.etcd is not None:
         everyone = {p.name for p in pods if not p.over}
-        target = sizes.target(spec, 0, known.etcd.target, everyone, stop=True, above=known.floor)
+        target = sizes.target(spec, 0, known.etcd.target, everyone, pods, stop=True, above=known.floor)
     expiry = ending.expiry(spec.ttl_seconds_after_finished, completion)
     waiting = any(not p.over and not p.terminating for p in pods)
     due = [expiry, ending.finish_deadline(completion) if waiting else None]

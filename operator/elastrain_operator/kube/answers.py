@@ -8,6 +8,7 @@ searched.
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -21,8 +22,8 @@ from elastrain.reflector import GONE, CallError
 from elastrain_operator.facts import JobRef, Refusal, RefusalKind
 
 _TRANSIENT = frozenset({429, 500, 502, 503, 504})
-NO_ANSWER = "NoAnswer"
-"""Reason of an :class:`ApiError` with code 0: the call may have been executed."""
+NO_ANSWER, CLOSED = "NoAnswer", "ConnectionClosed"
+"""Reasons of an :class:`ApiError` with code 0: the call may have been executed."""
 
 
 class ApiError(CallError):
@@ -66,6 +67,8 @@ def unreachable(what: str, error: Exception, seconds: float | None = None) -> Ap
     """The error of a call without an answer; ``seconds``: its time limit, if it had one."""
     if isinstance(error, TimeoutError) and seconds is not None:
         return ApiError(what, 0, NO_ANSWER, f"no answer from the API server within {seconds:.3g} s")
+    if not isinstance(error, OSError) or error.errno in (errno.ECONNRESET, errno.EPIPE):
+        return ApiError(what, 0, CLOSED, f"the API server, or a proxy, has closed the connection: {error}")
     return ApiError(what, 0, "Unreachable", str(error) or type(error).__name__)
 
 
@@ -106,7 +109,7 @@ _TEXTS: tuple[tuple[re.Pattern[str], RefusalKind], ...] = (
     ),
 )
 """Beginnings of the texts of the API server's own admission plugins."""
-_DENIED = re.compile(r'admission webhook "[^"]*" denied the request')
+_DENIED = re.compile(r"""admission webhook "[^"]*" denied the request|policy '[^']*' with binding '[^']*' denied""")
 _NO_DRY_RUN = re.compile(r'admission webhook "[^"]*" does not support dry run')
 _FAILED = re.compile(r'failed calling webhook "[^"]*"')
 _BUSY = frozenset({429, 500, 502, 503, 504})

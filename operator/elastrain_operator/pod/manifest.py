@@ -12,7 +12,7 @@ from elastrain.api.accelerators import AcceleratorUnclear, accelerator, extended
 from elastrain.api.job import JobSpec, trainer_container
 from elastrain.api.settings import MAX_SHARE, DivergenceSpec, RankSettings, shape_fields
 from elastrain_operator.config import OperatorConfig, WorkerEtcd
-from elastrain_operator.facts import DEFAULT_GRACE, JobRef, Slot
+from elastrain_operator.facts import DEFAULT_GRACE, DRAIN_MARGIN, JobRef, Slot
 from elastrain_operator.pod import defaults, nodecheck, security
 from elastrain_operator.pod.defaults import decides_evictions, evictable
 from elastrain_operator.pod.template import problems, version
@@ -20,8 +20,6 @@ from elastrain_operator.pod.template import problems, version
 SECRET_MOUNT = "/etc/elastrain/etcd"  # noqa: S105 - a directory
 SECRET_VOLUME = "elastrain-etcd"  # noqa: S105 - a volume's name
 _EVICTABLE = {k: v for k, v in evictable(keep=False).items() if v is not None}
-_DRAIN_MARGIN = 5.0
-"""Seconds between the agent's own drain limit and the kubelet's SIGKILL, for the termination record."""
 
 
 class TemplateInvalid(ValueError):
@@ -230,7 +228,7 @@ def _environment(job: JobRef, spec: JobSpec, config: OperatorConfig, grace: floa
         names.ENV_JOB_UID: job.uid,
         names.ENV_NPROC: str(_ranks(spec)),
         names.ENV_LEASE_TTL: str(config.lease_ttl),
-        names.ENV_DRAIN_TIMEOUT: f"{max(grace - _DRAIN_MARGIN, 1.0):g}",
+        names.ENV_DRAIN_TIMEOUT: f"{max(grace - DRAIN_MARGIN, 1.0):g}",
         names.ENV_ETCD_ENDPOINTS: etcd.endpoints,
         **RankSettings(
             checkpoint=spec.checkpoint,

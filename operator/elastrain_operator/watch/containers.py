@@ -25,6 +25,9 @@ CREATING_PATIENCE = 60.0
 """Seconds after which a container that is still being created, or that still initializes the pod, is reported; the
 pod's status shows no cause."""
 
+UNSEEN_PATIENCE = 30.0
+"""Seconds after which a pod without a node and without a word of a scheduler is reported."""
+
 _IMAGE = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"}
     | {"RegistryUnavailable", "SignatureValidationFailed"}
@@ -81,9 +84,19 @@ def ending(body: Raw, at: datetime) -> Ending | None:
     if terminated:
         return _ended(status, terminated, at, _record(text(terminated.get("message"))))
     if status.get("phase") in ("Failed", "Succeeded"):
-        by_pod = Ending(at, reason=text(status.get("reason")), message=text(status.get("message")))
+        refused = bool(mapping(body.get("spec")).get("nodeName")) and not any(map(_has_run, _statuses(status)))
+        by_pod = Ending(at, reason=text(status.get("reason")), message=text(status.get("message")), refused=refused)
         return _unprepared(body, at) or by_pod
     return None
+
+
+def _statuses(status: Raw) -> list[Raw]:
+    return [*objects(status.get("initContainerStatuses")), *objects(status.get("containerStatuses"))]
+
+
+def _has_run(container: Raw) -> bool:
+    states = [mapping(container.get("state")), mapping(container.get("lastState"))]
+    return any(mapping(s.get("running") or s.get("terminated")).get("startedAt") for s in states)
 
 
 def _ended(status: Raw, terminated: Raw, at: datetime, record: Termination | None = None) -> Ending:
@@ -139,6 +152,10 @@ def trouble(body: Raw, before: Trouble | None, now: datetime) -> Trouble | None:
         words = text(scheduled.get("message")) or text(scheduled.get("reason")) or "no reason given"
         reason = "VolumeFailed" if _VOLUME.search(words) else text(scheduled.get("reason")) or "Unschedulable"
         return Trouble(reason, f"pod {pod_name}: {words}")
+    if not scheduled and status.get("phase") == "Pending" and not mapping(body.get("spec")).get("nodeName"):
+        name = text(mapping(body.get("spec")).get("schedulerName"))
+        said = f"no scheduler has looked at it for {UNSEEN_PATIENCE:.0f} s (schedulerName {name})"
+        return Trouble("NoScheduler", f"pod {pod_name}: {said}", UNSEEN_PATIENCE)
     found = min(_delays(body, pod_name), key=lambda trouble: trouble.patience, default=None)
     if found is None or not found.container:
         return found

@@ -289,3 +289,10 @@ def test_a_member_learns_until_all_its_ranks_have_their_state(new_story, make_ge
     assert only(story.says(Adopted(generation=1, step=5, complete=False), rank=1), Publish).learning
     none(story.says(Adopted(generation=1, step=7), rank=0), Publish)
     assert not only(story.says(Adopted(generation=1, step=7), rank=1), Publish).learning
+
+
+def test_ranks_are_killed_within_the_grace_period_that_a_policy_has_left(new_story):
+    story = new_story().started()
+    story.sees(target=story.target.model_copy(update={"drain": 10.0}))
+    story.event(Signalled(signal.SIGTERM))
+    assert story.core.bounds.drain == story.now + 10.0

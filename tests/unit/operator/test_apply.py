@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import replace
 from datetime import UTC, datetime
 
+import aiohttp
 import pytest
 
 from elastrain.api.job import Condition, JobStatus, LastRescale, ProgressStatus
@@ -16,7 +17,7 @@ from elastrain_operator.facts import Deletion, DisruptionBudget, EndedMember, Jo
 from elastrain_operator.job.executor import Executor
 from elastrain_operator.job.state import LoopState, Plan
 from elastrain_operator.job.statuses import status_patch
-from elastrain_operator.kube.answers import NO_ANSWER, ApiError
+from elastrain_operator.kube.answers import NO_ANSWER, ApiError, unreachable
 from elastrain_operator.metrics import process as metrics
 from elastrain_operator.pod.manifest import owner
 
@@ -290,6 +291,13 @@ def test_ordinal_is_kept_and_the_reason_shown_if_the_api_server_refuses_for_a_wh
     state = execute(Plan(create=(0, 1)))
     assert (state.refusal.kind, state.open_ordinals) == (kind, (0, 1))
     assert error.message in state.refusal.message
+
+
+def test_a_closed_connection_is_named_and_the_pod_created_again_later(world, execute):
+    world.errors["create job-0"] = unreachable("create", aiohttp.ServerDisconnectedError())
+    state = execute(Plan(create=(0,)))
+    assert state.refusal.kind is RefusalKind.BUSY
+    assert "closed the connection" in state.refusal.message
 
 
 def test_name_of_a_pod_that_is_gone_again_is_used_once_more(world, execute):

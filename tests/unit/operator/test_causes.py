@@ -37,7 +37,14 @@ CASES = {
     "evicted while failing": (Ending(NOW, SCRIPT, 1), "EvictionByEvictionAPI", Cause.INFRASTRUCTURE, "Evicted", ""),
     "preempted": (Ending(NOW, None, 143, "Error"), "PreemptionByScheduler", Cause.PREEMPTION, "Preempted", ""),
     "preempted and drained": (Ending(NOW, DRAINED, 0), "PreemptionByScheduler", Cause.PREEMPTION, "Preempted", ""),
-    "refused by the node": (Ending(NOW, None, None, "OutOfcpu"), "", Cause.INFRASTRUCTURE, "Evicted", "OutOfcpu"),
+    "refused by the node": (
+        Ending(NOW, None, None, "OutOfvendor.example/gpu", refused=True),
+        "", Cause.INFRASTRUCTURE, "PodFailed", "refused worker job-1 (OutOfvendor.example/gpu)",
+    ),
+    "evicted before a container ran": (
+        Ending(NOW, None, None, "Evicted", refused=True), "EvictionByEvictionAPI", Cause.INFRASTRUCTURE, "Evicted", "",
+    ),
+    "its node restarted": (Ending(NOW, None, 255, "Unknown"), "", Cause.INFRASTRUCTURE, "Killed", "exit code 255"),
 }  # fmt: skip
 
 

@@ -219,3 +219,31 @@ def test_age_begins_anew_with_another_container(pod_body):
 def test_trouble_is_equal_at_any_age_so_that_a_pod_s_event_wakes_no_loop(pod_body):
     first = made(pod_body, [container("fetch", "running")])
     assert dataclasses.replace(first.trouble, since=NOW + timedelta(hours=1)) == first.trouble
+
+
+# ---- no container at all ---------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("reason", ["UnexpectedAdmissionError", "OutOfvendor.example/gpu", "TopologyAffinityError"])
+def test_pod_that_its_kubelet_refuses_counts_against_the_node(pod_body, reason):
+    """By its form: the pod has failed, and no container has run."""
+    body = pod_body(phase="Failed", status={"reason": reason, "containerStatuses": []})
+    body["spec"]["nodeName"] = "node-a"
+    loss = causes.judge(parse.pod(body, NOW))
+    assert (loss.reason, loss.cause) == ("PodFailed", Cause.INFRASTRUCTURE)
+    assert exclusion.update((), (), [loss] * 3, 600, NOW).nodes == ("node-a",)
+
+
+def test_pod_of_which_a_container_has_run_was_not_refused(pod_body, terminated):
+    beside = [{"name": "proxy", "state": terminated(0)}]
+    body = pod_body(phase="Failed", status={"reason": "Evicted", "containerStatuses": beside})
+    body["spec"]["nodeName"] = "node-a"
+    assert not parse.pod(body, NOW).ending.refused
+
+
+def test_pod_that_no_scheduler_looks_at_names_its_scheduler(pod_body):
+    body = pod_body(phase="Pending", status={"containerStatuses": []})
+    body["spec"] |= {"schedulerName": "volcano", "nodeName": ""}
+    found = parse.pod(body, NOW).trouble
+    assert (found.reason, found.patience) == ("NoScheduler", 30.0)
+    assert "schedulerName volcano" in found.message
+    body["status"]["conditions"] = [{"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}]
+    assert parse.pod(body, NOW).trouble.reason == "SchedulingGated"

@@ -245,6 +245,19 @@ def test_target_has_the_reason_of_its_size(make_spec, before, replicas, suspend,
     assert (made.desired, made.reason) == (desired, reason)
 
 
+def test_target_has_the_grace_period_that_a_policy_has_left(make_spec):
+    template = {
+        "spec": {
+            "terminationGracePeriodSeconds": 120,
+            "containers": [{"name": "trainer", "image": "m:1", "command": ["t"]}],
+        }
+    }
+    spec = make_spec(replicas=2, template=template)
+    pods = [Pod(f"job-{n}", f"uid-{n}", n, NOW, grace=grace) for n, grace in enumerate((120.0, 15.0))]
+    assert sizes.target(spec, 2, None, (), pods[:1], stop=False).drain is None
+    assert sizes.target(spec, 2, None, (), pods, stop=False).drain == 10.0
+
+
 # ---- what is seen of training --------------------------------------------------------------------------------------
 def test_generation_is_in_force_when_all_that_live_have_adopted_it():
     before = GenerationStatus(number=1, size=1, reason="Start")

@@ -32,6 +32,7 @@ KINDS = {
     "rbac": RefusalKind.NOT_PERMITTED,
     "conflict_put": RefusalKind.BUSY,
     "policy": RefusalKind.ADMISSION_DENIED,
+    "mutating_policy": RefusalKind.ADMISSION_DENIED,
     "webhook_deny": RefusalKind.ADMISSION_DENIED,
     "webhook_deny409": RefusalKind.ADMISSION_DENIED,
     "webhook_deny429": RefusalKind.ADMISSION_DENIED,

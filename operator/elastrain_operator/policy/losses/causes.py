@@ -7,14 +7,13 @@ from elastrain.api.records import Outcome
 from elastrain_operator.facts import Cause, Ending, Loss, Pod
 
 _PREEMPTION = frozenset({"PreemptionByScheduler", "Preempted", "Preempting", "PreemptionByKubeScheduler"})
-_DISRUPTED = frozenset(
-    {"Evicted", "NodeLost", "NodeShutdown", "Terminated", "Shutdown", "NodeAffinity", "UnexpectedAdmissionError"}
-    | {"DeadlineExceeded", "TaintToleration", "OutOfcpu", "OutOfmemory", "OutOfpods", "OutOfephemeral-storage"}
-)
+_DISRUPTED = frozenset({"Evicted", "NodeLost", "NodeShutdown", "Terminated", "Shutdown", "DeadlineExceeded"})
 """Reasons of a pod (not of a container): the kubelet or a controller ended it."""
 _KILLED, _ADDED_FAILED = "InitContainerKilled", "AddedContainerFailed"
 BEFORE_THE_TRAINER = frozenset({_KILLED, _ADDED_FAILED})
 """Reasons of losses to infrastructure by init containers: programs of their own, which say nothing of the node."""
+_MOST_SIGNALS = 128 + 64
+"""Exit codes up to here name a signal."""
 _NOT_STARTED = frozenset({"StartError", "ContainerCannotRun"})
 
 
@@ -30,6 +29,9 @@ def judge(pod: Pod) -> Loss | None:
     outcome = _outcome(ending)
     if outcome is Outcome.FINISHED:
         return None
+    if ending.refused and not pod.disruption:
+        text = f"node {pod.node} refused worker {pod.name} ({ending.reason})"
+        return Loss(pod, Cause.INFRASTRUCTURE, "PodFailed", f"{text}{_quote(ending.message)}")
     if pod.disruption or ending.reason in _DISRUPTED | _PREEMPTION:
         return disrupted(pod)
     if outcome is not None:
@@ -91,7 +93,9 @@ def _silent(pod: Pod, ending: Ending) -> Loss:
     if code is None:
         return Loss(pod, Cause.INFRASTRUCTURE, "PodFailed", f"worker {pod.name} ended ({ending.reason}){_quote(text)}")
     if code > 128:
-        return Loss(pod, Cause.INFRASTRUCTURE, "Killed", f"worker {pod.name} was killed by signal {code - 128}")
+        lost = f"lost by its container runtime (exit code {code}), as at a restart of its node"
+        how = f"killed by signal {code - 128}" if code <= _MOST_SIGNALS else lost
+        return Loss(pod, Cause.INFRASTRUCTURE, "Killed", f"worker {pod.name} was {how}")
     if code == names.EXIT_INFRASTRUCTURE:
         return Loss(pod, Cause.INFRASTRUCTURE, "AgentFailed", f"the agent of worker {pod.name} failed{_quote(text)}")
     message = f"worker {pod.name} ended with exit code {code} and left no termination record{_quote(text)}"
@@ -119,7 +123,7 @@ def _unprepared(pod: Pod, ending: Ending) -> Loss:
     cause, reason = Cause.USER, "InitContainerFailed"
     if ending.reason in _NOT_STARTED:
         how, reason = "could not start", "CommandNotStarted"
-    elif code is not None and code > 128:
+    elif code is not None and 128 < code <= _MOST_SIGNALS:
         how, cause, reason = f"was killed by signal {code - 128}", Cause.INFRASTRUCTURE, _KILLED
     if ending.added:
         who, cause, reason = f"{who}, which admission has added,", Cause.INFRASTRUCTURE, _ADDED_FAILED

@@ -7,6 +7,7 @@ members admit it without the operator, which only creates the next spare.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -15,7 +16,7 @@ from elastrain.api.job import Condition, ConditionType, GenerationStatus, JobSpe
 from elastrain.api.names import LABEL_QUEUE
 from elastrain.api.records import Phase, Target
 from elastrain_operator.allocation.snapshot import Share
-from elastrain_operator.facts import ConditionUpdate, Coordination, Observed, Pod
+from elastrain_operator.facts import DEFAULT_GRACE, DRAIN_MARGIN, ConditionUpdate, Coordination, Observed, Pod
 
 ANSWER = timedelta(seconds=3)
 """How long the report of a changed spec waits for the allocator's answer, so that both are one write of the status."""
@@ -119,7 +120,14 @@ def spares_status(
 
 
 def target(
-    spec: JobSpec, desired: int, previous: Target | None, leaving: Iterable[str], *, stop: bool, above: int = 0
+    spec: JobSpec,
+    desired: int,
+    previous: Target | None,
+    leaving: Iterable[str],
+    pods: Iterable[Pod] = (),
+    *,
+    stop: bool,
+    above: int = 0,
 ) -> Target:
     """The target of ``desired`` replicas, in workers; ``stop``: the job has failed, all workers save and leave.
 
@@ -133,7 +141,15 @@ def target(
         leaving=tuple(sorted(leaving)),
         reason=_reason(spec, previous, desired * size, stop),
         above=above,
+        drain=_drain(spec, pods),
     )
+
+
+def _drain(spec: JobSpec, pods: Iterable[Pod]) -> float | None:
+    """If the grace period of a pod is shorter than its template's, as a policy may make it."""
+    given = spec.template["spec"].get("terminationGracePeriodSeconds")
+    least = min((p.grace for p in pods if not p.over), default=math.inf)
+    return max(least - DRAIN_MARGIN, 1.0) if least < (given if isinstance(given, int) else DEFAULT_GRACE) else None
 
 
 def _reason(spec: JobSpec, previous: Target | None, desired: int, stop: bool) -> str:

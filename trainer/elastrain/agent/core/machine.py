@@ -64,6 +64,11 @@ class Core:
         """None while the agent is not a member."""
         return self.places.me
 
+    @property
+    def _drain_timeout(self) -> float:
+        limit, target = self.settings.drain_timeout, self.seen.target if self.seen else None
+        return limit if target is None or target.drain is None else min(limit, target.drain)
+
     # ---- events ----------------------------------------------------------------------------------------------------
     def handle(self, event: e.Event, now: float) -> list[e.Effect]:
         """Update the state by ``event``; returns the effects to execute. ``now``: monotonic seconds."""
@@ -99,7 +104,7 @@ class Core:
                 self.ranks[local_rank].exited = event
             case e.Signalled():
                 first = self.bounds.drain is None
-                self.bounds.drain = now + self.settings.drain_timeout if first else now
+                self.bounds.drain = now + self._drain_timeout if first else now
             case e.Pulse(incarnation=self.incarnation):
                 yield from self._note_pulse(event, now)
 
@@ -141,7 +146,7 @@ class Core:
                 yield e.KillRank(rank, why)
         why_resign = self.checkup.why_resign(situation, now)
         if why_resign is not None and not self.leaving:
-            self.resigned, self.bounds.drain = why_resign, now + self.settings.drain_timeout
+            self.resigned, self.bounds.drain = why_resign, now + self._drain_timeout
 
     def _situation(self, me: str, seen: e.JobSnapshot, current: bool) -> Situation:
         unbroken = all(r.broken < r.adopted and r.adopted not in r.aborted for r in self.ranks)
@@ -212,7 +217,7 @@ class Core:
             yield from self._stop(late, signal.SIGTERM, now + KILL_SECONDS, now)
         elif self.leaving and any(not r.ready and not r.exited for r in self.ranks):
             # It was in no generation, so it holds no state to save.
-            grace = self.bounds.drain or now + self.settings.drain_timeout
+            grace = self.bounds.drain or now + self._drain_timeout
             ending = endings.drained(self.step, "asked to leave before its ranks were ready")
             yield from self._stop(ending, signal.SIGTERM, grace, now)
         else:
@@ -323,7 +328,7 @@ class Core:
         for rank in self.ranks:
             for message in messages_for(rank, context):
                 if isinstance(message, Exit):
-                    self.bounds.exit = self.bounds.exit or now + self.settings.drain_timeout
+                    self.bounds.exit = self.bounds.exit or now + self._drain_timeout
                 yield e.Send(rank.local_rank, message)
 
     # ---- to etcd ---------------------------------------------------------------------------------------------------

@@ -25,6 +25,9 @@ class Target(Record):
     above: int = 0
     """Numbers of new generations are greater. Set after a loss of etcd's data, which may leave no member that knows the
     last number."""
+    drain: Annotated[float, Field(gt=0)] | None = None
+    """Seconds from SIGTERM until running ranks are killed, if admission has shortened the pods' grace period; None: as
+    an agent's environment says."""
 
 
 class Issued(Record):
