@@ -155,7 +155,9 @@ def _go_on(taken: Steps) -> Plan:
             *_drained(taken),
             *_silenced(taken),
             *starting.late_deletions(p for p in leave.withdrawn if not p.started),
-            *ending.ended_deletions(facts.observed.pods, frozenset(taken.lost.count.counted), facts.now),
+            *ending.ended_deletions(
+                facts.observed.pods, frozenset(taken.lost.count.counted), facts.now, facts.state.refusal
+            ),
         )
     )
     target = None

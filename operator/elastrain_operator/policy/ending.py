@@ -12,7 +12,17 @@ from datetime import datetime, timedelta
 from elastrain.api.job import CleanPodPolicy, ConditionType, JobSpec, JobStatus, RestartCounts, SuccessPolicy
 from elastrain.api.names import DIVERGED, headcount
 from elastrain.api.records import Outcome, Phase
-from elastrain_operator.facts import Cause, ConditionUpdate, Coordination, Deletion, Loss, Pod, Verdict
+from elastrain_operator.facts import (
+    Cause,
+    ConditionUpdate,
+    Coordination,
+    Deletion,
+    Loss,
+    Pod,
+    Refusal,
+    RefusalKind,
+    Verdict,
+)
 from elastrain_operator.policy.losses import counting
 from elastrain_operator.policy.losses.causes import judge
 
@@ -136,19 +146,24 @@ ORPHAN = "orphan"
 """The finalizer of ``kubectl delete --cascade=orphan``: its user keeps the pods."""
 
 
-def ended_deletions(pods: Iterable[Pod], counted: frozenset[str], now: datetime) -> tuple[Deletion, ...]:
-    """Ended pods of a running job: drained ones at once, failed ones if they are old or hold resources.
+def ended_deletions(
+    pods: Iterable[Pod], counted: frozenset[str], now: datetime, refusal: Refusal | None = None
+) -> tuple[Deletion, ...]:
+    """Ended pods of a running job: drained ones at once, failed ones if they are old or hold resources, or if a quota
+    that counts them refuses a pod: one more of the oldest at each ``refusal``.
 
     A failed pod is deleted only if it is ``counted``: the status contains its loss.
     """
+    crowded = refusal is not None and refusal.kind is RefusalKind.QUOTA_EXCEEDED and "count/pods" in refusal.message
+    kept = max(KEPT_FAILURES - refusal.attempts, 0) if refusal is not None and crowded else KEPT_FAILURES
     found = sorted((p for p in pods if p.ending and not p.terminating), key=_age, reverse=True)
     done = [p for p in found if is_drained(p) and p.uid not in counted]  # a preempted worker may also have drained
     failed = [p for p in found if p not in done]
     drained = [_deletion(p, "drained") for p in done]
-    old = [_deletion(p, "old failure") for p in failed[KEPT_FAILURES:] if p.uid in counted]
+    old = [_deletion(p, "old failure") for p in failed[kept:] if p.uid in counted]
     held = [
         _deletion(p, "ended but still holds resources")
-        for p in failed[:KEPT_FAILURES]
+        for p in failed[:kept]
         if p.uid in counted and not p.over and now >= sidecar_deadline(p)
     ]
     return (*drained, *old, *held)

@@ -18,7 +18,18 @@ from elastrain.api.records import (
     Target,
     Termination,
 )
-from elastrain_operator.facts import Cause, ConditionUpdate, Coordination, Deletion, Ending, Loss, Pod, Still
+from elastrain_operator.facts import (
+    Cause,
+    ConditionUpdate,
+    Coordination,
+    Deletion,
+    Ending,
+    Loss,
+    Pod,
+    Refusal,
+    RefusalKind,
+    Still,
+)
 from elastrain_operator.policy import ending
 from elastrain_operator.policy.losses import counting, pacing
 from elastrain_operator.policy.report import conditions, events, training
@@ -120,6 +131,17 @@ def test_failed_pods_stay_for_their_logs_except_old_ones_and_drained_ones_are_de
     pods = [*(ended(n, ago=100 - n) for n in range(5)), ended(5, DRAINED)]
     gone = ending.ended_deletions(pods, frozenset(p.uid for p in pods[:5]), NOW)
     assert {d.pod for d in gone} == {"job-5", "job-0", "job-1"}
+
+
+@pytest.mark.parametrize(("attempts", "left"), [(1, {"job-3", "job-4"}), (2, {"job-4"}), (9, set())])
+def test_the_oldest_failed_pods_go_first_if_a_quota_that_counts_them_refuses_a_pod(attempts, left):
+    pods, words = [ended(n, ago=100 - n) for n in range(2, 5)], "exceeded quota: q, requested: count/pods=1"
+    counted = frozenset(p.uid for p in pods)
+    refusal = Refusal(RefusalKind.QUOTA_EXCEEDED, words, NOW, attempts)
+    gone = {d.pod for d in ending.ended_deletions(pods, counted, NOW, refusal)}
+    assert {p.name for p in pods} - gone == left
+    of_cpu = dataclasses.replace(refusal, message="exceeded quota: q, requested: cpu=1")
+    assert ending.ended_deletions(pods, counted, NOW, of_cpu) == (), "their logs stay: they hold no cpu"
 
 
 def test_uncounted_failure_is_never_deleted():
