@@ -18,7 +18,8 @@ from elastrain.data.options import order_of
 def facts(samples: int = 640, *, size: int | None = 32, **options: Any) -> OrderFacts:
     data = range(samples)
     given = {"global_batch_size": size, "seed": 3, "shuffle": None, "drop_last": False, **options}
-    return OrderFacts.of(order_of(data, **given))
+    order = order_of(data, **given)
+    return OrderFacts.of(order).begin_epoch(order, 0)
 
 
 class Reversed:

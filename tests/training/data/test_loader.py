@@ -5,6 +5,7 @@ import os
 import random
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ class Slow:
         self.log, self.seconds = log, seconds
 
     def __len__(self) -> int:
-        return 40
+        return 400
 
     def __getitem__(self, index: int) -> int:
         with self.log.open("a") as f:
@@ -69,14 +70,15 @@ class Slow:
 
 def test_workers_stay_and_drop_prefetched_batches_if_the_world_changes(tmp_path) -> None:
     dataset = Slow(tmp_path / "log", 0.1)
-    loader = ElasticLoader(dataset, ORDER, num_workers=2, collate_fn=list)
+    order = replace(ORDER, length=400)
+    loader = ElasticLoader(dataset, order, num_workers=2, collate_fn=list)
     fetch(loader, 0, 0, 1)
     before = dataset.begun()
     batch, part = fetch(loader, 20, 1, 2)  # both workers were at work on steps 1 to 4 for the old world
     assert batch == list(part.indices)
     begun = dataset.begun()
     assert {pid for pid, _ in begun} == {pid for pid, _ in before}, "workers were replaced"
-    needed = {i for step in range(20, 26) for i in ORDER.slice(step, 1, 2).indices}
+    needed = {i for step in range(20, 26) for i in order.slice(step, 1, 2).indices}
     stale = [index for _, index in begun[len(before) :] if index not in needed]
     # The current one of each worker; more only while this process is not scheduled. All prefetched ones would be 24.
     assert len(stale) <= 8, f"stale samples were begun: {stale}"

@@ -26,6 +26,8 @@ class Changes:
         """The changes of this step, and of those before, are a part of the state."""
         self.running = False
         """Whether one of them runs."""
+        self.made = 0
+        """How many were made in this process."""
         self._changes: list[_Change] = []
 
     def __len__(self) -> int:
@@ -64,7 +66,7 @@ class Changes:
         try:
             for change in self._changes:
                 if change.step <= step and not change.done:
-                    change.done = True
+                    change.done, self.made = True, self.made + 1
                     change.function()
         finally:
             self.running = False

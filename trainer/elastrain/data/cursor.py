@@ -24,12 +24,15 @@ class MicroBatch:
 
 
 class Cursor:
-    """Endless loading tasks from a position on. :meth:`begin` moves the position if it is not the expected one."""
+    """Loading tasks from a position on, up to the end of its epoch: what the script changes there acts in the next one.
+
+    :meth:`begin` moves the position if it is not the expected one.
+    """
 
     def __init__(self, order: Order, newest: torch.Tensor) -> None:
         """``newest``: int64 of shape (1,), shared with the worker processes: the ticket of tasks that are needed."""
         self.ticket = 0
-        self._order, self._newest = order, newest
+        self.order, self._newest = order, newest
         self._first, self._share, self._spans = 0, Share(0, 1), ONE
         """Step and share that tasks of the present ticket began with."""
         self._expected: tuple[int, Share, Spans] | None = None
@@ -52,6 +55,10 @@ class Cursor:
         self._expected, self._left = (step + self._span(step), share, spans), [*reversed(cut)]
         return cut
 
+    def forget(self) -> None:
+        """Tasks that were drawn are stale, also for the position that is expected."""
+        self._expected, self._newest[0] = None, -1
+
     def take(self) -> Slice:
         """The next micro-batch of the step under way. Raises ``IndexError`` if all were taken."""
         return self._left.pop()
@@ -59,20 +66,23 @@ class Cursor:
     def __iter__(self) -> Iterator[Task]:
         while True:
             ticket, step = self.ticket, self._first
-            while ticket == self.ticket:
-                position = step * self._order.global_batch_size
+            epoch, _ = self.order.where(step)
+            while ticket == self.ticket and self.order.where(step)[0] == epoch:
+                position = step * self.order.global_batch_size
                 for cut in self._cut(step):
                     yield Task(ticket, cut.epoch, cut.fetch, position + cut.start)
                     if ticket != self.ticket:
                         break
                 step += self._span(step)
+            if ticket == self.ticket:
+                return
 
     def _span(self, step: int) -> int:
-        return self._spans.at(step, self._order.steps_per_epoch)
+        return self._spans.at(step, self.order.left(step))
 
     def _cut(self, step: int) -> tuple[Slice, ...]:
         if step not in self._cuts:
-            self._cuts[step] = self._order.micro_slices(
+            self._cuts[step] = self.order.micro_slices(
                 step, *self._share, span=self._span(step), limit=self._spans.limit
             )
         return self._cuts[step]

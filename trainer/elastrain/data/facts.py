@@ -9,17 +9,17 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 
 from elastrain.data.order import ENDLESS, Order
 from elastrain.data.sampling.permutation import VERSION
-from elastrain.data.sampling.torch_samplers import ReplayedBatchSampler, ReplayedSampler
 
-_LOOK = 64
-"""Samples at each end of an epoch that tell one sampler from another."""
+_MOST = 2**20
+"""Indices of an epoch that are compared; of a longer one those of runs that are spread over it."""
+_RUNS = 64
 
 _WAYS = {
     "samples": "{:,} samples an epoch",
@@ -28,7 +28,9 @@ _WAYS = {
     "shuffle": "shuffle={}",
     "steps_per_epoch": "{:,} steps an epoch",
     "micro_batches": "micro_batches={}",
-    "sampler": "a sampler whose first and last samples have the digest {}",
+    "first_step": "epochs of that length since step {}",
+    "sampled": "a sampler",
+    "indices": "a sampler whose indices of this epoch have the digest {}",
     "version": "version {} of elastrain's permutation",
 }
 
@@ -49,13 +51,19 @@ class OrderFacts:
     steps_per_epoch: int | None
     micro_batches: int | None
     """How a global batch is cut into parts. A job may go on with another number from a checkpoint."""
-    sampler: str
-    """Empty: all samples of the data set."""
+    first_step: int
+    """As of :class:`Order`."""
+    sampled: bool
+    """Whether a sampler says which samples an epoch has."""
     version: int = VERSION
+    epoch: int = 0
+    """That has begun, and of a sampler the digest of its :attr:`indices`."""
+    indices: str = ""
+    """Empty: none has begun, or it has all samples of the data set in the order that the other facts determine."""
 
     @classmethod
     def of(cls, order: Order) -> OrderFacts:
-        """Raises the errors of a sampler, of which it looks at the ends of the first epoch."""
+        """Before an epoch of it has begun."""
         steps = order.steps_per_epoch
         return cls(
             samples=order.length,
@@ -64,8 +72,14 @@ class OrderFacts:
             shuffle=order.shuffle,
             steps_per_epoch=None if steps == ENDLESS else steps,
             micro_batches=order.micro_batches,
-            sampler=_digest_of_sampler(order) if order.sampled else "",
+            first_step=order.first_step,
+            sampled=order.sampled,
         )
+
+    def begin_epoch(self, order: Order, step: int) -> OrderFacts:
+        """The same with the epoch of ``step``. Raises the errors of a sampler."""
+        epoch, batches = order.where(step)
+        return replace(self, epoch=epoch, indices=_digest_of(order, step - batches) if order.sampled else "")
 
     @classmethod
     def of_saved(cls, saved: dict[str, Any] | None) -> OrderFacts | None:
@@ -79,13 +93,16 @@ class OrderFacts:
 
     @property
     def digest(self) -> int:
-        """A positive 63-bit number, equal for equal facts."""
+        """A positive 63-bit number, equal for equal facts; also with an epoch that has begun."""
         raw = hashlib.blake2b(repr(self).encode(), digest_size=8).digest()
         return 1 + (int.from_bytes(raw, "little") >> 1) % (2**63 - 2)
 
     def apart(self, other: OrderFacts, *, resumed: bool = False) -> list[tuple[str, str]]:
         """What differs: this one's value and the other's, in words. ``resumed``: the other is that of a checkpoint."""
-        names = [field.name for field in fields(self) if not (resumed and field.name == "micro_batches")]
+        left_out = {"epoch"} | ({"micro_batches"} if resumed else set())
+        if self.epoch != other.epoch or not (self.indices and other.indices):
+            left_out.add("indices")
+        names = [field.name for field in fields(self) if field.name not in left_out]
         values = [(name, getattr(self, name), getattr(other, name)) for name in names]
         return [(_said(name, a), _said(name, b)) for name, a, b in values if a != b]
 
@@ -133,22 +150,28 @@ SAME = (
 def _said(name: str, value: Any) -> str:
     if value is None:
         return {"samples": "an endless stream", "steps_per_epoch": "no end of an epoch"}.get(name, f"no {name}")
-    if value == "":
+    if name == "sampled" and not value:
         return "no sampler"
     return _WAYS[name].format(value)
 
 
-def _digest_of_sampler(order: Order) -> str:
-    sampler, batches = order.sampler, order.batch_sampler
-    if isinstance(sampler, ReplayedSampler) or isinstance(batches, ReplayedBatchSampler):
-        found: Iterable[Any] = (sampler or batches).first  # type: ignore[union-attr]
-        parts = [np.asarray(part, np.int64).reshape(-1) for part in (found if batches is not None else [found])]
-    else:
-        steps = order.steps_per_epoch
-        few = max(1, _LOOK // order.global_batch_size)
-        numbers = sorted({*range(min(few, steps)), *range(max(0, steps - few), steps)})
-        parts = [np.asarray(order.batch(step), np.int64) for step in numbers]
+def _digest_of(order: Order, first: int) -> str:
+    """Of the indices of the epoch that begins with step ``first``."""
+    assert order.length is not None
     total = hashlib.blake2b(digest_size=6)
-    for part in parts:
-        total.update(len(part).to_bytes(8, "little") + part.tobytes())
+    if order.sampler is not None:
+        for start, stop in _runs(order.length, _MOST):
+            total.update(np.asarray(order.sampler.indices(order.where(first)[0], start, stop), np.int64).tobytes())
+        return total.hexdigest()
+    for start, stop in _runs(order.steps_per_epoch, max(_RUNS, _MOST // order.global_batch_size)):
+        for batch in (order.batch(step) for step in range(first + start, first + stop)):
+            total.update(len(batch).to_bytes(8, "little") + np.asarray(batch, np.int64).tobytes())
     return total.hexdigest()
+
+
+def _runs(total: int, most: int) -> list[tuple[int, int]]:
+    """Positions of ``total`` that are compared: all, or ``most`` of them, at both ends and between."""
+    if total <= most:
+        return [(0, total)]
+    size = most // _RUNS
+    return [(start, start + size) for start in (run * (total - size) // (_RUNS - 1) for run in range(_RUNS))]

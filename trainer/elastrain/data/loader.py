@@ -1,8 +1,9 @@
-"""Loads this rank's part of each step, with optional worker processes that outlive a rescale."""
+"""Loads this rank's part of each step, with optional worker processes that outlive a rescale, but no epoch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import torch
@@ -14,6 +15,7 @@ from elastrain.data.order import Order, Slice
 from elastrain.data.rng import Randomness
 from elastrain.data.share import Share
 from elastrain.data.spans import ONE, Spans
+from elastrain.data.stream import ElasticIterable
 
 _EACH_EPOCH = "leave set_epoch() out: each epoch has an order of its own, by seed and epoch"
 _INSTEAD = {
@@ -25,6 +27,9 @@ _INSTEAD = {
 """What to do instead of using these attributes of torch's ``DataLoader``."""
 
 
+_ENDED = (None, None)
+
+
 class ElasticLoader:
     """Made by :meth:`elastrain.Job.dataloader`; given to :meth:`elastrain.Job.steps`.
 
@@ -32,6 +37,9 @@ class ElasticLoader:
     part for the new world. Worker processes stay. The batches that they prefetched for the old world are dropped. Of
     the samples still to be loaded for it, each worker finishes at most the one that it is at (with ``__getitems__``,
     the batch).
+
+    With each loop and epoch, data set and sampler are read as the script has them then, on all ranks: nothing of it is
+    drawn or loaded before, and its worker processes are forked as it begins.
     """
 
     def __init__(
@@ -39,17 +47,20 @@ class ElasticLoader:
         dataset: Any,
         order: Order,
         *,
+        read: Callable[..., Order] | None = None,
         keyed: bool = True,
         num_workers: int = 0,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         worker_init_fn: Callable[[int], None] | None = None,
         **loader_options: Any,
     ) -> None:
-        """``keyed``: random numbers by position (:mod:`elastrain.data.rng`). ``loader_options``: ``pin_memory``,
-        ``prefetch_factor``, ``timeout``, ``multiprocessing_context`` of torch's ``DataLoader``.
+        """``read(epoch=n)``: the order as data set and sampler are now; None: it stays. ``keyed``: random numbers by
+        position (:mod:`elastrain.data.rng`). ``loader_options``: ``pin_memory``, ``prefetch_factor``, ``timeout``,
+        ``multiprocessing_context`` of torch's ``DataLoader``.
         """
         self.dataset, self.order, self.collate_fn = dataset, order, collate_fn or default_collate
         self.randomness = Randomness(order) if keyed else None
+        self._read, self._epoch = read, 0
         newest = torch.zeros(1, dtype=torch.int64)
         if num_workers:
             newest.share_memory_()
@@ -59,7 +70,6 @@ class ElasticLoader:
             sampler=self._cursor,
             batch_size=None,
             num_workers=num_workers,
-            persistent_workers=num_workers > 0,
             collate_fn=as_it_is,
             worker_init_fn=WorkerStart(worker_init_fn),
             # With keyed samples, the base seed of the workers is not drawn from the user's stream.
@@ -88,8 +98,24 @@ class ElasticLoader:
             raise TypeError("an endless stream has no length")
         return self.order.steps_per_epoch
 
+    def begin_loop(self, step: int, behind: Callable[[Order], Order]) -> Order:
+        """A loop begins behind ``step`` committed steps, and behind the loops before, in the order that it returns."""
+        before, self._epoch = self._epoch, max(0, self.order.where(step)[0])
+        order = behind(self.order if self._read is None else self._read(epoch=self._epoch))
+        # A stream is a function of the position; to reach that anew may take long.
+        if self._epoch != before or order != self.order or not isinstance(self.dataset, ElasticIterable):
+            self._begin_epoch(order)
+        return self.order
+
     def begin(self, step: int, share: Share, spans: Spans = ONE) -> tuple[Slice, ...]:
-        """The micro-batches of ``share`` in ``step`` (from 0); :meth:`load` then loads them one by one."""
+        """The micro-batches of ``share`` in ``step`` (from 0); :meth:`load` then loads them one by one.
+
+        The first step of an epoch reads the sampler. Raises its errors, and ``ValueError`` for another length.
+        """
+        epoch, _ = self.order.where(step)
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self._begin_epoch(self.order if self._read is None else self._same_length(self._read(epoch=epoch)))
         return self._cursor.begin(step, share, spans)
 
     def load(self) -> MicroBatch:
@@ -97,9 +123,35 @@ class ElasticLoader:
 
         Raises the errors of the data set, and torch's ``RuntimeError`` if a worker process has died.
         """
-        if self._batches is None:
-            self._batches = iter(self.torch_loader)
-        ticket, data = next(self._batches)
-        while ticket != self._cursor.ticket:
-            ticket, data = next(self._batches)
-        return MicroBatch(self._cursor.take(), data)
+        while True:
+            if self._batches is None:
+                self._batches = iter(self.torch_loader)
+            ticket, data = next(self._batches, _ENDED)
+            if ticket == self._cursor.ticket:
+                return MicroBatch(self._cursor.take(), data)
+            if ticket is None:  # all tasks of the epoch were drawn before the position has moved
+                self._batches = None
+
+    def renew(self) -> None:
+        """Drop what was prefetched: worker processes are forked anew, with the data set as it is now."""
+        self._cursor.forget()
+        self._batches = None
+
+    def _begin_epoch(self, order: Order) -> None:
+        self.renew()
+        self.order = self._cursor.order = order
+        if self.randomness is not None:
+            self.randomness.order = order
+
+    def _same_length(self, order: Order) -> Order:
+        """``order``, for an epoch within a loop."""
+        mine = self.order
+        lengths = order.batch_sampler is not None or order.length == mine.length
+        if order.steps_per_epoch != mine.steps_per_epoch or not lengths:
+            raise ValueError(
+                f"job.dataloader(): the length of the data is {order.length} samples in epoch {self._epoch} and "
+                f"{mine.length} in the epochs before, {order.steps_per_epoch} and {mine.steps_per_epoch} steps: it "
+                "must be the same in all epochs of a loop: begin a loop of its own, job.steps(loader, epochs=…), "
+                "where the data change their length"
+            )
+        return replace(mine, sampler=order.sampler, batch_sampler=order.batch_sampler)

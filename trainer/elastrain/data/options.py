@@ -26,10 +26,12 @@ def order_of(
     micro_batches: int | None = None,
     even: bool = False,
     accept_change: bool = False,
+    epoch: int | None = None,
 ) -> Order:
     """The order of ``dataset`` by these arguments of ``job.dataloader()``, of which it documents the meaning.
 
-    ``even``, ``accept_change``: as of :class:`Order`. Raises ``ValueError`` or ``TypeError`` naming the argument.
+    ``even``, ``accept_change``: as of :class:`Order`. ``epoch``: that begins, for which data set and sampler are read
+    again; None: no loop has begun. Raises ``ValueError`` or ``TypeError`` naming the argument.
     """
     length, stream = length_of(dataset), isinstance(dataset, ElasticIterable)
     if batch_sampler is not None:
@@ -46,14 +48,14 @@ def order_of(
     options: dict[str, Any] = {"seed": seed, "micro_batch_size": micro_batch_size, "micro_batches": micro_batches}
     options |= {"even": even, "accept_change": accept_change}
     if batch_sampler is not None:
-        batches = batches_by_number(batch_sampler, seed, most_of(length))
+        batches = batches_by_number(batch_sampler, seed, most_of(length), epoch)
         return Order(batches.samples, batches.batch_size, shuffle=False, batch_sampler=batches, **options)
     assert global_batch_size is not None
     options["drop_last"] = drop_last
     if sampler is None and shuffle is not False and isinstance(dataset, OwnShuffle):
         sampler = dataset.shuffled(seed=seed, global_batch_size=global_batch_size)
     if sampler is not None:
-        chosen = by_position(sampler, seed, most_of(length))
+        chosen = by_position(sampler, seed, most_of(length), epoch)
         return Order(len(chosen), global_batch_size, shuffle=False, sampler=chosen, **options)
     return Order(length, global_batch_size, shuffle=not stream if shuffle is None else shuffle, **options)
 

@@ -1,9 +1,9 @@
 """The order of the data: a pure function of the step, independent of earlier world sizes.
 
-Step ``s`` is batch ``s mod b`` of epoch ``s div b``, with ``b`` batches per epoch. An epoch is a permutation of the
-data set, keyed by (seed, epoch), or what a sampler says for (epoch, position). A global batch is a run of it, a rank's
-part is a run of the global batch, and a micro-batch is a run of the part. A step can therefore be cut for any world
-size at any time, without the history of a sampler, and a rank computes the indices of its own part only.
+Step ``s`` is batch ``s mod b`` of epoch ``s div b``, with ``b`` batches per epoch, as long as ``b`` stays. An epoch is
+a permutation of the data set, keyed by (seed, epoch), or what a sampler says for (epoch, position). A global batch is a
+run of it, a rank's part is a run of the global batch, and a micro-batch is a run of the part. A step can therefore be
+cut for any world size at any time, and a rank computes the indices of its own part only.
 """
 
 from __future__ import annotations
@@ -91,6 +91,12 @@ class Order:
     """Says which samples an epoch has; None: all samples of the data set."""
     batch_sampler: BatchSampler | None = field(default=None, compare=False)
     """Says which samples each global batch has."""
+    first_step: int = 0
+    """Where these data begin, behind loops over data whose epochs have another number of steps."""
+    first_epoch: int = 0
+    """Epochs of the job before that step."""
+    first_sample: int = 0
+    """Samples of the job before that step."""
 
     @property
     def in_micro_batches(self) -> bool:
@@ -123,6 +129,31 @@ class Order:
             return ENDLESS
         full, rest = divmod(self.length, self.global_batch_size)
         return full + (1 if rest and not self.drop_last else 0)
+
+    def where(self, step: int) -> tuple[int, int]:
+        """The epoch of ``step``, and how many batches of that epoch come before it."""
+        epochs, batches = divmod(step - self.first_step, self.steps_per_epoch)
+        return self.first_epoch + epochs, batches
+
+    def left(self, step: int) -> int:
+        """Batches of the epoch of ``step`` from that step on."""
+        return self.steps_per_epoch - self.where(step)[1]
+
+    def end_of(self, epochs: int) -> int:
+        """Steps at the end of the first ``epochs`` epochs of the job."""
+        return self.first_step + (epochs - self.first_epoch) * self.steps_per_epoch
+
+    def behind(self, before: Order | None, end: int) -> Order:
+        """This order behind loops in the order ``before``, which end at step ``end``.
+
+        The job's epochs go on. If these are of another number of steps, the next one begins at ``end``.
+        """
+        if before is None:
+            return self
+        first = before.first_step, before.first_epoch, before.first_sample
+        if self.steps_per_epoch != before.steps_per_epoch:
+            first = end, before.where(end - 1)[0] + 1, before.samples_before(end)
+        return replace(self, first_step=first[0], first_epoch=first[1], first_sample=first[2])
 
     @property
     def sampled(self) -> bool:
@@ -198,18 +229,18 @@ class Order:
 
         Within an epoch of a batch sampler, whose batches differ in size, it is in proportion to the steps.
         """
-        epochs, k = divmod(step, self.steps_per_epoch)
+        epochs, k = divmod(step - self.first_step, self.steps_per_epoch)
         if self.length is None:
-            return k * self.global_batch_size
+            return self.first_sample + k * self.global_batch_size
         if self.batch_sampler is not None:
-            return epochs * self.length + self.length * k // len(self.batch_sampler)
+            return self.first_sample + epochs * self.length + self.length * k // len(self.batch_sampler)
         per_epoch = self.length
         if self.drop_last:
             per_epoch -= self.length % self.global_batch_size
-        return epochs * per_epoch + min(k * self.global_batch_size, per_epoch)
+        return self.first_sample + epochs * per_epoch + min(k * self.global_batch_size, per_epoch)
 
     def _batch(self, step: int, span: int = 1) -> _Batch:
-        epoch, k = divmod(step, self.steps_per_epoch)
+        epoch, k = self.where(step)
         if self.batch_sampler is not None:
             return self._sampled_batch(epoch, k, span)
         first, size = k * self.global_batch_size, span * self.global_batch_size

@@ -148,7 +148,7 @@ class Randomness:
     """The keys of one job's data order."""
 
     def __init__(self, order: Order) -> None:
-        self._order = order
+        self.order = order
         self.kept = Kept()
         """The context for code that is seeded by them in the training process."""
         self._keys = lru_cache(maxsize=256)(partial(Keys, order.seed))
@@ -163,7 +163,7 @@ class Randomness:
         ``after``: for the rest of it after so many backwards, and so many updates since the last of them.
         """
         purpose = "step" if after is None else "step/{}/{}".format(*after)
-        self.seed(purpose, step * self._order.global_batch_size + part.start)
+        self.seed(purpose, step * self.order.global_batch_size + part.start)
 
     def seed_sample(self, position: int) -> None:
         """Seed for loading the sample at ``position`` in the sequence of steps."""

@@ -27,9 +27,9 @@ class Spans:
         """Of steps of one batch, with the same limit."""
         return Spans(limit=self.limit)
 
-    def at(self, step: int, steps_per_epoch: int) -> int:
+    def at(self, step: int, left_in_epoch: int) -> int:
         """Batches of the step that begins at position ``step``: ``factor``, or fewer before one of the ends."""
-        left = [every - step % every for every in (steps_per_epoch, *self.stops)]
+        left = [left_in_epoch, *(every - step % every for every in self.stops)]
         if self.end is not None and step < self.end:
             left.append(self.end - step)
         return min(self.factor, *left)

@@ -29,7 +29,8 @@ _OF_LOADER = (
 """Options of torch's ``DataLoader`` that ``job.dataloader()`` passes on."""
 _INSTEAD = {
     "batch_size": "global_batch_size=…, the samples of one optimizer step over all ranks",
-    "persistent_workers": "leave it out: worker processes persist, also over a rescale",
+    "persistent_workers": "leave it out: worker processes persist over a rescale, and are forked anew with each loop "
+    "and epoch, so that all ranks load the data set as the script has it then",
     "generator": "seed=…: the order depends on the seed and the step only",
     "in_order": "leave it out: batches come in the order of the steps",
     "num_replicas": "leave it out: each global batch is cut for the ranks of its step",

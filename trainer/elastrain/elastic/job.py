@@ -6,6 +6,7 @@ import atexit
 import os
 import pickle
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -165,7 +166,8 @@ class Job(JobValues):
         ``prefetch_factor``, ``timeout``, ``worker_init_fn``, ``multiprocessing_context`` as of
         ``torch.utils.data.DataLoader``. Raises ``ValueError`` or ``TypeError`` naming the argument.
         """
-        order = order_of(
+        read = partial(
+            order_of,
             dataset,
             global_batch_size=global_batch_size,
             seed=seed,
@@ -178,8 +180,8 @@ class Job(JobValues):
             even=self._strategy.votes,
             accept_change=accept_change,
         )
-        self._strategy.check(order)
-        return ElasticLoader(dataset, order, keyed=randomness == "keyed", **loader_options)
+        self._strategy.check(order := read())
+        return ElasticLoader(dataset, order, read=read, keyed=randomness == "keyed", **loader_options)
 
     # -- the loop ----------------------------------------------------------------------------------------------------
     @checked
@@ -210,9 +212,11 @@ class Job(JobValues):
         self._world.state.known.check()
         self._tracker.check_parameters(self._world.model)
         self._untracked.watch(sharded=self._strategy.votes)
-        self._strategy.check(loader.order)
-        total = loader.order.steps_per_epoch * epochs if epochs is not None else steps
-        yield from self._loop.run(loader, total or 0, several_backwards=several_backwards, warm_up=warm_up)
+        at = None if self._world.joins else self._world.step
+        order = loader.begin_loop(at or 0, partial(self._world.position.behind, step=at, epochs=epochs))
+        self._strategy.check(order)
+        total = order.end_of(epochs) if epochs is not None else steps or 0
+        yield from self._loop.run(loader, total, several_backwards=several_backwards, warm_up=warm_up)
 
     def commit(self, bodies: Iterator[Any]) -> None:
         """End the loop body that runs, without beginning the next one; ``bodies``: the iterator of :meth:`steps`.
@@ -234,7 +238,7 @@ class Job(JobValues):
         (an evaluation, a schedule) runs once for each epoch in which this process takes part. Raises ``ValueError`` for
         data without a length.
         """
-        for epoch in self._world.position.epochs(loader.order.steps_per_epoch, epochs):
+        for epoch in self._world.position.epochs(loader.order, epochs):
             begin(loader.randomness, "epoch", epoch)
             yield epoch
 

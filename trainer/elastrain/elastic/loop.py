@@ -99,6 +99,8 @@ class Loop:
         )  # fmt: skip
         self._warmed_by: ElasticLoader | None = None
         """The data of the last warm-up."""
+        self._changes = 0
+        """Those of ``job.at()`` that were made before the step that is loaded."""
         self._left = False
         self._over = False
         """Whether the script has left the job: a generator of :meth:`run` may end later."""
@@ -140,12 +142,12 @@ class Loop:
         ``warm_up``: as of :meth:`Job.steps`.
         """
         self.contract.acts(Call.STEPS)
-        self._loader, self.bodies.order = loader, loader.order
+        self._loader = loader
         self.draws.announced |= several_backwards
         self.between.asked = warm_up is not None
         if several_backwards and not self.several.allowed:
             self._allow_several_backwards()
-        loop = self._world.position.next_loop(total)
+        loop = self._world.position.next_loop(loader.order, total)
         with self.draws.loop(loader.randomness, lambda: total if self.between.passed else self._world.step):
             try:
                 self._begin_loop(loader, loop)
@@ -305,7 +307,7 @@ class Loop:
         transfer.header_of(self._world.state.tree())  # what cannot be sent is refused here, and not by the first joiner
         trace = Trace(self._tracked, self._world.state.trained)
         with Kept():
-            first, *_ = loader.begin(0, mine, self.batch.single)
+            first, *_ = loader.begin(loader.order.first_step, mine, self.batch.single)
             cut = loader.order.in_micro_batches or self.batch.small is not None
             step = self.bodies.step = Step(0, self._world.place, mine, (first,), warm_up=True, in_micro_batches=cut)
             batch = loader.load()
@@ -377,11 +379,15 @@ class Loop:
         state.known.begin_step()
         state.replicas.begin_step(place.generation, possible=not state.calls.count, holds=not share.learner)
         self._world.begin_step()  # first: a learner's state may be completed
-        order = loader.order
         spans = self.batch.begin_step(self._world.position.loop.end, state.pauses.intervals)
-        parts, span = self._learning.parts(loader, share, spans), spans.at(number, order.steps_per_epoch)
-        assert self._undo is not None
         state.changes.before_step(number)
+        if state.changes.made > self._changes:
+            self._changes = state.changes.made
+            loader.renew()  # they may have changed what worker processes have a copy of
+        parts, order = self._learning.parts(loader, share, spans), loader.order
+        state.data.begin_step(order, number)
+        self.bodies.order, span = order, spans.at(number, order.left(number))
+        assert self._undo is not None
         self._undo.save()
         self._strategy.begin_step()
         state.kept.begin_step()

@@ -1,7 +1,7 @@
 """The samplers of torch, and any other iterable of indices, as functions of the position.
 
 Torch's own samplers become those of :mod:`elastrain.data.sampling.samplers` that draw from the same distribution. Any
-other sampler is iterated once an epoch on each rank, under a seed of the epoch, and its indices are kept.
+other sampler is iterated as an epoch begins, on each rank, under a seed of the epoch, and its indices are kept.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from elastrain.data.sampling.bounded import MOST, read
 from elastrain.data.sampling.samplers import BatchSampler, Drawn, InOrder, Sampler, Shuffled, Weighted, as_indices
 
 
-def by_position(sampler: Any, seed: int, most: int = MOST) -> Sampler:
-    """``sampler`` as a :class:`elastrain.data.Sampler`: itself, or what draws as it does, from ``seed``.
+def by_position(sampler: Any, seed: int, most: int = MOST, epoch: int | None = None) -> Sampler:
+    """``sampler`` as a :class:`elastrain.data.Sampler`: itself, or what draws as it does now, from ``seed``.
 
-    ``most``: indices of an epoch. A generator of a sampler of torch is not used. Raises ``TypeError`` for an object
-    that is no sampler, ``ValueError`` for one that cuts the data by rank, that is not deterministic or that does not
-    end.
+    ``most``: indices of an epoch. ``epoch``: that begins; None: whether it is deterministic is not known yet. A
+    generator of a sampler of torch is not used. Raises ``TypeError`` for an object that is no sampler, ``ValueError``
+    for one that cuts the data by rank, that is not deterministic or that does not end.
     """
     _refuse_by_rank("sampler", sampler)
     if type(sampler) is SequentialSampler:
@@ -40,10 +40,10 @@ def by_position(sampler: Any, seed: int, most: int = MOST) -> Sampler:
         return found
     if not hasattr(sampler, "__iter__"):
         raise TypeError(_NO_SAMPLER.format("sampler", type(sampler).__name__, "Sampler"))
-    return ReplayedSampler(sampler, seed, most)
+    return ReplayedSampler(sampler, seed, most, epoch)
 
 
-def batches_by_number(batch_sampler: Any, seed: int, most: int = MOST) -> BatchSampler:
+def batches_by_number(batch_sampler: Any, seed: int, most: int = MOST, epoch: int | None = None) -> BatchSampler:
     """``batch_sampler`` as a :class:`elastrain.data.BatchSampler`; its batches are the global ones. Raises as above."""
     _refuse_by_rank("batch_sampler", batch_sampler)
     if callable(getattr(batch_sampler, "batch", None)):
@@ -51,7 +51,7 @@ def batches_by_number(batch_sampler: Any, seed: int, most: int = MOST) -> BatchS
         return found
     if not hasattr(batch_sampler, "__iter__"):
         raise TypeError(_NO_SAMPLER.format("batch_sampler", type(batch_sampler).__name__, "BatchSampler"))
-    return ReplayedBatchSampler(batch_sampler, seed, most)
+    return ReplayedBatchSampler(batch_sampler, seed, most, epoch)
 
 
 _NO_SAMPLER = "job.dataloader({}=…): {} is neither an iterable of indices nor has the methods of elastrain.data.{}"
@@ -79,13 +79,15 @@ class _Replay:
     ``set_epoch(epoch)`` is called if it exists.
     """
 
-    def __init__(self, sampler: Any, seed: int, read: Callable[[Any], list[Any]]) -> None:
-        """``read``: an iteration as a list of plain values. Raises ``ValueError`` if two iterations differ."""
+    def __init__(self, sampler: Any, seed: int, read: Callable[[Any], list[Any]], epoch: int | None) -> None:
+        """``read``: an iteration as a list of plain values. ``epoch``: that begins; None: raises ``ValueError`` if two
+        iterations of epoch 0 differ."""
         self._sampler, self._keys, self._read = sampler, Keys(seed, "sampler"), read
         self._drawn = lru_cache(maxsize=2)(self._draw)
-        self.first = self._drawn(0)
-        """Epoch 0."""
-        if self.first != self._draw(0):
+        self.begun = epoch or 0
+        self.first = self._drawn(self.begun)
+        """The epoch that begins."""
+        if epoch is None and self.first != self._draw(0):
             raise ValueError(
                 f"job.dataloader(): {type(sampler).__name__} is not deterministic: two iterations of epoch 0 differ, "
                 "and so would those of two ranks. Draw from torch's default generator, or seed a generator of your own "
@@ -93,12 +95,13 @@ class _Replay:
             )
 
     def epoch(self, epoch: int) -> list[Any]:
-        """The samples, or the batches, of ``epoch``. Raises ``ValueError`` if it has another number than the first."""
+        """The samples, or the batches, of ``epoch``. Raises ``ValueError`` if it has another number than that one."""
         drawn = self._drawn(epoch)
         if len(drawn) != len(self.first):
             raise ValueError(
                 f"job.dataloader(): the length of {type(self._sampler).__name__} is {len(drawn)} in epoch {epoch} and "
-                f"{len(self.first)} in epoch 0: it must be the same in all epochs, as it determines where each one ends"
+                f"{len(self.first)} in epoch {self.begun}: it must be the same in all epochs of a loop, as it "
+                "determines where each one ends"
             )
         return drawn
 
@@ -116,16 +119,11 @@ class _Replay:
 class ReplayedSampler:
     """A sampler that is iterated as a whole for each epoch: costs that time, and the memory, on every rank."""
 
-    def __init__(self, sampler: Any, seed: int, most: int = MOST) -> None:
-        """``most``: indices of an epoch. Raises ``ValueError`` if two iterations of an epoch differ, or if one does not
-        end, ``TypeError`` if it yields no integers."""
+    def __init__(self, sampler: Any, seed: int, most: int = MOST, epoch: int | None = None) -> None:
+        """``most``: indices of an epoch. ``epoch``: as of :func:`by_position`. Raises ``ValueError`` if two iterations
+        of an epoch differ, or if one does not end, ``TypeError`` if it yields no integers."""
         what = "job.dataloader(sampler=…)"
-        self._replay = _Replay(sampler, seed, lambda drawn: as_indices(read(drawn, what, most=most), sampler))
-
-    @property
-    def first(self) -> list[Any]:
-        """Epoch 0."""
-        return self._replay.first
+        self._replay = _Replay(sampler, seed, lambda drawn: as_indices(read(drawn, what, most=most), sampler), epoch)
 
     def __len__(self) -> int:
         return len(self._replay.first)
@@ -138,22 +136,17 @@ class ReplayedSampler:
 class ReplayedBatchSampler:
     """The same for a sampler that yields batches: lists of indices."""
 
-    def __init__(self, sampler: Any, seed: int, most: int = MOST) -> None:
+    def __init__(self, sampler: Any, seed: int, most: int = MOST, epoch: int | None = None) -> None:
         """As :class:`ReplayedSampler`, also what it raises."""
 
         def batches(drawn: Any) -> list[Any]:
             found = read(drawn, "job.dataloader(batch_sampler=…)", most=most, size=len)
             return [as_indices(batch, sampler) for batch in found]
 
-        self._replay = _Replay(sampler, seed, batches)
+        self._replay = _Replay(sampler, seed, batches, epoch)
         sizes = [len(batch) for batch in self._replay.first]
         self.samples = sum(sizes)
         self.batch_size = max([int(getattr(sampler, "batch_size", None) or 0), *sizes])
-
-    @property
-    def first(self) -> list[Any]:
-        """Epoch 0."""
-        return self._replay.first
 
     def __len__(self) -> int:
         return len(self._replay.first)

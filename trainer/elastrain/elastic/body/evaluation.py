@@ -71,7 +71,9 @@ class Batches:
                     f"job.evaluate(loader): its batch_sampler has {order.steps_per_epoch:,} batches, for data of "
                     f"{order.length:,} samples: at most {most:,}"
                 )
-            self.indices: Sequence[Sequence[int]] = [order.batch(step) for step in range(order.steps_per_epoch)]
+            self.indices: Sequence[Sequence[int]] = [
+                order.batch(order.first_step + step) for step in range(order.steps_per_epoch)
+            ]
         else:
             self.indices = _indices(loader)
             order = Order(None, loader.batch_size or 1, shuffle=False)

@@ -27,7 +27,7 @@ class Learning:
     def parts(self, loader: ElasticLoader, share: Share, spans: Spans) -> tuple[Slice, ...]:
         """The micro-batches of ``share`` in the next step. A learner's is a stand-in: none of its samples counts."""
         if self._world.receiving:  # the batch of the warm-up, whose outputs its loop body sees
-            parts = loader.begin(0, self.warm_share, spans.single)
+            parts = loader.begin(loader.order.first_step, self.warm_share, spans.single)
         else:
             parts = loader.begin(self._world.step, self._world.place.share if share.learner else share, spans)
         return (parts[0].stand_in(),) if share.learner else parts

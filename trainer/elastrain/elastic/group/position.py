@@ -59,6 +59,10 @@ class Position:
         slow would run behind the job without end; it enters late instead, and the others wait for it once."""
         self._begun = NO_LOOP
         """That the script has begun last."""
+        self._planned: Order | None = None
+        """Of the data of that loop."""
+        self._epochs_of: Order | None = None
+        """Of the data whose epochs the script counts by ``job.epochs()``."""
         self._ended = Counter[int]()
         """How many of its loops are over on all ranks, by their ends. One that is left by an exception is not: the
         others go on in it, and the script may come back."""
@@ -79,19 +83,49 @@ class Position:
             self._start = self._locate().end
         return self._start
 
-    def epochs(self, steps_per_epoch: int, epochs: int) -> range:
+    def epochs(self, order: Order, epochs: int) -> range:
         """The epochs of a script, without those before the one in which this process joins.
 
-        A state of the end of an epoch belongs into that epoch: the code after it has not run.
+        A state of the end of an epoch belongs into that epoch: the code after it has not run. Raises ``ValueError`` as
+        :meth:`behind`.
         """
-        self.goal = steps_per_epoch * epochs
-        first = max(self.start() - 1, 0) // steps_per_epoch
+        self._epochs_of = order
+        self._check_length(self._planned)
+        self.goal = order.steps_per_epoch * epochs
+        first = max(self.start() - 1, 0) // order.steps_per_epoch
         if first:
-            self._passed = max(self._passed, LoopId(first * steps_per_epoch))
+            self._passed = max(self._passed, LoopId(first * order.steps_per_epoch))
         return range(first, epochs)
 
-    def next_loop(self, end: int) -> LoopId:
-        """The loop that the script is about to begin, up to ``end`` committed steps.
+    def behind(self, order: Order, *, step: int | None, epochs: int | None) -> Order:
+        """``order`` for a loop of the script behind its loops before, up to so many ``epochs``, if these are its bound.
+
+        ``step``: committed steps of this rank's state; None: it holds none. Raises ``ValueError`` where other ranks
+        could not count these epochs, since they cannot know where the loops before have ended.
+        """
+        if epochs is None and self._planned is not None and order.steps_per_epoch != self._planned.steps_per_epoch:
+            return order
+        if epochs is not None:
+            self._check_length(order)
+        placed = order.behind(self._planned, self._begun.end)
+        if placed.first_step == self._begun.end != (step or self._begun.end):
+            raise ValueError(
+                f"job.steps(epochs={epochs}): this loader has {order.steps_per_epoch} steps an epoch, and the loop "
+                f"before, of another length, was left at step {step} of {self._begun.end}: give this loop steps=…"
+            )
+        return placed
+
+    def _check_length(self, order: Order | None) -> None:
+        known = self._epochs_of
+        if order is not None and known is not None and order.steps_per_epoch != known.steps_per_epoch:
+            raise ValueError(
+                f"job.steps(epochs=…): this loader has {order.steps_per_epoch} steps an epoch, and that of "
+                f"job.epochs() {known.steps_per_epoch}: a worker that joins leaves epochs out, and could not count "
+                "these. Give each loop steps=…; or leave job.epochs out: for epoch in range(n)"
+            )
+
+    def next_loop(self, order: Order, end: int) -> LoopId:
+        """The loop that the script is about to begin, over data in this order, up to ``end`` committed steps.
 
         Raises ``ValueError`` if an earlier loop ends later: a joiner waits in that one, and cannot go back.
         """
@@ -101,7 +135,7 @@ class Position:
                 f"worker that joins could not find the job's loop. Give it an end of {latest} steps or more, or put "
                 "its steps into the earlier loop"
             )
-        self._begun = LoopId(end, self._ended[end])
+        self._begun, self._planned = LoopId(end, self._ended[end]), order
         return self._begun
 
     def end_loop(self) -> None:

@@ -194,7 +194,7 @@ class Reporter:
             total_steps=loop.end,
             nth_loop=loop.nth,
             goal=goal,
-            epoch=step // order.steps_per_epoch,
+            epoch=order.where(step)[0],
             samples=samples,
             loss=self.loss,
             step_seconds=None if self.step_seconds is None else self.step_seconds / self._factor,

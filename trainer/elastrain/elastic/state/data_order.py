@@ -1,4 +1,5 @@
-"""The order of the data as a part of the state: compared on entry of a generation, on resume, and when a loop begins.
+"""The order of the data as a part of the state: compared on entry of a generation, on resume, and as a loop or an epoch
+begins, of a sampler by the indices of that epoch.
 
 A rank whose data differs from that of the others fails with both values. The others continue without it: for them it is
 lost. A job that resumes with other data than that of its checkpoint fails, too.
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from elastrain.data.facts import OrderFacts, OtherData, check_resumed, difference
@@ -23,6 +25,12 @@ class DataOrder:
         self.facts: OrderFacts | None = None
         """None before the first loop."""
         self._order: Order | None = None
+        self._begun: Order | None = None
+        """That of the epoch that has begun."""
+        self.compared = True
+        """Whether all ranks of the generation have the same data in this loop, and of a sampler in this epoch."""
+        self.trained = False
+        """Whether this rank has computed steps of it that counted as those of all ranks."""
         self._loop_end = 0
         self._saved: tuple[OrderFacts, int, int] | None = None
         """Of the state that was loaded: with its step, and the end of the loop in which it was computed. None: none was
@@ -30,23 +38,40 @@ class DataOrder:
 
     @property
     def digest(self) -> int:
-        """As of :attr:`OrderFacts.digest`; 0 before the first loop."""
-        return 0 if self.facts is None else self.facts.digest
+        """As of :attr:`OrderFacts.digest`, before an epoch has begun; 0 before the first loop."""
+        return 0 if self.facts is None else replace(self.facts, epoch=0, indices="").digest
 
     @property
-    def loop(self) -> object:
-        """Changes with each loop: in its first step all ranks compare their data."""
-        return self.facts, self._loop_end
+    def of_epoch(self) -> int:
+        """The same with the epoch that has begun."""
+        return 0 if self.facts is None else self.facts.digest
 
     def begin_loop(self, order: Order, end: int) -> None:
         """The script begins a loop over data in this order, up to ``end`` committed steps.
 
         Raises :class:`OtherData` as :meth:`load`, and the errors of a sampler.
         """
-        if order is not self._order:
-            self._order, self.facts = order, OrderFacts.of(order)
-        self._loop_end = end
+        self._order, self._begun, self.facts = order, None, OrderFacts.of(order)
+        self._loop_end, self.compared, self.trained = end, False, False
         self._compare()
+
+    def begin_step(self, order: Order, step: int) -> None:
+        """A step is about to be computed, perhaps the first one of an epoch in this ``order``. Raises as before."""
+        assert self.facts is not None
+        if order is self._begun:
+            return
+        self._begun, self.facts = order, self.facts.begin_epoch(order, step)
+        if order.sampled:
+            self.compared = self.trained = False
+        self._compare()
+
+    def enter(self) -> None:
+        """A generation begins; its ranks have compared their loops, and no indices."""
+        self.compared = self.facts is None or not self.facts.sampled
+
+    def agree(self) -> None:
+        """All ranks of the generation have the same data."""
+        self.compared = self.trained = True
 
     def state(self) -> dict[str, Any] | None:
         """What checkpoints and joiners receive."""
@@ -68,7 +93,8 @@ class DataOrder:
             if step >= end:
                 self._saved = None  # of a loop that was complete
             return
-        self._saved = None
+        if self._begun is not None or not self._order.sampled:
+            self._saved = None  # until then the indices of the epoch are not known
         if not self._order.accept_change:
             check_resumed(self.facts, facts, step)
 

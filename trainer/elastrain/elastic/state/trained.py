@@ -83,6 +83,7 @@ class TrainedSet:
         """A generation begins. ``agreed``: all its ranks have the same set."""
         self._agreed_on = self.describe()
         self._agreed = self._signal() if agreed else None
+        self._data.enter()
 
     def before_backward(self, communicator: Communicator, *, first: bool, learners: bool) -> bool:
         """A backward follows: return when all ranks train the same parameters, or with a broken communicator.
@@ -94,7 +95,8 @@ class TrainedSet:
         """
         if communicator.broken is not None:
             return True
-        if self._agreed is not None and self._agreed == self._signal():
+        same = self._agreed is not None and self._agreed == self._signal()
+        if same and (self._data.compared or learners or not first):
             return False
         if not first:
             raise RuntimeError(
@@ -111,11 +113,13 @@ class TrainedSet:
         """Compare the set with those of all ranks. The communicator is *diverged* if they differ."""
         mine = self.describe()
         try:
-            rows = communicator.all_gather_ints([digest.of_value(mine), self._data.digest], Kind.TRAINED)
-            if others := differing([order for _, order in rows], range(len(rows)), ()):
+            data = self._data
+            rows = communicator.all_gather_ints([digest.of_value(mine), data.of_epoch, data.trained], Kind.TRAINED)
+            holders = [rank for rank, (*_, trained) in enumerate(rows) if trained]
+            if others := differing([order for _, order, _ in rows], range(len(rows)), holders):
                 self._data.refuse(communicator, others, Kind.TRAINED)
             stages = [self.stage(rank) for rank in range(len(rows))]
-            if len({(stage, number) for stage, (number, _) in zip(stages, rows, strict=True)}) > len({*stages}):
+            if len({(stage, number) for stage, (number, *_) in zip(stages, rows, strict=True)}) > len({*stages}):
                 texts = [raw.decode() for raw in communicator.all_gather_bytes(mine.encode(), Kind.TRAINED)]
                 with communicator.guard():
                     raise RanksDiverged(_difference_of_ranks(texts, communicator.step, self.stage))
@@ -125,6 +129,7 @@ class TrainedSet:
                 communicator.diverged = f"{communicator.diverged} (rank {communicator.rank}: {change})"
             return
         self._agreed, self._agreed_on = self._signal(), mine
+        self._data.agree()
 
     # -- part of the state -------------------------------------------------------------------------------------------
     def adopt(self, described: str) -> None:
@@ -172,7 +177,7 @@ class TrainedSet:
         self._flags = [()] * len(models)
 
     def _signal(self) -> object:
-        """Changes whenever the set does, and with each loop; takes microseconds.
+        """Changes whenever the set does; takes microseconds.
 
         A model of which no parameter requires a gradient is switched off for a moment, as in a GAN: its set stays.
         """
@@ -183,7 +188,7 @@ class TrainedSet:
         groups = [
             (tuple(map(id, group["params"])), tuple(group)) for _, o in self._optimizers() for group in o.param_groups
         ]
-        return self._flags.copy(), groups, self._data.loop
+        return self._flags.copy(), groups
 
 
 def _difference_of_ranks(texts: list[str], step: int, stage: Callable[[int], int]) -> str:
