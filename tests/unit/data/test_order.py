@@ -44,6 +44,20 @@ def test_samples_before_is_the_sum_of_the_batches(order, step) -> None:
     assert order.samples_before(step + 1) - order.samples_before(step) == len(order.batch(step))
 
 
+@given(st.lists(orders, min_size=1, max_size=4))
+def test_each_loop_has_whole_epochs_if_loops_have_data_of_other_lengths(loops) -> None:
+    before, end = None, 0
+    for epoch, order in enumerate(loops):
+        order = order.behind(before, end)
+        assert order.end_of(epoch) == end, "it does not begin where the loop before ended"
+        assert order.samples_before(end) == sum(loop.length for loop in loops[:epoch])
+        first, end, before = end, order.end_of(epoch + 1), order
+        steps = range(first, end)
+        assert {order.where(step)[0] for step in steps} == {epoch}
+        assert sorted(i for step in steps for i in order.batch(step)) == list(range(order.length))
+        assert [order.left(step) for step in steps] == [*range(len(steps), 0, -1)]
+
+
 @given(st.integers(1, 200), st.integers(1, 20), st.integers(0, 10))
 def test_every_batch_is_full_if_drop_last(length, size, step) -> None:
     if length < size:

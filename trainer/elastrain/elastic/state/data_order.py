@@ -29,8 +29,6 @@ class DataOrder:
         """That of the epoch that has begun."""
         self.compared = True
         """Whether all ranks of the generation have the same data in this loop, and of a sampler in this epoch."""
-        self.trained = False
-        """Whether this rank has computed steps of it that counted as those of all ranks."""
         self._loop_end = 0
         self._saved: tuple[OrderFacts, int, int] | None = None
         """Of the state that was loaded: with its step, and the end of the loop in which it was computed. None: none was
@@ -52,7 +50,7 @@ class DataOrder:
         Raises :class:`OtherData` as :meth:`load`, and the errors of a sampler.
         """
         self._order, self._begun, self.facts = order, None, OrderFacts.of(order)
-        self._loop_end, self.compared, self.trained = end, False, False
+        self._loop_end, self.compared = end, False
         self._compare()
 
     def begin_step(self, order: Order, step: int) -> None:
@@ -61,17 +59,12 @@ class DataOrder:
         if order is self._begun:
             return
         self._begun, self.facts = order, self.facts.begin_epoch(order, step)
-        if order.sampled:
-            self.compared = self.trained = False
+        self.compared &= not order.sampled
         self._compare()
 
     def enter(self) -> None:
         """A generation begins; its ranks have compared their loops, and no indices."""
         self.compared = self.facts is None or not self.facts.sampled
-
-    def agree(self) -> None:
-        """All ranks of the generation have the same data."""
-        self.compared = self.trained = True
 
     def state(self) -> dict[str, Any] | None:
         """What checkpoints and joiners receive."""

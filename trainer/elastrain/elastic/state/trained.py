@@ -113,13 +113,11 @@ class TrainedSet:
         """Compare the set with those of all ranks. The communicator is *diverged* if they differ."""
         mine = self.describe()
         try:
-            data = self._data
-            rows = communicator.all_gather_ints([digest.of_value(mine), data.of_epoch, data.trained], Kind.TRAINED)
-            holders = [rank for rank, (*_, trained) in enumerate(rows) if trained]
-            if others := differing([order for _, order, _ in rows], range(len(rows)), holders):
+            rows = communicator.all_gather_ints([digest.of_value(mine), self._data.of_epoch], Kind.TRAINED)
+            if others := differing([order for _, order in rows], range(len(rows)), ()):
                 self._data.refuse(communicator, others, Kind.TRAINED)
             stages = [self.stage(rank) for rank in range(len(rows))]
-            if len({(stage, number) for stage, (number, *_) in zip(stages, rows, strict=True)}) > len({*stages}):
+            if len({(stage, number) for stage, (number, _) in zip(stages, rows, strict=True)}) > len({*stages}):
                 texts = [raw.decode() for raw in communicator.all_gather_bytes(mine.encode(), Kind.TRAINED)]
                 with communicator.guard():
                     raise RanksDiverged(_difference_of_ranks(texts, communicator.step, self.stage))
@@ -128,8 +126,7 @@ class TrainedSet:
             if known and (change := _difference(self._agreed_on, mine, *_THEN_AND_NOW)):
                 communicator.diverged = f"{communicator.diverged} (rank {communicator.rank}: {change})"
             return
-        self._agreed, self._agreed_on = self._signal(), mine
-        self._data.agree()
+        self._agreed, self._agreed_on, self._data.compared = self._signal(), mine, True
 
     # -- part of the state -------------------------------------------------------------------------------------------
     def adopt(self, described: str) -> None:
