@@ -26,8 +26,8 @@ class Changes:
         """The changes of this step, and of those before, are a part of the state."""
         self.running = False
         """Whether one of them runs."""
-        self.made = 0
-        """How many were made in this process."""
+        self._made = False
+        """Whether one was made since the last step."""
         self._changes: list[_Change] = []
 
     def __len__(self) -> int:
@@ -38,10 +38,15 @@ class Changes:
         self._changes.append(_Change(step, function))
         self._changes.sort(key=lambda change: change.step)  # stable: in the order of the calls within a step
 
-    def before_step(self, step: int) -> None:
-        """A step follows after ``step`` committed ones: make the changes that are due."""
+    def before_step(self, step: int) -> bool:
+        """A step follows after ``step`` committed ones: make the changes that are due.
+
+        Returns whether there were any, or with a state that was loaded, since the step before.
+        """
         self.seen = max(self.seen, step)
         self._make_until(step)
+        made, self._made = self._made, False
+        return made
 
     def before_receive(self, seen: int, *, keep: bool) -> None:
         """A state that has ``seen`` the changes up to this step is about to arrive in the tensors of the objects.
@@ -66,7 +71,7 @@ class Changes:
         try:
             for change in self._changes:
                 if change.step <= step and not change.done:
-                    change.done, self.made = True, self.made + 1
+                    change.done = self._made = True
                     change.function()
         finally:
             self.running = False

@@ -23,8 +23,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
-import torch
-
 from elastrain.data.order import Slice
 from elastrain.data.rng import Randomness
 
@@ -155,18 +153,3 @@ def begin(randomness: Randomness | None, what: str, counter: int) -> int:
     if randomness is not None:
         randomness.seed(what, counter)
     return counter
-
-
-class Watched(Draws):
-    """Also notes whether code drew numbers of samples."""
-
-    drew = False
-
-    def _seed_samples(self) -> None:
-        super()._seed_samples()
-        self._begun = torch.default_generator.get_state()
-
-    def _seed_update(self) -> None:
-        if self._part is not None and not self._updates:
-            self.drew |= not torch.equal(self._begun, torch.default_generator.get_state())
-        super()._seed_update()

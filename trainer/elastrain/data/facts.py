@@ -18,8 +18,7 @@ from elastrain.data.order import ENDLESS, Order
 from elastrain.data.sampling.permutation import VERSION
 
 _MOST = 2**20
-"""Indices of an epoch that are compared; of a longer one those of runs that are spread over it."""
-_RUNS = 64
+"""Indices of an epoch that are compared; of a longer one those at its ends."""
 
 _WAYS = {
     "samples": "{:,} samples an epoch",
@@ -80,12 +79,6 @@ class OrderFacts:
         """The same with the epoch of ``step``. Raises the errors of a sampler."""
         epoch, batches = order.where(step)
         return replace(self, epoch=epoch, indices=_digest_of(order, step - batches) if order.sampled else "")
-
-    @classmethod
-    def of_saved(cls, saved: dict[str, Any] | None) -> OrderFacts | None:
-        """Of what a checkpoint has kept; None if it has nothing, or what this version does not know."""
-        names = {field.name for field in fields(cls)}
-        return cls(**saved) if saved is not None and saved.keys() == names else None
 
     def saved(self) -> dict[str, Any]:
         """As a checkpoint keeps it."""
@@ -158,20 +151,14 @@ def _said(name: str, value: Any) -> str:
 def _digest_of(order: Order, first: int) -> str:
     """Of the indices of the epoch that begins with step ``first``."""
     assert order.length is not None
-    total = hashlib.blake2b(digest_size=6)
-    if order.sampler is not None:
-        for start, stop in _runs(order.length, _MOST):
-            total.update(np.asarray(order.sampler.indices(order.where(first)[0], start, stop), np.int64).tobytes())
-        return total.hexdigest()
-    for start, stop in _runs(order.steps_per_epoch, max(_RUNS, _MOST // order.global_batch_size)):
-        for batch in (order.batch(step) for step in range(first + start, first + stop)):
-            total.update(len(batch).to_bytes(8, "little") + np.asarray(batch, np.int64).tobytes())
+    total, batches = hashlib.blake2b(digest_size=6), order.batch_sampler is not None
+    half = _MOST // 2 // (order.global_batch_size if batches else 1)
+    length = order.steps_per_epoch if batches else order.length
+    for start, stop in ((0, min(length, half)), (max(half, length - half), length)):
+        if order.sampler is not None:
+            found = [order.sampler.indices(order.where(first)[0], start, stop)] if start < stop else []
+        else:
+            found = [order.batch(step) for step in range(first + start, first + stop)]
+        for indices in found:
+            total.update(len(indices).to_bytes(8, "little") + np.asarray(indices, np.int64).tobytes())
     return total.hexdigest()
-
-
-def _runs(total: int, most: int) -> list[tuple[int, int]]:
-    """Positions of ``total`` that are compared: all, or ``most`` of them, at both ends and between."""
-    if total <= most:
-        return [(0, total)]
-    size = most // _RUNS
-    return [(start, start + size) for start in (run * (total - size) // (_RUNS - 1) for run in range(_RUNS))]

@@ -99,8 +99,6 @@ class Loop:
         )  # fmt: skip
         self._warmed_by: ElasticLoader | None = None
         """The data of the last warm-up."""
-        self._changes = 0
-        """Those of ``job.at()`` that were made before the step that is loaded."""
         self._left = False
         self._over = False
         """Whether the script has left the job: a generator of :meth:`run` may end later."""
@@ -380,9 +378,7 @@ class Loop:
         state.replicas.begin_step(place.generation, possible=not state.calls.count, holds=not share.learner)
         self._world.begin_step()  # first: a learner's state may be completed
         spans = self.batch.begin_step(self._world.position.loop.end, state.pauses.intervals)
-        state.changes.before_step(number)
-        if state.changes.made > self._changes:
-            self._changes = state.changes.made
+        if state.changes.before_step(number):
             loader.renew()  # they may have changed what worker processes have a copy of
         parts, order = self._learning.parts(loader, share, spans), loader.order
         state.data.begin_step(order, number)

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 from elastrain.data.loader import ElasticLoader
 from elastrain.data.order import Slice
 from elastrain.data.rng import Randomness
+from elastrain.data.share import Share
 
 
 class Part(NamedTuple):
@@ -86,7 +87,9 @@ class Batches:
 
     def begin(self, step: int) -> list[Slice]:
         """The micro-batches of ``step``, which iterations then load."""
-        if self._batches is None or step % self.order.steps_per_epoch == 0:
+        if self._batches is None or self.order.where(step)[1] == 0:
+            self._loader.begin(step, Share(0, 1))
+            self.order = self._loader.order
             self._batches = iter(self._torch_loader(self._from(step)))
         return self._cut(step)
 
@@ -100,8 +103,8 @@ class Batches:
 
     def _from(self, step: int) -> Iterator[Part]:
         """What is left of the epoch of ``step``."""
-        per_epoch, size = self.order.steps_per_epoch, self.order.global_batch_size
-        for number in range(step, step + per_epoch - step % per_epoch):
+        size = self.order.global_batch_size
+        for number in range(step, step + self.order.left(step)):
             for cut in self._cut(number):
                 yield Part(number * size + cut.start, cut.epoch, cut.fetch)
 

@@ -20,11 +20,12 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from elastrain.data.changes import Changes
-from elastrain.data.draws import Watched, begin
+from elastrain.data.draws import begin
 from elastrain.data.loader import ElasticLoader
 from elastrain.data.options import order_of
 from elastrain.data.order import Slice
 from elastrain_verify.rank.data import Batches
+from elastrain_verify.rank.drawn import Watched
 from elastrain_verify.rank.evaluation import evaluate
 from elastrain_verify.rank.gated import Body, Values, Wrapped, gated, skipped
 
@@ -102,7 +103,8 @@ class Reference(AbstractContextManager["Reference"]):
     def dataloader(self, dataset: Any, *, randomness: str = "keyed", **options: Any) -> ElasticLoader:
         chosen: dict[str, Any] = {"seed": 0, "drop_last": False, "shuffle": None, "global_batch_size": None}
         chosen |= {name: options.pop(name) for name in inspect.signature(order_of).parameters.keys() & options.keys()}
-        return ElasticLoader(dataset, order_of(dataset, **chosen), keyed=randomness == "keyed", **options)
+        read = functools.partial(order_of, dataset, **chosen)
+        return ElasticLoader(dataset, read(), read=read, keyed=randomness == "keyed", **options)
 
     # -- the loop ------------------------------------------------------------------------------------------------------
     def steps(
@@ -114,9 +116,10 @@ class Reference(AbstractContextManager["Reference"]):
         several_backwards: bool = False,
         warm_up: Any = None,
     ) -> Iterator[Any]:
-        self._order = loader.order
+        before = self._order if epochs is not None else None
+        self._order = loader.begin_loop(self.step, lambda order: order.behind(before, self.step))
         self.draws.announced |= several_backwards
-        total = steps or (epochs or 0) * loader.order.steps_per_epoch
+        total = steps or self._order.end_of(epochs or 0)
         with self.draws.loop(loader.randomness, lambda: self.step):
             if warm_up is not None:
                 yield

@@ -45,10 +45,10 @@ class Position:
     def __init__(self, session: Session, keeper: CheckpointKeeper) -> None:
         self.loop = NO_LOOP
         """That the script is in, or was in last."""
-        self.goal: int | None = None
-        """Committed steps at the end of the script's epochs; None: it has not named them."""
         self.order: Order | None = None
-        """Of the data of that loop."""
+        """Of the data of the loop that the script has begun last."""
+        self._counted: tuple[Order, int] | None = None
+        """The epochs that the script counts by ``job.epochs()``."""
         self.between = False
         """Whether the script is in a call between two steps."""
         self.ledger = Ledger()
@@ -59,10 +59,6 @@ class Position:
         slow would run behind the job without end; it enters late instead, and the others wait for it once."""
         self._begun = NO_LOOP
         """That the script has begun last."""
-        self._planned: Order | None = None
-        """Of the data of that loop."""
-        self._epochs_of: Order | None = None
-        """Of the data whose epochs the script counts by ``job.epochs()``."""
         self._ended = Counter[int]()
         """How many of its loops are over on all ranks, by their ends. One that is left by an exception is not: the
         others go on in it, and the script may come back."""
@@ -83,46 +79,42 @@ class Position:
             self._start = self._locate().end
         return self._start
 
+    @property
+    def goal(self) -> int | None:
+        """Committed steps at the end of the script's epochs; None: it has not named them."""
+        return None if self._counted is None else self._counted[0].steps_per_epoch * self._counted[1]
+
     def epochs(self, order: Order, epochs: int) -> range:
         """The epochs of a script, without those before the one in which this process joins.
 
         A state of the end of an epoch belongs into that epoch: the code after it has not run. Raises ``ValueError`` as
         :meth:`behind`.
         """
-        self._epochs_of = order
-        self._check_length(self._planned)
-        self.goal = order.steps_per_epoch * epochs
+        self._counted = order, epochs
+        self.behind(order, step=None, epochs=epochs)
         first = max(self.start() - 1, 0) // order.steps_per_epoch
         if first:
             self._passed = max(self._passed, LoopId(first * order.steps_per_epoch))
         return range(first, epochs)
 
     def behind(self, order: Order, *, step: int | None, epochs: int | None) -> Order:
-        """``order`` for a loop of the script behind its loops before, up to so many ``epochs``, if these are its bound.
+        """``order`` for a loop behind the script's loops before, up to so many ``epochs``, if these are its bound.
 
-        ``step``: committed steps of this rank's state; None: it holds none. Raises ``ValueError`` where other ranks
-        could not count these epochs, since they cannot know where the loops before have ended.
+        ``step``: committed steps of this rank's state; None: it holds none. Raises ``ValueError`` for epochs that a
+        rank could not count which has not run those loops.
         """
-        if epochs is None and self._planned is not None and order.steps_per_epoch != self._planned.steps_per_epoch:
-            return order
-        if epochs is not None:
-            self._check_length(order)
-        placed = order.behind(self._planned, self._begun.end)
-        if placed.first_step == self._begun.end != (step or self._begun.end):
+        of_epochs, end = self._counted and self._counted[0], self._begun.end
+        other = next((o for o in (of_epochs, self.order) if o and o.steps_per_epoch != order.steps_per_epoch), None)
+        if other is None or epochs is None:
+            return order if other else order.behind(self.order, end)
+        if of_epochs or step not in (None, end):
             raise ValueError(
-                f"job.steps(epochs={epochs}): this loader has {order.steps_per_epoch} steps an epoch, and the loop "
-                f"before, of another length, was left at step {step} of {self._begun.end}: give this loop steps=…"
+                f"job.steps(epochs={epochs}): this loader has {order.steps_per_epoch} steps an epoch, and others of "
+                f"the script {other.steps_per_epoch}: a worker that joins could not count these epochs, since "
+                + ("job.epochs() leaves some out" if of_epochs else f"a loop was left at step {step} of {end}")
+                + ". Give each loop steps=…"
             )
-        return placed
-
-    def _check_length(self, order: Order | None) -> None:
-        known = self._epochs_of
-        if order is not None and known is not None and order.steps_per_epoch != known.steps_per_epoch:
-            raise ValueError(
-                f"job.steps(epochs=…): this loader has {order.steps_per_epoch} steps an epoch, and that of "
-                f"job.epochs() {known.steps_per_epoch}: a worker that joins leaves epochs out, and could not count "
-                "these. Give each loop steps=…; or leave job.epochs out: for epoch in range(n)"
-            )
+        return order.behind(self.order, end)
 
     def next_loop(self, order: Order, end: int) -> LoopId:
         """The loop that the script is about to begin, over data in this order, up to ``end`` committed steps.
@@ -135,14 +127,14 @@ class Position:
                 f"worker that joins could not find the job's loop. Give it an end of {latest} steps or more, or put "
                 "its steps into the earlier loop"
             )
-        self._begun, self._planned = LoopId(end, self._ended[end]), order
+        self._begun, self.order = LoopId(end, self._ended[end]), order
         return self._begun
 
     def end_loop(self) -> None:
         """The script has left its loop as all ranks do: at its end, by ``break``, or behind the job."""
         self._ended[self._begun.end] += 1
 
-    def begin_loop(self, order: Order, loop: LoopId, *, joins: bool) -> bool:
+    def begin_loop(self, loop: LoopId, *, joins: bool) -> bool:
         """The script begins ``loop``. Returns False if the job has left it already.
 
         ``joins``: this rank holds no state and is in no generation. Raises as of :meth:`Session.rejoin`.
@@ -155,7 +147,7 @@ class Position:
             if loop < self._job:
                 self._passed = max(self._passed, loop)
                 return False
-        self.order, self.loop = order, loop
+        self.loop = loop
         return True
 
     def look_again(self) -> None:

@@ -119,7 +119,7 @@ class World:
 
         The code after such a loop mostly runs before this rank is ready, so that no other rank waits for it.
         """
-        if not self.position.begin_loop(order, loop, joins=self.joins):
+        if not self.position.begin_loop(loop, joins=self.joins):
             self.place = Place(0, -1, 1)
             return False
         self.state.data.begin_loop(order, loop.end)

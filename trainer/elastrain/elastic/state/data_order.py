@@ -74,8 +74,8 @@ class DataOrder:
         """A state of ``step`` is loaded. Raises :class:`OtherData` if it was computed with other data in this loop."""
         if state is None:
             return  # of before any loop
-        facts = OrderFacts.of_saved({name: value for name, value in state.items() if name != "loop_end"})
-        self._saved = None if facts is None else (facts, step, state["loop_end"])
+        facts = {name: value for name, value in state.items() if name != "loop_end"}
+        self._saved = OrderFacts(**facts), step, state["loop_end"]
         self._compare()
 
     def _compare(self) -> None:
@@ -98,7 +98,7 @@ class DataOrder:
         """
         mine = self.facts
         raw = communicator.all_gather_bytes(json.dumps(None if mine is None else mine.saved()).encode(), kind)
-        rows = [OrderFacts.of_saved(json.loads(row)) for row in raw]
+        rows = [None if row == b"null" else OrderFacts(**json.loads(row)) for row in raw]
         peer = next(rank for rank, facts in enumerate(rows) if rank not in others and facts is not None)
         rank = communicator.rank if communicator.rank in others else others[0]
         one, other = rows[rank], rows[peer]
