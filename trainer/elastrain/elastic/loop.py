@@ -381,7 +381,6 @@ class Loop:
         if state.changes.before_step(number):
             loader.renew()  # they may have changed what worker processes have a copy of
         parts, order = self._learning.parts(loader, share, spans), loader.order
-        state.data.begin_step(order, number)
         self.bodies.order, span = order, spans.at(number, order.left(number))
         assert self._undo is not None
         self._undo.save()

@@ -30,6 +30,7 @@ class Learning:
             parts = loader.begin(loader.order.first_step, self.warm_share, spans.single)
         else:
             parts = loader.begin(self._world.step, self._world.place.share if share.learner else share, spans)
+        self._world.state.data.begin_step(loader.order, self._world.step)
         return (parts[0].stand_in(),) if share.learner else parts
 
     def outputs(self) -> AbstractContextManager[object]:
