@@ -10,7 +10,7 @@ import trustme
 
 from elastrain.etcd import EtcdClient, EtcdConfig
 from elastrain.etcd.server import EtcdServer
-from elastrain.etcd.users import EtcdUsers
+from elastrain_operator.users import EtcdUsers
 
 
 class SecureEtcd(EtcdServer):

@@ -13,7 +13,6 @@ import structlog
 
 from elastrain.api.keys import JobKeys
 from elastrain.etcd import EtcdClient
-from elastrain.etcd.users import EtcdUsers
 from elastrain_operator.cluster.capacity import Capacity
 from elastrain_operator.cluster.inventory import Inventory
 from elastrain_operator.config import OperatorConfig
@@ -37,6 +36,7 @@ from elastrain_operator.records.logins import JobLogins
 from elastrain_operator.records.mirror import Mirror
 from elastrain_operator.records.sweep import Sweeper
 from elastrain_operator.supervise import Tasks
+from elastrain_operator.users import EtcdUsers
 from elastrain_operator.watch.jobs import Jobs
 from elastrain_operator.watch.pods import WorkerPods
 

@@ -9,10 +9,11 @@ from typing import Any
 from aiohttp import web
 
 from elastrain import listening
+from elastrain.serving import serving
 
 
 @asynccontextmanager
-async def serving(port: int, state: Callable[[], Mapping[str, Any]]) -> AsyncIterator[None]:
+async def answering(port: int, state: Callable[[], Mapping[str, Any]]) -> AsyncIterator[None]:
     """Answers ``{"state": state()}`` on all addresses while the block runs, with code 503 if the state is ``failing``:
     Kubernetes then starts the process again, which costs no training job anything. Raises ``OSError`` if the port is
     taken.
@@ -28,10 +29,5 @@ async def serving(port: int, state: Callable[[], Mapping[str, Any]]) -> AsyncIte
 
     app = web.Application()
     app.add_routes([web.get("/healthz", healthz)])
-    runner = web.AppRunner(app, handle_signals=False, shutdown_timeout=1.0, access_log=None)
-    await runner.setup()
-    try:
-        await web.SockSite(runner, listening.everywhere(port)).start()  # the kubelet probes the pod's address
+    async with serving(app, listening.everywhere(port)):  # the kubelet probes the pod's address
         yield
-    finally:
-        await runner.cleanup()

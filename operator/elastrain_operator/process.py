@@ -22,7 +22,7 @@ from elastrain.etcd import EtcdClient
 from elastrain_operator.app import App
 from elastrain_operator.config import OperatorConfig
 from elastrain_operator.handlers import register
-from elastrain_operator.health import serving
+from elastrain_operator.health import answering
 from elastrain_operator.kube.access import Tenure
 from elastrain_operator.kube.client import ApiError, Kube
 from elastrain_operator.kube.repeats import answered
@@ -50,7 +50,7 @@ async def serve(config: OperatorConfig) -> int:
     stop = asyncio.Event()
     _stop_at_signals(stop)
     process = Process(config)
-    async with serving(config.health_port, process.state):
+    async with answering(config.health_port, process.state):
         return await process.run(stop)
 
 

@@ -20,11 +20,10 @@ from elastrain.api import names
 from elastrain.cli.cluster.output import Misused, Place, answers
 from elastrain.cli.shell.printing import print_now
 from elastrain.client.connection import Connection
+from elastrain.serving import serving
 from elastrain_dashboard.access import Guard
 from elastrain_dashboard.board import Board
 from elastrain_dashboard.server import application
-
-_SHUTDOWN_SECONDS = 3.0
 
 
 class CannotListen(Exception):
@@ -106,23 +105,18 @@ async def listening(app: web.Application, address: str, *ports: int) -> AsyncIte
 
     ``address``: empty: all addresses of this host, of IPv4 and IPv6.
     """
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=_SHUTDOWN_SECONDS)
-    await runner.setup()
-    try:
-        for port in ports:
-            try:
-                found = sockets.on(address, port) if address else sockets.everywhere(port)
-                await web.SockSite(runner, found).start()
-                break
-            except OSError as error:
-                if port == ports[-1]:
-                    raise CannotListen(
-                        f"--address {address} --port {port}: cannot listen there ({error.strerror}); "
-                        "choose another port, or 0 for any free port"
-                    ) from error
-        yield runner.addresses[0][1]
-    finally:
-        await runner.cleanup()
+    for port in ports:
+        try:
+            found = sockets.on(address, port) if address else sockets.everywhere(port)
+            break
+        except OSError as error:
+            if port == ports[-1]:
+                raise CannotListen(
+                    f"--address {address} --port {port}: cannot listen there ({error.strerror}); "
+                    "choose another port, or 0 for any free port"
+                ) from error
+    async with serving(app, found):
+        yield int(found.getsockname()[1])
 
 
 async def _until_stopped() -> None:

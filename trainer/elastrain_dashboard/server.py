@@ -14,6 +14,7 @@ import structlog
 from aiohttp import web
 
 from elastrain.client import ClusterError
+from elastrain.serving import SECONDS
 from elastrain_dashboard import assets, login
 from elastrain_dashboard.access import REVIEW_SECONDS, Guard, View
 from elastrain_dashboard.board import OVERVIEW, Board
@@ -179,7 +180,8 @@ class _Page:
                     if not await self._sees_the_same(request):
                         break  # the browser connects again, or logs in
                     due = time.monotonic() + REVIEW_SECONDS
-                await response.write(message)
+                async with asyncio.timeout(SECONDS):  # a browser that does not read has no place for ever
+                    await response.write(message)
         return response
 
     async def _sees_the_same(self, request: web.Request) -> bool:

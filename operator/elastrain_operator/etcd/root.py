@@ -15,8 +15,8 @@ import typer
 
 from elastrain.api.names import EXIT_INFRASTRUCTURE
 from elastrain.etcd import EtcdClient, EtcdConfig, EtcdError
-from elastrain.etcd.users import EtcdUsers
 from elastrain_operator import logs
+from elastrain_operator.users import EtcdUsers
 
 PATIENCE = 60.0
 """Seconds of attempts. Kubernetes then starts the container again."""

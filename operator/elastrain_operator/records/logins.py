@@ -20,12 +20,12 @@ import structlog
 from elastrain.api.keys import JobKeys
 from elastrain.api.records import Issued
 from elastrain.etcd import EtcdError, tls
-from elastrain.etcd.users import EtcdUsers
 from elastrain_operator.config import OperatorConfig
 from elastrain_operator.facts import JobRef, Pod
 from elastrain_operator.kube.client import Kube
 from elastrain_operator.pod import manifest as manifests
 from elastrain_operator.records.mirror import Mirror
+from elastrain_operator.users import EtcdUsers
 from elastrain_operator.waiting import until
 
 INTERVAL = 60.0

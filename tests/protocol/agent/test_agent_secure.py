@@ -10,7 +10,7 @@ import trustme
 from elastrain.api import names
 from elastrain.api.records import Generation, Progress, Target
 from elastrain.etcd import EtcdClient, EtcdUnavailable
-from elastrain.etcd.users import EtcdUsers
+from elastrain_operator.users import EtcdUsers
 
 
 @pytest.fixture

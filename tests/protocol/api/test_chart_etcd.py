@@ -12,7 +12,7 @@ import pytest
 from chart_etcd import ChartEtcd
 from charts import VALUE_SETS, Manifests, Render, one
 from elastrain.etcd import EtcdClient, EtcdDenied, EtcdError
-from elastrain.etcd.users import EtcdUsers
+from elastrain_operator.users import EtcdUsers
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from elastrain.etcd import (
     Range,
     Transaction,
 )
-from elastrain.etcd.users import EtcdUsers
 from elastrain.etcd.watch import Watch
+from elastrain_operator.users import EtcdUsers
 
 MINE = JobKeys("team", "job", "uid-1")
 THEIRS = JobKeys("team", "job", "uid-10")

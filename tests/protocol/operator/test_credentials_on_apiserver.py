@@ -9,7 +9,7 @@ import pytest
 
 from elastrain.api.keys import JobKeys
 from elastrain.etcd import EtcdClient, EtcdDenied
-from elastrain.etcd.users import EtcdUsers
+from elastrain_operator.users import EtcdUsers
 
 pytestmark = pytest.mark.apiserver
 

@@ -15,12 +15,12 @@ from structlog.testing import capture_logs
 from elastrain.api.keys import JobKeys
 from elastrain.api.records import Issued
 from elastrain.etcd import EtcdClient, EtcdConfig, EtcdDenied, EtcdError, EtcdUnavailable
-from elastrain.etcd.users import EtcdUsers
 from elastrain_operator.config import OperatorConfig, WorkerEtcd
 from elastrain_operator.facts import JobRef, Outage
 from elastrain_operator.kube.client import ApiError
 from elastrain_operator.records import logins as logins_module
 from elastrain_operator.records.logins import JobLogins
+from elastrain_operator.users import EtcdUsers
 
 JOB = JobRef("ns", "job", "uid-1234567", 1)
 KEYS = JobKeys("ns", "job", "uid-1234567")

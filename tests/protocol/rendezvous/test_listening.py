@@ -11,7 +11,7 @@ from contextlib import closing
 import pytest
 
 from elastrain import listening
-from elastrain_operator.health import serving
+from elastrain_operator.health import answering
 from elastrain_operator.metrics.server import MetricsServer
 
 
@@ -78,7 +78,7 @@ def test_health_is_served_on_both_families(address: str) -> None:
         port = free.getsockname()[1]
 
     async def serve() -> bool:
-        async with serving(port, lambda: {"a": 1}):
+        async with answering(port, lambda: {"a": 1}):
             return await asyncio.to_thread(answers, address, port)
 
     assert asyncio.run(serve())

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from elastrain.etcd.errors import EtcdError
+from elastrain.etcd import EtcdClient, EtcdError
 from elastrain.etcd.protocol import messages
 from elastrain.etcd.wire import range_end
-
-if TYPE_CHECKING:
-    from elastrain.etcd.client import EtcdClient
 
 ROOT = "root"
 """The user and the role that may manage users; etcd prescribes the name."""
