@@ -20,9 +20,13 @@ def objects(value: object) -> list[Raw]:
     return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
 
 
+MOST_TEXT = 16384
+"""Most characters of a string: kubelets and controllers write messages of any length."""
+
+
 def text(value: object) -> str:
-    """A string, as it may be shown (:func:`printable`); anything else is empty."""
-    return printable(value) if isinstance(value, str) else ""
+    """A string, as it may be shown (:func:`printable`), cut to ``MOST_TEXT``; anything else is empty."""
+    return printable(value[:MOST_TEXT]) if isinstance(value, str) else ""
 
 
 def number(value: object) -> int | None:

@@ -207,11 +207,12 @@ class Executor:
         return results if found is None else {**results, _BESIDE: found}
 
     async def _created(self, job: JobRef, spec: JobSpec, made: dict[str, Any], plan: Plan) -> dict[int, _Result]:
-        """The first pod is created alone, so that a refusal is not repeated a hundred times."""
+        """The first pod is created alone, so that a refusal is not repeated a hundred times; one of its name is its
+        own."""
         first, *others = plan.create
         limit = asyncio.Semaphore(PARALLEL)
         result = await self._create_one(job, _placed(made, job, spec, plan, 0), limit)
-        if not isinstance(result, Pod):
+        if not isinstance(result, Pod) and not _uses_up_its_ordinal(result):
             return {first: result}
         siblings = (
             _placed(manifests.sibling(made, job, n, stands_by=n in plan.stand_by), job, spec, plan, place)

@@ -334,7 +334,7 @@ def come(  # noqa: PLR0917 - all earlier steps
     waits = share is not None and not share.is_answer  # nor is it known yet whether others are evicted for it
     none = wait is not None or known.etcd is None or known.finishing or waits
     slots, charges = ((), ()) if none else _missing(facts, there, size, leave)
-    create = replicas.ordinals(len(slots), state.open_ordinals, observed.pods, facts.status.next_ordinal)
+    create = replicas.ordinals(len(slots), state.open_ordinals, observed.pods, facts.status.next_ordinal, state.refusal)
     known_pod = state.admitted if state.admitted and state.admitted.version == facts.version else None
     is_known = known_pod is not None and known_pod.is_recent(facts.now) and size.refusal is None
     asks = bool(share and share.probe) and not known.finishing and not is_known

@@ -269,6 +269,12 @@ def test_ordinal_is_used_up_if_its_name_belongs_to_another_object(world, execute
     assert (state.refusal.kind, state.open_ordinals) == ("NameTaken", ())
 
 
+def test_others_of_the_pass_are_created_if_the_first_name_is_taken(world, execute):
+    world.pods["job-0"] = {"metadata": {"name": "job-0", "namespace": JOB.namespace, "uid": "x"}}
+    state = execute(Plan(create=(0, 1, 2)))
+    assert {pod.name for pod, _ in state.created.values()} == {"job-1", "job-2"}
+
+
 CONFLICT = ApiError(
     "create", 409, "Conflict", 'Operation cannot be fulfilled on resourcequotas "q"', {"kind": "resourcequotas"}
 )

@@ -247,3 +247,8 @@ def test_pod_that_no_scheduler_looks_at_names_its_scheduler(pod_body):
     assert "schedulerName volcano" in found.message
     body["status"]["conditions"] = [{"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}]
     assert parse.pod(body, NOW).trouble.reason == "SchedulingGated"
+
+
+def test_a_kubelets_message_is_cut_where_it_enters(pod_body):
+    body = pod_body(phase="Failed", status={"reason": "Evicted", "message": "x" * 310_000, "containerStatuses": []})
+    assert len(parse.pod(body, NOW).ending.message) == 16384

@@ -69,6 +69,14 @@ def test_refused_ordinals_are_used_before_new_ones_and_never_twice():
     assert replicas.ordinals(3, (2, 3), (pod(3), pod(5)), 4) == (2, 6, 7)
 
 
+def test_a_thousand_foreign_pods_of_the_jobs_names_cost_a_few_attempts():
+    foreign, following, refusal, attempts = set(range(1000)), 0, None, 0
+    while (made := replicas.ordinals(2, (), (), following, refusal))[0] in foreign:
+        attempts, following = attempts + 1, made[-1] + 1
+        refusal = Refusal(RefusalKind.NAME_TAKEN, "", NOW, attempts)
+    assert attempts <= 5
+
+
 def test_a_leaving_worker_is_released_only_by_its_end_its_silence_or_its_deadline():
     due = NOW + seconds(60)
     here = records("job-0")

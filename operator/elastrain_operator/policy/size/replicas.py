@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from elastrain_operator.facts import Charge, Pod, Slot
+from elastrain_operator.facts import Charge, Pod, Refusal, RefusalKind, Slot
 
 BATCH = 500
 """Most pods created in one pass. The next pass follows when the watch has shown them, so that a job of two thousand
@@ -24,13 +24,17 @@ def active(pods: Iterable[Pod], leaving: Collection[str], silent: Collection[str
     )
 
 
-def ordinals(missing: int, open_ordinals: Sequence[int], pods: Iterable[Pod], next_ordinal: int) -> tuple[int, ...]:
+def ordinals(
+    missing: int, open_ordinals: Sequence[int], pods: Iterable[Pod], next_ordinal: int, refusal: Refusal | None = None
+) -> tuple[int, ...]:
     """Ordinals for ``missing`` new pods (at most ``BATCH``): first those whose pod was refused, then new ones.
 
     An ordinal that has named a pod is never reused. If the status was lost, the existing pods show the highest one.
+    Behind names that others have taken, ever more are skipped: any number of foreign pods costs a few attempts.
     """
     missing = min(missing, BATCH)
-    first = max([next_ordinal, *(p.ordinal + 1 for p in pods)])
+    taken_names = refusal.attempts if refusal is not None and refusal.kind is RefusalKind.NAME_TAKEN else 0
+    first = max([next_ordinal, *(p.ordinal + 1 for p in pods)]) + 4 ** min(taken_names, 6) - 1
     taken = {p.ordinal for p in pods}
     again = [n for n in open_ordinals if n not in taken][:missing]
     return (*again, *range(first, first + missing - len(again)))
