@@ -230,8 +230,8 @@ def explain(job: Job, namespace: Namespace = None, context: Context = None) -> N
 
 @app.command()
 def doctor(namespace: Namespace = None, context: Context = None) -> None:
-    """Check cluster, operator, etcd, accelerators, permissions and, by a dry run, the admission of workers; each
-    finding names its remedy. Exit code 3 if a check finds a fault.
+    """Check cluster, operator, etcd, accelerators, permissions and admission; each finding names its remedy. A dry run
+    shows whether workers are admitted. Exit code 3 if a check finds a fault.
 
     Example: elastrain doctor
     """
