@@ -91,6 +91,17 @@ def test_services_and_policies_select_the_pods_they_are_for(manifests: Manifests
             assert matches(manifest["spec"]["podSelector"], selected)
 
 
+def test_the_page_says_what_a_default_installation_has(rendered: Render) -> None:
+    page = (ROOT / "docs/operations.md").read_text().partition("### What is installed")[2].partition("\n### ")[0]
+    rows = re.findall(r"^\| ([\w, ]+) \| (\d+) \| (yes)? ?\|", page, re.MULTILINE)
+    installed = rendered()
+    for kinds, number, cluster in rows:
+        found = [m for m in installed if m["kind"] in kinds.split(", ")]
+        assert len(found) == int(number), kinds
+        assert {"namespace" in m["metadata"] for m in found} == {not cluster}, kinds
+    assert sum(int(number) for _, number, _ in rows) == len(installed) <= 33, "what is not on the page"
+
+
 # ---- the CRD ---------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("definition", [crd(), set_crd()], ids=["job", "set"])
 def test_crd_matches_the_models_and_stays_at_uninstall(rendered: Render, definition: dict[str, Any]) -> None:
