@@ -125,6 +125,8 @@ class Trouble:
     """The container that runs or waits, of which the age is reported; empty: no age is."""
     since: datetime | None = field(default=None, compare=False)
     """When this operator first observed it; None: it has no age."""
+    passes: bool = False
+    """Its sandbox and volumes are there: its image is being pulled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +170,8 @@ class Pod:
     """Accelerators that it holds; 1 if it requests none."""
     demand: Amounts = ()
     """Its resource requests."""
+    resized: bool = False
+    """They were changed in place: they say nothing of the next worker's."""
     priority: int = 0
     """As admission has set it."""
     workload: str = ""

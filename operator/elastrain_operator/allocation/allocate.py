@@ -305,7 +305,7 @@ class _Allocator:
         if job.uid in revoked:
             reason, message = Stop.VAIN, revoked[job.uid]
         if reason in _BY_NEED:
-            message += explanations.altered(job) + self._faulty_nodes(job.kind.place)
+            message += job.barred + explanations.altered(job) + self._faulty_nodes(job.kind.place)
             message += self.room.overdue(job.kind.place) + (explanations.no_signal(job) if self._policy.pending else "")
         message += self._leaving(job, going)
         return Share(

@@ -145,10 +145,10 @@ class Granting:
         if not self._within_quota(grant, demand) or not self._is_admitted(grant):
             return False
         before = grant.granted
-        asks = grant.job.admitted and not at_once and (may is not None or self._room.has_spares)
+        asks = grant.job.admitted and not grant.job.barred and (may is not None or self._room.has_spares)
         if self._room.place(grant.job.kind, at_once=at_once):
             grant.fresh += 1
-        elif asks and self.displace(grant.job.kind, may):
+        elif asks and not at_once and self.displace(grant.job.kind, may):
             grant.waits += 1
         else:
             grant.stop = Stop.NO_ROOM

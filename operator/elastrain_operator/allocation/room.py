@@ -170,10 +170,11 @@ class Room:
         """Promise room that other workers have to leave first. Returns the workers displaced for it, which may be none
         if enough are already leaving; None: no node qualifies.
 
-        Of the first nodes that qualify, it chooses the one where the fewest workers have to leave.
+        Of the first nodes that qualify, it chooses the one where the fewest training workers, and the fewest of all,
+        have to leave.
         """
         line = self._line(kind, now=False)
-        best: tuple[int, str, list[Loose]] | None = None
+        best: tuple[tuple[int, int], str, list[Loose]] | None = None
         found = refused = 0
         for i in range(line.start, len(line.nodes)):
             self.looks += 1
@@ -187,9 +188,10 @@ class Room:
                 refused += 1
             else:
                 found += 1
-                if best is None or len(chosen) < best[0]:
-                    best = (len(chosen), name, chosen)
-            if (best and best[0] == 0) or found >= WINDOW or refused >= SCAN:
+                cost = (sum(x.worker.trains for x in chosen), len(chosen))
+                if best is None or cost < best[0]:
+                    best = (cost, name, chosen)
+            if (best and best[0] == (0, 0)) or found >= WINDOW or refused >= SCAN:
                 break
         return None if best is None else self._promise(best[1], kind, best[2])
 
@@ -256,7 +258,7 @@ class Room:
         chosen: list[list[Loose]] = []
         uids: list[str] = []
         there = self._loose[node].values() if only is None else only
-        for loose in sorted(there, key=lambda x: (not x.worker.spare, rank(x.uid), x.uid, -x.order)):
+        for loose in sorted(there, key=lambda x: (not x.worker.spare, _rank(x, rank), x.uid, -x.order)):
             if not need:
                 break
             useful = any(r in need for r, _ in loose.worker.demand)
@@ -323,6 +325,12 @@ class Room:
         _add(book[node], demand, sign)
         if self._undo:
             self._undo[-1].append(partial(_add, book[node], demand, -sign))
+
+
+def _rank(loose: Loose, rank: Rank) -> tuple[int, ...]:
+    """Within a priority, workers that do not train are displaced before those that do."""
+    priority, *others = rank(loose.uid)
+    return (priority, loose.worker.trains, *others)
 
 
 def _add(vector: Vector, demand: Iterable[tuple[str, int]], sign: int) -> None:

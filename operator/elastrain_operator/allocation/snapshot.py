@@ -117,6 +117,8 @@ class Worker:
     """Its group, if the job's replicas have several workers."""
     uid: str = ""
     """Of its pod."""
+    stuck: bool = False
+    """It is on a node and cannot start there: its image, a volume, its sandbox, its configuration."""
     ends: str = ""
     """Why it should leave although its node stays, for people: a device that it holds fails. Empty: it should not."""
 
@@ -209,6 +211,9 @@ class Job:
     """ResourceQuotas (``namespace/name``) that bound its pods."""
     quota_room: int | None = None
     """Most workers, those that exist included, that these quotas admit now; None: unknown, or no bound."""
+    barred: str = ""
+    """Why no worker of another job leaves for it again, for people: the scheduler has refused its pods for what the
+    allocator does not know, and nothing of that has changed. Empty: workers may leave."""
     may_ask: bool = True
     """Its Pending workers have made an autoscaler add nodes, or may do so."""
     unknown: tuple[str, ...] = ()

@@ -60,6 +60,7 @@ def plan(
     verdict = _verdict(facts, known, lost, there)  # 4: has the job ended
     size = steps.size(facts, known, there)  # 5: how many are wanted
     leave = steps.leave(facts, known, there, size)  # 6: who leaves, in one order
+    lost = steps.avoiding(facts, lost, leave)
     come = steps.come(facts, known, lost, there, size, leave)  # 7: who comes, and when
     taken = Steps(facts, known, lost, there, size, leave, come)  # 8: status, target, events, deadlines
     if terminal := ending.terminal_condition(status):

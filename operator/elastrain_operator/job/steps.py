@@ -250,6 +250,14 @@ def leave(facts: Facts, known: Known, there: There, size: Size) -> Leave:
     )
 
 
+def avoiding(facts: Facts, lost: Lost, leave: Leave) -> Lost:
+    """``lost``, with the nodes on which workers that leave could not start."""
+    known, spec = lost.exclusions, facts.spec
+    stuck = starting.stuck_losses(leave.victims, facts.now)
+    made = exclusion.update(known.excluded, known.losses, stuck, spec.node_cooldown_seconds, facts.now)
+    return replace(lost, exclusions=made) if stuck else lost
+
+
 def _victims(facts: Facts, known: Known, there: There, size: Size, renewal: Rollout) -> tuple[Pod, ...]:
     if known.members is None or known.finishing:
         return ()

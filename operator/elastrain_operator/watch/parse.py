@@ -144,6 +144,7 @@ def pod(body: Raw, now: datetime, before: Pod | None = None) -> Pod | None:
         bound=((before.bound if before else None) or now) if is_bound else None,
         accelerators=_accelerators(spec),
         demand=resources.with_claims(resources.demand(spec), spec, text(meta.get("namespace"))),
+        resized=any(f.get("subresource") == "resize" for f in objects(meta.get("managedFields"))),
         priority=number(spec.get("priority")) or 0,
         workload=text(mapping(meta.get("annotations")).get(WORKLOAD_NOTE)),
         slot=_slot(mapping(meta.get("labels"))),

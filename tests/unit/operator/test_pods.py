@@ -184,3 +184,20 @@ def test_pod_is_gone_for_its_job_if_another_controls_it(pods, reported, worker, 
     pods.show(worker(0, ownerReferences=[]))
     assert reported[3:] == [(OTHER.uid, "other-0", True)]
     assert strays == {"uid-0": None}
+
+
+@pytest.mark.parametrize(("subresource", "resized"), [("resize", True), ("status", False)])
+def test_a_pod_that_was_resized_in_place_is_known_as_such(pods, worker, subresource, resized):
+    body = worker(0)
+    body["metadata"]["managedFields"] = [{"manager": "vpa", "subresource": subresource}]
+    pods.show(body)
+    assert [p.resized for p in pods.of(JOB)] == [resized]
+
+
+@pytest.mark.parametrize(("prepared", "passes"), [("True", True), ("False", False)])
+def test_a_worker_whose_sandbox_is_there_pulls_its_image(pods, worker, prepared, passes):
+    body = worker(0)
+    waiting = {"name": "trainer", "state": {"waiting": {"reason": "ContainerCreating"}}}
+    conditions = [{"type": "PodReadyToStartContainers", "status": prepared}]
+    pods.show({**body, "status": {"phase": "Pending", "conditions": conditions, "containerStatuses": [waiting]}})
+    assert [(p.trouble.reason, p.trouble.passes) for p in pods.of(JOB)] == [("ContainerNotCreated", passes)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from datetime import datetime, timedelta
 
 import pytest
@@ -188,3 +189,31 @@ def test_the_cause_of_an_expired_grant_is_kept_while_it_lasts():
     assert held.usable == 0
     assert held.unused.startswith("granted workers beyond 0 could not be used: QuotaExceeded: exceeded quota: gpus;")
     assert held.obstacle == "QuotaExceeded", "the reason of the job's conditions"
+
+
+def test_workers_beyond_the_minimum_that_cannot_start_do_not_use_their_grant_for_ever():
+    stuck = tuple(Worker(f"s{i}", "n", ONE.demand, stuck=True) for i in range(3))
+    hung = dataclasses.replace(job(2), trains=True, workers=(*job(2).workers, *stuck))
+    started = after((0, hung, 5), (299, hung, 5))
+    assert promise.usable(started, at(299)) is None
+    assert promise.usable(after((0, hung, 5), (300, hung, 5)), at(300)) == 2, "it keeps those that train"
+    waits = dataclasses.replace(hung, min=5)
+    assert promise.usable(after((0, waits, 5), (900, waits, 5)), at(900)) is None, "a minimum waits for its cause"
+
+
+@pytest.mark.parametrize(("unknown", "times"), [(("pod affinity",), 1), ((), 8)])
+def test_no_worker_leaves_twice_for_what_the_scheduler_has_refused_and_the_allocator_does_not_know(unknown, times):
+    cluster = Cluster()
+    cluster.arrive("a", 1, 8)
+    cluster.run(5)
+    cluster.arrive("b", 7, 7, fault="unschedulable", unknown=unknown)
+    cluster.step = 5
+    cluster.run(7200)
+    sizes = cluster.sizes["a"]
+    assert sum(before == 8 > after for before, after in itertools.pairwise(sizes)) == times
+    if unknown:
+        text = "no other worker leaves for it until nodes, its spec or jobs of its namespace change: unschedulable"
+        assert text in cluster.shares["b"].message
+        cluster.add_node()
+        cluster.run(10)
+        assert cluster.shares["b"].size == 7, "it is tried again"

@@ -15,9 +15,10 @@ from elastrain.api.records import Generation, Member, Progress, Target
 from elastrain.sizing.speedup import Batches, Measured
 from elastrain_operator.allocation.allocate import allocate
 from elastrain_operator.allocation.snapshot import Held, Job, Node, Policy, Share, Snapshot, Worker, WorkerShape
-from elastrain_operator.facts import Coordination, Ending, JobRef, Observed
+from elastrain_operator.facts import Coordination, Ending, JobRef, Observed, Trouble
 from elastrain_operator.job.plan import plan
 from elastrain_operator.pod.leaving import held
+from elastrain_operator.pod.template import version
 from elastrain_operator.policy.size import sizes as size
 from elastrain_operator.policy.size.claims import Creation, claims
 from workers import workers_at
@@ -262,3 +263,37 @@ def test_the_room_of_an_overdue_pod_is_promised_to_no_job_and_the_pod_is_named(m
     assert made.shares["old"].size == (1 if late else 2)
     assert ("overdue: pod job-9 on node a" in made.shares["new"].message) is late
     assert made.again == (None if late else 1.0)
+
+
+def test_workers_that_do_not_train_leave_for_another_job_before_those_that_do():
+    """On any node: the training one is on the node that the allocator fills first."""
+    kind = WorkerShape(ONE)
+    workers = (Worker("w-0", "a", ONE, trains=True), Worker("w-1", "a", ONE, trains=True), Worker("w-2", "b", ONE))
+    nodes = (Node("a", {"nvidia.com/gpu": 2, "pods": 9}), Node("b", {"nvidia.com/gpu": 1, "pods": 9}))
+    held = Job("old", "ns", "old", 1, 3, kind, workers=workers, size=3, trains=True)
+    other = replace(held, uid="other", workers=(Worker("o-0", "c", ONE, trains=True),), size=1)
+    seen = Snapshot((*nodes, Node("c", dict(ONE))), (held, other, Job("new", "n", "new", 1, 1, kind)))
+    assert allocate(seen, Policy(), NOW).shares["old"].release == {"w-2"}
+
+
+@pytest.mark.parametrize(
+    ("reason", "minutes", "avoided"),
+    [("ContainerNotCreated", 5, ["n1"]), ("ContainerNotCreated", 1, []), ("ContainerConfigFailed", 5, [])],
+)
+def test_the_node_on_which_a_withdrawn_worker_could_not_start_is_avoided(make_spec, reason, minutes, avoided):
+    bound = NOW - timedelta(minutes=minutes)
+    pods = (pod(0), pod(1, started=False, bound=bound, trouble=Trouble(reason, "pod job-1: not created")))
+    seen = Observed(JOB, pods, trained("job-0", desired=2), share=share(1, "GrantUnused", "not grown"))
+    made = plan(make_spec(minReplicas=1, maxReplicas=4), JobStatus(desired_replicas=2, next_ordinal=2), seen, NOW)
+    assert [d.pod for d in made.delete] == ["job-1"]
+    assert [e.node for e in made.status.excluded_nodes] == avoided
+
+
+def test_a_worker_that_was_resized_in_place_says_nothing_of_the_next_one(make_spec):
+    spec = make_spec()
+    large, at = (("cpu", 8000), *ONE), version(spec.template)
+    bare = claims(spec, JobStatus(), Observed(JOB), (), Creation()).job
+    for resized in (True, False):
+        newest = pod(1, demand=large, resized=resized, template=at)
+        found = claims(spec, JobStatus(), Observed(JOB, (newest,)), (newest,), Creation(version=at)).job
+        assert found.kind.demand == (bare.kind.demand if resized else large)

@@ -23,8 +23,9 @@ MOST_NODES = 16
 MOST_LOSSES = 64
 """Most entries in the status; the oldest are removed first."""
 
-_AT_ONCE = frozenset({"PreflightFailed", names.DEVICE_FAILED})
-"""Reasons of losses of which one excludes the node: the pre-flight check failed, or a device did while it trained."""
+_AT_ONCE = frozenset({"PreflightFailed", names.DEVICE_FAILED, "ContainerNotCreated"})
+"""Reasons of losses of which one excludes the node: the pre-flight check failed, a device did while it trained, or no
+container was created for minutes."""
 _NOT_THE_NODE = frozenset({"OOMKilled", "Evicted", "Deleted", *causes.BEFORE_THE_TRAINER})
 """Losses to infrastructure that are unrelated to the node's health, or that Kubernetes handles."""
 

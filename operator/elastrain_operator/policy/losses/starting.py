@@ -96,6 +96,24 @@ QUEUED = "SchedulingGated"
 """Kubernetes' reason for a pod that a queue such as Kueue holds back: the pod is not late."""
 
 
+_CANNOT = frozenset({"ContainerNotCreated", "ImagePullFailed", "ContainerConfigFailed", "ContainerCrashes"})
+STUCK_SECONDS = 120.0
+_BY_NODE = frozenset({"ContainerNotCreated", "ImagePullFailed"})
+
+
+def is_stuck(pod: Pod) -> bool:
+    """Whether a worker is on a node and does not start there."""
+    trouble = pod.trouble
+    return bool(pod.node and trouble and not (pod.started or trouble.passes) and trouble.reason in _CANNOT)
+
+
+def stuck_losses(leaving: Iterable[Pod], now: datetime) -> tuple[Loss, ...]:
+    """Workers that leave and have not started in minutes, where that may be their node's fault."""
+    late = [p for p in leaving if p.bound and now >= p.bound + timedelta(seconds=STUCK_SECONDS) and is_stuck(p)]
+    found = [(p, p.trouble) for p in late if p.trouble and p.trouble.reason in _BY_NODE]
+    return tuple(Loss(p, Cause.INFRASTRUCTURE, t.reason, t.message) for p, t in found)
+
+
 def late_workers(workers: Iterable[Pod], limit: int | None, now: datetime) -> tuple[Pod, ...]:
     """Workers that have not started within ``limit`` seconds of their creation, oldest first."""
     if limit is None:

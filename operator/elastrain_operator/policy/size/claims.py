@@ -108,7 +108,7 @@ def _workers(spec: JobSpec, seen: Observed, active: Sequence[Pod], size: int) ->
 
 def _worker(pod: Pod, trains: bool, spare: bool, group_size: int) -> Worker:
     group = "" if group_size == 1 else str(pod.slot.group) if pod.slot else pod.name
-    return Worker(pod.name, pod.node, pod.demand, trains, spare, group, pod.uid)
+    return Worker(pod.name, pod.node, pod.demand, trains, spare, group, pod.uid, starting.is_stuck(pod))
 
 
 def _is_admitted(active: Iterable[Pod], creation: Creation) -> bool:
@@ -125,7 +125,8 @@ def _obstacle(active: Iterable[Pod], creation: Creation) -> Obstacle | None:
         return Obstacle(creation.refusal.kind.value, creation.refusal.message, refused=True)
     if creation.hitch is not None:
         return Obstacle(creation.hitch.kind.value, creation.hitch.message)
-    troubles = (p.trouble for p in active if _is_hindered(p) and p.trouble)
+    pods = sorted((p for p in active if _is_hindered(p) or starting.is_stuck(p)), key=starting.is_stuck)
+    troubles = (p.trouble for p in pods if p.trouble)
     return next((Obstacle(t.reason, t.message) for t in troubles), None)
 
 
@@ -160,14 +161,15 @@ def has_state(active: Iterable[Pod], status: JobStatus, etcd: Coordination | Non
 
 def _kind(spec: JobSpec, status: JobStatus, active: Iterable[Pod], creation: Creation, namespace: str) -> WorkerShape:
     """What the next worker needs: as the API server has admitted one, else by the template. What pods of the present
-    template that exist hold outweighs both."""
+    template that exist hold, unless they were resized, outweighs both."""
     avoid = tuple(sorted(e.node for e in status.excluded_nodes))
     known = creation.admitted.shape if creation.admitted else None
     try:
         made = replace(known, place=replace(known.place, avoid=avoid)) if known else shape(spec.template, avoid)
     except (AttributeError, KeyError, TypeError, ValueError):
         return _BARE  # no valid pod: the API server refuses it, and the job's conditions report it
-    newest = max((p for p in active if p.template == creation.version and p.demand), key=_ordinal, default=None)
+    alike = (p for p in active if p.template == creation.version and p.demand and not p.resized)
+    newest = max(alike, key=_ordinal, default=None)
     if newest is not None:
         return replace(made, demand=newest.demand)
     return replace(made, demand=with_claims(made.demand, mapping(spec.template.get("spec")), namespace))
