@@ -96,7 +96,7 @@ class Cluster:
             hindered=waits and job.fault == "unschedulable",
         )  # fmt: skip
         obstacle = Obstacle(job.fault, "by this cluster", refused=job.fault == "refused") if job.fault else None
-        return self.promises.follow(view, given, obstacle, self.now, scene=len(self.nodes))
+        return self.promises.follow(view, given, obstacle, self.now, fingerprint=len(self.nodes))
 
     def _obey(self, job: Played, share: Share) -> None:
         for name in [n for n in job.workers if n in share.release | share.replace]:

@@ -43,8 +43,8 @@ class Promise:
     """Why the last grant expired; None: none has expired, or no cause was known."""
     room: int | None = None
     """Workers that ResourceQuotas admitted then; None: unknown."""
-    scene: int | None = None
-    """What the scheduler looked at then: nodes, and jobs of the namespace; None: it has refused no pod."""
+    fingerprint: int | None = None
+    """Of what the scheduler looked at then: nodes, and jobs of the namespace; None: it has refused no pod."""
     generation: int | None = None
     """``metadata.generation`` of the spec: a changed one is tried at once."""
 
@@ -57,12 +57,12 @@ def after(
     *,
     patience: float | None = None,
     obstacle: Obstacle | None = None,
-    scene: int | None = None,
+    fingerprint: int | None = None,
 ) -> Promise:
     """The promise at ``now``, for a job that was last granted ``granted`` workers.
 
     ``patience``: seconds without progress after which the grant expires; None: the usual ones. ``obstacle``: why its
-    next worker is not created or bound; ``scene``: as in :class:`Promise`.
+    next worker is not created or bound; ``fingerprint``: as in :class:`Promise`.
     """
     old = before or Promise(generation=job.generation)
     if old.generation != job.generation:
@@ -81,14 +81,14 @@ def after(
         since = now if progress or old.since is None else old.since
     made = replace(old, granted=granted, bound=bound, since=since, until=None)
     if _is_success(old, job, bound, granted):
-        made = replace(made, failures=0, usable=None, obstacle=None, scene=None)
+        made = replace(made, failures=0, usable=None, obstacle=None, fingerprint=None)
     if since is None:
         return made
     until = since + timedelta(seconds=patience or (HINDERED_SECONDS if job.hindered else SILENT_SECONDS))
     if now < until and not (job.refused and job.refused > since):
         return replace(made, until=until)
-    seen = scene if job.unknown and job.hindered else None
-    return _expired(replace(made, obstacle=obstacle, room=job.quota_room, scene=seen), job, now)
+    seen = fingerprint if job.unknown and job.hindered else None
+    return _expired(replace(made, obstacle=obstacle, room=job.quota_room, fingerprint=seen), job, now)
 
 
 def _has_more_quota(old: Promise, job: Job) -> bool:
@@ -129,18 +129,20 @@ class Promises:
         self._grants: dict[str, Promise] = {}
         self._asks: dict[str, Promise] = {}
 
-    def follow(self, job: Job, given: Share | None, obstacle: Obstacle | None, now: datetime, scene: int = 0) -> Job:
+    def follow(
+        self, job: Job, given: Share | None, obstacle: Obstacle | None, now: datetime, fingerprint: int = 0
+    ) -> Job:
         """``job`` with the bounds that its earlier grants leave. ``given``: its last share; ``obstacle``: the last
-        answer of the API server or the scheduler about its pods; ``scene``: what the scheduler looks at now."""
+        answer of the API server or the scheduler about its pods; ``fingerprint``: what the scheduler looks at now."""
         size = given.size if given and given.size is not None else None
         if given is None or size is None:
             return _held_back(job, None, obstacle, now)
         granted, wanted = size - given.awaiting, size + given.pending if given.awaiting or given.pending else 0
-        grant = after(self._grants.get(job.uid), job, granted, now, obstacle=obstacle, scene=scene)
+        grant = after(self._grants.get(job.uid), job, granted, now, obstacle=obstacle, fingerprint=fingerprint)
         ask = after(self._asks.get(job.uid), job, wanted, now, patience=NODES_SECONDS, obstacle=obstacle)
         self._grants[job.uid], self._asks[job.uid] = grant, ask
         followed, may_ask = _held_back(job, grant, obstacle, now), usable(ask, now) is None
-        if grant.scene == scene and job.unknown:
+        if grant.fingerprint == fingerprint and job.unknown:
             text = "no other worker leaves for it until nodes, its spec or jobs of its namespace change"
             followed = replace(followed, barred=f"; {text}: {grant.obstacle}")
         return followed if may_ask == job.may_ask else replace(followed, may_ask=may_ask)

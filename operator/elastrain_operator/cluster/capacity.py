@@ -256,7 +256,7 @@ class Capacity:
         queued = (held.priority for job, held in self._pods.values() if job and job not in self._claims)
         least = min((*values.values(), *queued), default=0)
         nodes = cluster.nodes(now)
-        seen = _scenes(nodes, [job for _, job, _ in charged])
+        seen = _fingerprints(nodes, [job for _, job, _ in charged])
         jobs = tuple(
             self._job(c, bounded(j, charge, quotas[j.namespace]), values[j.uid], least, seen[j.namespace], cluster, now)
             for c, j, charge in charged
@@ -307,10 +307,10 @@ class Capacity:
         self._on_share(job.uid)
 
     def _job(  # noqa: PLR0917 - all that is known of a job
-        self, claims: Claims, job: Job, priority: int, least: int, scene: int, cluster: ClusterView, now: datetime
+        self, claims: Claims, job: Job, priority: int, least: int, fingerprint: int, cluster: ClusterView, now: datetime
     ) -> Job:
         """The allocator's view of the ``job`` of these claims, and what became of its grants. ``least``: the lowest
-        priority of any job; ``scene``: as in :class:`promises.Promise`."""
+        priority of any job; ``fingerprint``: as in :class:`promises.Promise`."""
         given = self._shares.get(job.uid)
         return self._promises.follow(
             replace(
@@ -324,7 +324,7 @@ class Capacity:
             given,
             claims.obstacle,
             now,
-            scene,
+            fingerprint,
         )
 
     def _not_known(self, problem: str, *, denied: bool, looks: bool) -> None:
@@ -344,7 +344,7 @@ def _charge(claims: Claims, job: Job, devices: ClaimedDevices | None) -> PodChar
     return claims.charge if devices is None else devices.charge(job.kind.demand, claims.charge)
 
 
-def _scenes(nodes: Iterable[Node], jobs: Iterable[Job]) -> dict[str, int]:
+def _fingerprints(nodes: Iterable[Node], jobs: Iterable[Job]) -> dict[str, int]:
     """Namespace → a number for what the scheduler looks at, beside requests: nodes, and jobs in any order."""
     those = hash(tuple((n.name, n.ready, n.cordoned, n.taints, frozenset(n.labels.items())) for n in nodes))
     found: dict[str, int] = {}

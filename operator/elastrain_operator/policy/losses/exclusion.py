@@ -23,7 +23,8 @@ MOST_NODES = 16
 MOST_LOSSES = 64
 """Most entries in the status; the oldest are removed first."""
 
-_AT_ONCE = frozenset({"PreflightFailed", names.DEVICE_FAILED, "ContainerNotCreated"})
+_NAMED = frozenset({"PreflightFailed", names.DEVICE_FAILED})
+_AT_ONCE = frozenset({*_NAMED, "ContainerNotCreated"})
 """Reasons of losses of which one excludes the node: the pre-flight check failed, a device did while it trained, or no
 container was created for minutes."""
 _NOT_THE_NODE = frozenset({"OOMKilled", "Evicted", "Deleted", *causes.BEFORE_THE_TRAINER})
@@ -87,7 +88,7 @@ def claim(exclusions: NodeExclusions, before: Iterable[Condition]) -> tuple[Cond
 
 
 def _reason(loss: Loss) -> str:
-    return loss.reason if loss.reason in _AT_ONCE else "WorkersLost"
+    return loss.reason if loss.reason in _NAMED else "WorkersLost"
 
 
 def _message(loss: Loss, times: int) -> str:
