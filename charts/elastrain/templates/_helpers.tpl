@@ -273,9 +273,11 @@ matchExpressions:
 - apiGroups: [scheduling.k8s.io]
   resources: [priorityclasses]
   verbs: [list, watch]
+{{- if .Values.capacity.deviceClaims }}
 - apiGroups: [resource.k8s.io]
   resources: [resourceslices, deviceclasses, resourceclaimtemplates, resourceclaims]
   verbs: [list, watch]
+{{- end }}
 {{- end }}
 
 {{- /* The dashboard's rights in each namespace that it shows (its PERMISSIONS). It has no write access. */}}

@@ -154,8 +154,9 @@ def trouble(body: Raw, before: Trouble | None, now: datetime) -> Trouble | None:
         words = text(scheduled.get("message")) or text(scheduled.get("reason")) or "no reason given"
         reason = "VolumeFailed" if _VOLUME.search(words) else text(scheduled.get("reason")) or "Unschedulable"
         return Trouble(reason, f"pod {pod_name}: {words}")
-    if not scheduled and status.get("phase") == "Pending" and not mapping(body.get("spec")).get("nodeName"):
-        name = text(mapping(body.get("spec")).get("schedulerName"))
+    spec = mapping(body.get("spec"))
+    name = text(spec.get("schedulerName"))
+    if name and not (scheduled or spec.get("nodeName") or _statuses(status)) and status.get("phase") == "Pending":
         said = f"no scheduler has looked at it for {UNSEEN_PATIENCE:.0f} s (schedulerName {name})"
         return Trouble("NoScheduler", f"pod {pod_name}: {said}", UNSEEN_PATIENCE)
     found = min(_delays(body, pod_name), key=lambda trouble: trouble.patience, default=None)

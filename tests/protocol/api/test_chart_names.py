@@ -16,7 +16,12 @@ APPENDED = {"StatefulSet": 11, "Deployment": 0, "Service": 0}
 appends to names of pods only, which may be longer."""
 
 
-ALL = ("dashboard.enabled=true", "kueue.enabled=true", "gang.scheduler=volcano", "workers.networkPolicy.enabled=true")
+ALL = (
+    "dashboard.enabled=true",
+    "kueue.enabled=true",
+    "gang.scheduler=volcano",
+    "workers.networkPolicy.namespaces={team-a}",
+)
 """All that creates objects outside the namespace of the release."""
 SHARED = {"CustomResourceDefinition"}
 """Of the cluster, whoever installs it."""

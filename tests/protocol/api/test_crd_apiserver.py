@@ -412,15 +412,16 @@ def test_columns_show_the_jobs_state(apiserver: ApiServer, created: str) -> None
         "phase": "Running", "readyReplicas": 2, "desiredReplicas": 4, "step": 120,
         "generation": {"number": 3, "size": 2}, "restarts": {"user": 1, "infrastructure": 2, "preemption": 0},
         "lastRescale": {"pauseSeconds": 0.29},
+        "conditions": [{"type": "PodsReady", "status": "False", "reason": "Draining"}],
         "progress": {"step": 120, "of": 500, "samplesPerSecond": 512.5, "eta": "2030-01-01T00:00:00+00:00"},
     }  # fmt: skip
     patch(apiserver, created, {"status": status}, "/status")
     head, row = apiserver.kubectl("get", "etj", created).stdout.splitlines()
-    assert head.split() == ["NAME", "PHASE", "WORKERS", "DESIRED", "GENERATION", "STEP", "AGE"]
-    assert row.split()[:-1] == [created, "Running", "2", "4", "3", "120"]
+    assert head.split() == ["NAME", "PHASE", "WORKERS", "DESIRED", "GENERATION", "STEP", "REASON", "AGE"]
+    assert row.split()[:-1] == [created, "Running", "2", "4", "3", "120", "Draining"]
     head, row = apiserver.kubectl("get", "etj", created, "-o", "wide").stdout.splitlines()
-    assert head.split()[6:15] == ["MIN", "MAX", "OF", "SAMPLES/S", "ETA", "PAUSE", "FAILURES", "LOST", "PREEMPTED"]
-    assert row.split()[6:15] == ["1", "4", "500", "512.5", "2030-01-01T00:00:00+00:00", "0.29", "1", "2", "0"]
+    assert head.split()[7:16] == ["MIN", "MAX", "OF", "SAMPLES/S", "ETA", "PAUSE", "FAILURES", "LOST", "PREEMPTED"]
+    assert row.split()[7:16] == ["1", "4", "500", "512.5", "2030-01-01T00:00:00+00:00", "0.29", "1", "2", "0"]
 
 
 def test_job_is_listed_by_short_name_and_category(apiserver: ApiServer, created: str) -> None:

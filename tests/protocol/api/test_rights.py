@@ -164,6 +164,11 @@ def test_operator_reads_no_namespace_but_kube_system(rendered: Render) -> None:
     assert rule["resourceNames"] == ["kube-system"]
 
 
+def test_devices_are_read_only_if_the_values_say_so(rendered: Render) -> None:
+    found = verbs(grants(rendered("capacity.deviceClaims=false"))["ClusterRoleBinding", None])
+    assert found == {*JOBS, *(right for right in CAPACITY if right[0] != "resource.k8s.io")}
+
+
 def test_operator_may_use_only_its_own_lease(rendered: Render) -> None:
     rules = grants(rendered())["RoleBinding", "training"]
     named = {tuple(rule["verbs"]): rule.get("resourceNames") for rule in rules}

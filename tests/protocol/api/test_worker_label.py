@@ -107,9 +107,8 @@ def test_other_pods_of_the_namespace_stay_as_they_are(rendered: Render) -> None:
     assert admits(policies, Peer("team-a", {"app": "any"}), 80, Peer("team-c"))
 
 
-def test_workers_have_no_policy_if_it_is_off(rendered: Render) -> None:
-    manifests = rendered("watchNamespaces={team-a}", "workers.networkPolicy.enabled=false")
-    assert reaches_worker(manifests, Peer("team-c"))
+def test_workers_have_no_policy_where_the_values_name_no_namespace(rendered: Render) -> None:
+    assert reaches_worker(rendered(), Peer("team-c"))
 
 
 # ---- the label, on a real API server ---------------------------------------------------------------------------------
