@@ -73,7 +73,7 @@ class Script:
         read = partial(
             order_of, self.data, global_batch_size=BATCH, seed=3, shuffle=None, drop_last=False, sampler=self.sampler
         )
-        self.loader = ElasticLoader(self.data, read(), read=read, num_workers=workers, collate_fn=list)
+        self.loader = ElasticLoader(self.data, read, num_workers=workers, collate_fn=list)
 
     def begin(self, epoch: int, step: int) -> None:
         """The code before the loop of ``epoch``, and its beginning behind ``step`` steps."""
@@ -128,7 +128,7 @@ def test_each_epoch_is_that_of_the_script_at_its_beginning_if_it_changes_data_be
 def test_an_epoch_of_another_length_within_a_loop_is_refused_with_both_lengths() -> None:
     data = list(range(24))
     read = partial(order_of, data, global_batch_size=BATCH, seed=0, shuffle=None, drop_last=False)
-    loader = ElasticLoader(data, read(), read=read)
+    loader = ElasticLoader(data, read)
     loader.begin_loop(0, lambda order: order)
     loader.begin(0, Share(0, 1))
     data += range(4)

@@ -71,8 +71,8 @@ def test_facts_are_the_same_if_only_the_memory_of_a_step_differs() -> None:
 def test_the_error_names_both_values_and_the_way_out() -> None:
     text = difference(facts(672), facts(), 2, 0)
     assert text.startswith(
-        "job.dataloader(): rank 2 has 672 samples an epoch, 21 steps an epoch; rank 0 has 640 samples an epoch, "
-        "20 steps an epoch: all workers must give the same data set"
+        "job.dataloader(): rank 2 has samples=672, steps_per_epoch=21; rank 0 has samples=640, steps_per_epoch=20: "
+        "all workers must give the same data set"
     )
     with pytest.raises(
         OtherData, match=r"this script has seed=4; the job's state of step 7 was computed with seed=3: "
@@ -82,8 +82,8 @@ def test_the_error_names_both_values_and_the_way_out() -> None:
 
 
 def test_a_permutation_of_another_version_is_another_order() -> None:
-    assert difference(replace(facts(), version=2), facts(), 1, 0).startswith(
-        "job.dataloader(): rank 1 has version 2 of elastrain's permutation; rank 0 has version 1"
+    assert difference(replace(facts(), permutation=2), facts(), 1, 0).startswith(
+        "job.dataloader(): rank 1 has permutation=2; rank 0 has permutation=1"
     )
 
 

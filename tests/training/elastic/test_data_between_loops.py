@@ -135,5 +135,5 @@ def test_joiners_fail_by_name_and_the_others_go_on_if_their_sampler_has_other_in
         world.propose("a", "b")
         eventually(lambda: not world.alive(), 20, "the others end")
         assert [world.result(rank) for rank in "ab"] == [18, 18]
-    assert "this script has a sampler whose indices of this epoch have the digest " in text
-    assert "the job's state of step 9 was computed with a sampler whose" in text
+    assert "this script has indices=" in text
+    assert "the job's state of step 9 was computed with indices=" in text

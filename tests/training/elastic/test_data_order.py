@@ -47,8 +47,8 @@ def test_a_joiner_fails_with_both_values_and_the_others_go_on_if_its_data_differ
     world.propose("a", "b", "c")
     text = failed(world, "c")
     assert (
-        "OtherData: job.dataloader(): rank 2 has 97 samples an epoch, 9 steps an epoch; "
-        "rank 0 has 96 samples an epoch, 8 steps an epoch: all workers must"
+        "OtherData: job.dataloader(): rank 2 has samples=97, steps_per_epoch=9; "
+        "rank 0 has samples=96, steps_per_epoch=8: all workers must"
     ) in text
     goes_on(world, "a", "b")
 
@@ -68,7 +68,7 @@ def test_the_rank_that_differs_fails_if_a_loop_begins(world) -> None:
     (world.folder / "run-free").touch()
     text = failed(world, "c")
     assert re.search(r'train_data_order.py", line \d+, in <module>\n +job\.backward', text), "it names another line"
-    assert "rank 2 has 98 samples an epoch" in text
+    assert "rank 2 has samples=98" in text
     world.wait("the loss is noticed", lambda: all(world.ranks[r].has("broken", generation=world.number) for r in "ab"))
     world.propose("a", "b")
     assert {end["step"] for end in world.finished("a", "b").values()} == {48}
@@ -87,7 +87,7 @@ def test_a_job_that_resumes_with_other_data_fails_unless_the_script_accepts_it(w
         assert world.finished("b")["b"]["step"] == 48
     else:
         assert re.search(
-            r"OtherData: .*this script has global_batch_size=24, 4 steps an epoch; the job's state of step \d+ was "
-            r"computed with global_batch_size=12, 8 steps an epoch: .* accept_change=True",
+            r"OtherData: .*this script has global_batch_size=24, steps_per_epoch=4; the job's state of step \d+ was "
+            r"computed with global_batch_size=12, steps_per_epoch=8: .* accept_change=True",
             failed(world, "b"),
         )

@@ -1,4 +1,4 @@
-"""Samplers in real processes: the same model and an exact audit, whatever happens to the ranks."""
+"""Samplers, and pairs of two data sets, in real processes: the same model and an exact audit, whatever happens."""
 
 from pathlib import Path
 
@@ -20,10 +20,10 @@ def start(world, sampler: str, *ranks: str) -> None:
 
 @pytest.mark.parametrize(
     ("sampler", "samples"),
-    [("buckets", 203), ("weighted", 150)],
-    ids=["batches of different sizes", "with replacement"],
+    [("buckets", 203), ("weighted", 150), ("pairs", 203)],
+    ids=["batches of different sizes", "with replacement", "two data sets in a step"],
 )
-def test_steps_are_those_of_one_rank_if_a_sampler_makes_them_and_ranks_leave_and_join(
+def test_steps_are_those_of_one_rank_if_a_sampler_or_pairs_make_them_and_ranks_leave_and_join(
     world, tmp_path_factory, sampler, samples
 ) -> None:
     alone = type(world)(tmp_path_factory.mktemp("alone"), world.warm)

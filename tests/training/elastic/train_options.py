@@ -1,6 +1,7 @@
 """A training script for the tests, configured by the environment.
 
-``NUMERICS``; ``LOADER``, options of ``job.dataloader`` as JSON; ``SAMPLER``: buckets or weighted, instead of a shuffle;
+``NUMERICS``; ``LOADER``, options of ``job.dataloader`` as JSON; ``SAMPLER``: buckets or weighted, instead of a shuffle,
+or pairs of a labelled and an unlabelled set;
 ``RANDOM``: 1 for a float32 model with dropout on data that are augmented at random, 0 for a float64 model without;
 ``NORM``: sync for SyncBatchNorm; ``SEED`` of this process.
 """
@@ -37,6 +38,23 @@ class Noisy(Dataset):
         return inputs[index] + (0.1 * torch.randn(6) if random else 0), labels[index]
 
 
+class Pairs(Dataset):
+    """Each unlabelled sample with a labelled one."""
+
+    def __len__(self) -> int:
+        return len(inputs)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        labelled = torch.randint(20, ())
+        return torch.stack([inputs[labelled], inputs[index]]), labels[labelled]
+
+
+def loss_of(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    if x.dim() == 2:
+        return nn.functional.cross_entropy(model(x), y)
+    return nn.functional.cross_entropy(model(x[:, 0]), y) + 0.5 * model(x[:, 1]).softmax(-1).pow(2).mean()
+
+
 with elastrain.join(numerics=os.environ.get("NUMERICS", "exact")) as job:
     norm = nn.SyncBatchNorm(width) if os.environ.get("NORM") == "sync" else nn.Identity()
     dropout = nn.Dropout(0.2 if random else 0)
@@ -52,13 +70,13 @@ with elastrain.join(numerics=os.environ.get("NUMERICS", "exact")) as job:
         options["sampler"] = WeightedRandomSampler(1.0 + labels, num_samples=150)
     elif os.environ.get("SAMPLER") == "buckets":
         options |= {"global_batch_size": None, "batch_sampler": LengthBuckets([*range(1, 204)], max_tokens=900, seed=3)}
-    loader = job.dataloader(Noisy(), **options)
+    loader = job.dataloader(Pairs() if os.environ.get("SAMPLER") == "pairs" else Noisy(), **options)
     for x, y in job.steps(loader, epochs=epochs):
         if not (out / "run-free").exists():
             time.sleep(delay)
         largest = max(largest, len(y))
         optimizer.zero_grad()
-        job.backward(nn.functional.cross_entropy(model(x), y))
+        job.backward(loss_of(x, y))
         norm = job.clip_grad_norm_(0.5)
         optimizer.step()
         scheduler.step()

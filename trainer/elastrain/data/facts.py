@@ -20,19 +20,6 @@ from elastrain.data.sampling.permutation import VERSION
 _MOST = 2**20
 """Indices of an epoch that are compared; of a longer one those at its ends."""
 
-_WAYS = {
-    "samples": "{:,} samples an epoch",
-    "global_batch_size": "global_batch_size={}",
-    "seed": "seed={}",
-    "shuffle": "shuffle={}",
-    "steps_per_epoch": "{:,} steps an epoch",
-    "micro_batches": "micro_batches={}",
-    "first_step": "epochs of that length since step {}",
-    "sampled": "a sampler",
-    "indices": "a sampler whose indices of this epoch have the digest {}",
-    "version": "version {} of elastrain's permutation",
-}
-
 
 class OtherData(ValueError):
     """The samples of this rank's steps are not those of the job's."""
@@ -54,11 +41,12 @@ class OrderFacts:
     """As of :class:`Order`."""
     sampled: bool
     """Whether a sampler says which samples an epoch has."""
-    version: int = VERSION
+    permutation: int = VERSION
+    """Version of its numbers."""
     epoch: int = 0
-    """That has begun, and of a sampler the digest of its :attr:`indices`."""
+    """That has begun."""
     indices: str = ""
-    """Empty: none has begun, or it has all samples of the data set in the order that the other facts determine."""
+    """Digest of those that a sampler has in that epoch; empty: none has begun, or the other facts determine them."""
 
     @classmethod
     def of(cls, order: Order) -> OrderFacts:
@@ -91,13 +79,13 @@ class OrderFacts:
         return 1 + (int.from_bytes(raw, "little") >> 1) % (2**63 - 2)
 
     def apart(self, other: OrderFacts, *, resumed: bool = False) -> list[tuple[str, str]]:
-        """What differs: this one's value and the other's, in words. ``resumed``: the other is that of a checkpoint."""
+        """What differs: this one's value and the other's. ``resumed``: the other is that of a checkpoint."""
         left_out = {"epoch"} | ({"micro_batches"} if resumed else set())
         if self.epoch != other.epoch or not (self.indices and other.indices):
             left_out.add("indices")
         names = [field.name for field in fields(self) if field.name not in left_out]
         values = [(name, getattr(self, name), getattr(other, name)) for name in names]
-        return [(_said(name, a), _said(name, b)) for name, a, b in values if a != b]
+        return [(f"{name}={a}", f"{name}={b}") for name, a, b in values if a != b]
 
 
 def differing(orders: Sequence[int], asked: Iterable[int], holders: Iterable[int]) -> list[int]:
@@ -138,14 +126,6 @@ SAME = (
     "all workers must give the same data set, global_batch_size, seed and sampler. A folder may be incomplete, or of "
     "another version, on that worker's node"
 )
-
-
-def _said(name: str, value: Any) -> str:
-    if value is None:
-        return {"samples": "an endless stream", "steps_per_epoch": "no end of an epoch"}.get(name, f"no {name}")
-    if name == "sampled" and not value:
-        return "no sampler"
-    return _WAYS[name].format(value)
 
 
 def _digest_of(order: Order, first: int) -> str:

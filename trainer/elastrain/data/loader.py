@@ -45,26 +45,26 @@ class ElasticLoader:
     def __init__(
         self,
         dataset: Any,
-        order: Order,
+        order: Order | Callable[..., Order],
         *,
-        read: Callable[..., Order] | None = None,
         keyed: bool = True,
         num_workers: int = 0,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         worker_init_fn: Callable[[int], None] | None = None,
         **loader_options: Any,
     ) -> None:
-        """``read(epoch=n)``: the order as data set and sampler are now; None: it stays. ``keyed``: random numbers by
-        position (:mod:`elastrain.data.rng`). ``loader_options``: ``pin_memory``, ``prefetch_factor``, ``timeout``,
+        """``order(epoch=n)``: as data set and sampler are now. ``keyed``: random numbers by position
+        (:mod:`elastrain.data.rng`). ``loader_options``: ``pin_memory``, ``prefetch_factor``, ``timeout``,
         ``multiprocessing_context`` of torch's ``DataLoader``.
         """
-        self.dataset, self.order, self.collate_fn = dataset, order, collate_fn or default_collate
-        self.randomness = Randomness(order) if keyed else None
-        self._read, self._epoch = read, 0
+        self._read: Callable[..., Order] = (lambda epoch=None: order) if isinstance(order, Order) else order
+        self.dataset, self.order, self.collate_fn = dataset, self._read(), collate_fn or default_collate
+        self.randomness = Randomness(self.order) if keyed else None
+        self._epoch = 0
         newest = torch.zeros(1, dtype=torch.int64)
         if num_workers:
             newest.share_memory_()
-        self._cursor = Cursor(order, newest)
+        self._cursor = Cursor(self.order, newest)
         self.torch_loader = DataLoader(
             Fetcher(dataset, self.collate_fn, self.randomness, newest),
             sampler=self._cursor,
@@ -101,7 +101,7 @@ class ElasticLoader:
     def begin_loop(self, step: int, behind: Callable[[Order], Order]) -> Order:
         """A loop begins behind ``step`` committed steps, and behind the loops before, in the order that it returns."""
         before, self._epoch = self._epoch, max(0, self.order.where(step)[0])
-        order = behind(self.order if self._read is None else self._read(epoch=self._epoch))
+        order = behind(self._read(epoch=self._epoch))
         # A stream is a function of the position; to reach that anew may take long.
         if self._epoch != before or order != self.order or not isinstance(self.dataset, ElasticIterable):
             self._begin_epoch(order)
@@ -115,7 +115,7 @@ class ElasticLoader:
         epoch, _ = self.order.where(step)
         if epoch != self._epoch:
             self._epoch = epoch
-            self._begin_epoch(self.order if self._read is None else self._same_length(self._read(epoch=epoch)))
+            self._begin_epoch(self._same_length(self._read(epoch=epoch)))
         return self._cursor.begin(step, share, spans)
 
     def load(self) -> MicroBatch:

@@ -166,7 +166,7 @@ class Job(JobValues):
         ``prefetch_factor``, ``timeout``, ``worker_init_fn``, ``multiprocessing_context`` as of
         ``torch.utils.data.DataLoader``. Raises ``ValueError`` or ``TypeError`` naming the argument.
         """
-        read = partial(
+        order = partial(
             order_of,
             dataset,
             global_batch_size=global_batch_size,
@@ -180,8 +180,9 @@ class Job(JobValues):
             even=self._strategy.votes,
             accept_change=accept_change,
         )
-        self._strategy.check(order := read())
-        return ElasticLoader(dataset, order, read=read, keyed=randomness == "keyed", **loader_options)
+        loader = ElasticLoader(dataset, order, keyed=randomness == "keyed", **loader_options)
+        self._strategy.check(loader.order)
+        return loader
 
     # -- the loop ----------------------------------------------------------------------------------------------------
     @checked

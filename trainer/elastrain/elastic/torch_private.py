@@ -52,9 +52,22 @@ def compiles() -> bool:
     return bool(get_eval_frame_callback())
 
 
-def steps_in_backward(parameter: nn.Parameter) -> bool:
-    """Whether an optimizer of ``parameter`` steps within the backward."""
-    return hasattr(parameter, "_in_backward_optimizers")
+def hooked(module: nn.Module) -> str | None:
+    """The first parameter or layer of ``module`` with a hook of the script that a backward calls."""
+    of_all = nn.modules.module
+    if of_all._global_backward_hooks or of_all._global_backward_pre_hooks:
+        return "every layer"
+    named = [*(("parameter", *p) for p in module.named_parameters()), *(("layer", *m) for m in module.named_modules())]
+    for kind, name, one in named:
+        hooks = [
+            hook
+            for of in ("_backward_hooks", "_backward_pre_hooks", "_post_accumulate_grad_hooks")
+            for hook in (getattr(one, of, None) or {}).values()
+        ]
+        theirs = any(not getattr(hook, "__module__", "").startswith("elastrain.") for hook in hooks)
+        if theirs or hasattr(one, "_in_backward_optimizers"):
+            return f"{kind} {name}"
+    return None
 
 
 def forget_stages(scaler: Any) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from elastrain.data.draws import Draws
 from elastrain.data.loader import ElasticLoader
 from elastrain.data.order import Slice
 from elastrain.data.rng import Randomness
@@ -118,6 +119,21 @@ class Batches:
             None if keys is None else torch.Generator(),
         )
         return DataLoader(samples, sampler=parts, batch_size=None, collate_fn=_as_it_is, generator=generator, **options)
+
+
+class Watched(Draws):
+    """Also notes whether code drew numbers of samples."""
+
+    drew = False
+
+    def _seed_samples(self) -> None:
+        super()._seed_samples()
+        self._begun = torch.default_generator.get_state()
+
+    def _seed_update(self) -> None:
+        if self._part is not None and not self._updates:
+            self.drew |= not torch.equal(self._begun, torch.default_generator.get_state())
+        super()._seed_update()
 
 
 def _as_it_is(batch: Any) -> Any:

@@ -8,10 +8,10 @@ gradients are added here.
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,8 +24,7 @@ from elastrain.data.draws import begin
 from elastrain.data.loader import ElasticLoader
 from elastrain.data.options import order_of
 from elastrain.data.order import Slice
-from elastrain_verify.rank.data import Batches
-from elastrain_verify.rank.drawn import Watched
+from elastrain_verify.rank.data import Batches, Watched
 from elastrain_verify.rank.evaluation import evaluate
 from elastrain_verify.rank.gated import Body, Values, Wrapped, gated, skipped
 
@@ -86,7 +85,7 @@ class Reference(AbstractContextManager["Reference"]):
             else:
                 methods = {m: skipped(f, self, obj) for m in gated(obj) if callable(f := getattr(type(obj), m, None))}
                 if "unscale_" in methods:
-                    methods["scale"] = staticmethod(functools.partial(self._scale, obj.scale))
+                    methods["scale"] = staticmethod(partial(self._scale, obj.scale))
                 obj.__class__ = type(type(obj).__name__, (type(obj),), methods)
 
     def _scale(self, original: Any, loss: Any) -> Any:
@@ -103,8 +102,7 @@ class Reference(AbstractContextManager["Reference"]):
     def dataloader(self, dataset: Any, *, randomness: str = "keyed", **options: Any) -> ElasticLoader:
         chosen: dict[str, Any] = {"seed": 0, "drop_last": False, "shuffle": None, "global_batch_size": None}
         chosen |= {name: options.pop(name) for name in inspect.signature(order_of).parameters.keys() & options.keys()}
-        read = functools.partial(order_of, dataset, **chosen)
-        return ElasticLoader(dataset, read(), read=read, keyed=randomness == "keyed", **options)
+        return ElasticLoader(dataset, partial(order_of, dataset, **chosen), keyed=randomness == "keyed", **options)
 
     # -- the loop ------------------------------------------------------------------------------------------------------
     def steps(
@@ -116,8 +114,7 @@ class Reference(AbstractContextManager["Reference"]):
         several_backwards: bool = False,
         warm_up: Any = None,
     ) -> Iterator[Any]:
-        before = self._order if epochs is not None else None
-        self._order = loader.begin_loop(self.step, lambda order: order.behind(before, self.step))
+        self._order = loader.begin_loop(self.step, lambda order: order)
         self.draws.announced |= several_backwards
         total = steps or self._order.end_of(epochs or 0)
         with self.draws.loop(loader.randomness, lambda: self.step):

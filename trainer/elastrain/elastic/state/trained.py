@@ -34,7 +34,7 @@ from elastrain.elastic.state import digest
 from elastrain.elastic.state.capture import Stateful
 from elastrain.elastic.state.data_order import DataOrder
 from elastrain.elastic.state.tracked import is_average
-from elastrain.elastic.torch_private import steps_in_backward
+from elastrain.elastic.torch_private import hooked
 
 log = structlog.get_logger(__name__)
 
@@ -103,6 +103,7 @@ class TrainedSet:
                 "job.backward(): the parameters that train, or their groups, have changed between the backwards of a "
                 "step, so that gradients would cover a part of the batch: change them before the first one"
             )
+        check_hooks(self._tracked)
         if learners:
             communicator.abort("the parameters that train change while a rank receives its state")
         else:
@@ -188,6 +189,21 @@ class TrainedSet:
         return self._flags.copy(), groups
 
 
+def check_hooks(tracked: Mapping[str, Stateful]) -> None:
+    """Raises ``RuntimeError`` naming a parameter or layer whose gradients the script would see before they are summed.
+
+    Called as a loop begins, and in its first backward, for hooks that the loop body adds.
+    """
+    for name, model in tracked.items():
+        if isinstance(model, nn.Module) and not is_average(model) and (found := hooked(model)):
+            raise RuntimeError(
+                f"job.backward(): {found} of {name!r} has a hook that runs within the backward, on gradients of this "
+                "rank's samples only, before they are summed over the ranks: remove it (register_hook, "
+                "register_post_accumulate_grad_hook, register_full_backward_hook, torch's "
+                "_apply_optimizer_in_backward), and read or change p.grad, or call the optimizer, behind job.backward()"
+            )
+
+
 def _difference_of_ranks(texts: list[str], step: int, stage: Callable[[int], int]) -> str:
     """Between the sets of two ranks with the same layers. Pure."""
     first: dict[int, int] = {}
@@ -242,19 +258,13 @@ class KnownParameters:
         ]
 
     def begin_loop(self) -> None:
-        """Look the parameters up; from now on they stay. Raises as :meth:`check`, and for optimizers in a backward."""
+        """Look the parameters up; from now on they stay. Raises as :meth:`check` and :func:`check_hooks`."""
         self.check()
+        check_hooks(self._tracked)
         for name, model in self._tracked.items():
             if not isinstance(model, nn.Module) or is_average(model):
                 continue
             self._known.setdefault(name, dict(model.named_parameters()))
-            for path, p in self._known[name].items():
-                if steps_in_backward(p):
-                    raise RuntimeError(
-                        f"job.steps(): parameter {name}.{path} has an optimizer that steps within the backward, before "
-                        "gradients are summed over the ranks: leave torch's _apply_optimizer_in_backward out, and call "
-                        "optimizer.step() behind job.backward()"
-                    )
 
     def begin_step(self) -> None:
         """As :meth:`check`; costs nothing if no module has changed since."""
