@@ -33,8 +33,8 @@ def verify(
         int | None, typer.Option(help="Steps of each run. Default: what the script computes in 4 s, 12 to 16.", min=1)
     ] = None,
     time: Annotated[
-        float | None, typer.Option(help="Start no further run after so many seconds. Default: all runs.", min=1)
-    ] = None,
+        float, typer.Option(help="Start no further run after so many seconds; those not run are named.", min=1)
+    ] = 120.0,
     workers: Annotated[int, typer.Option(help="Largest number of workers.", min=2, max=8)] = 3,
     only: Annotated[
         list[str] | None,
@@ -58,7 +58,7 @@ def verify(
         list[str] | None, typer.Option("--env", help="Set a variable for the script.", metavar="NAME=VALUE")
     ] = None,
 ) -> None:
-    """Check that a script trains the same model, whatever happens to its workers. Takes some minutes.
+    """Check that a script trains the same model, whatever happens to its workers. Takes a minute or two.
 
     The script runs in plain torch first, then on 1, 2 and 3 workers, then with a worker that joins, is killed or
     leaves, and from a checkpoint. After each step the state of each rank is compared with that of plain torch. The

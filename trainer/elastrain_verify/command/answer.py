@@ -70,17 +70,25 @@ class Report:
     def __init__(self, *, as_json: bool) -> None:
         self._as_json = as_json
         self._console = Console(stderr=as_json, highlight=False, soft_wrap=True)
+        self._running: set[str] = set()
+        self._status = self._console.status("")
 
     @contextmanager
     def running(self, run: Run) -> Iterator[None]:
-        """Around the execution of ``run``."""
+        """Around the execution of ``run``; several may be under way."""
         began = time.monotonic()
-        if self._console.is_terminal:
-            with self._console.status(run.title):
-                yield
-        else:
+        self._show({*self._running, run.title})
+        try:
             yield
+        finally:
+            self._show(self._running - {run.title})
         self._console.print(f"  {run.title}: {time.monotonic() - began:.1f} s", style="dim")
+
+    def _show(self, running: set[str]) -> None:
+        self._running = running
+        if self._console.is_terminal:
+            self._status.update(" · ".join(sorted(running)))
+            self._status.start() if running else self._status.stop()
 
     def conclude(self, answer: Answer, kept: Path | None) -> None:
         """Print the answer. ``kept``: where the output of the runs is."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import tempfile
@@ -10,12 +11,16 @@ from pathlib import Path
 from elastrain.api import names
 from elastrain.api.manifest import InvalidManifest
 from elastrain.cli.local.command import BadOption, with_overrides
+from elastrain.cli.local.spec import local_spec, worker_environment
 from elastrain.cli.shell import stamp
 from elastrain.etcd.server import EtcdNotFound, find_etcd
 from elastrain_verify.command.answer import Report
 from elastrain_verify.command.verification import Options, Verification
+from elastrain_verify.forks import RANKS, preloaded
 
 __all__ = ["Options", "verify"]
+PROGRAMS = *RANKS, "elastrain_verify.rank.watched"
+UNBUFFERED = {"PYTHONUNBUFFERED": "1"}
 
 
 def verify(options: Options) -> int:
@@ -26,8 +31,10 @@ def verify(options: Options) -> int:
         find_etcd(options.etcd)
         job = with_overrides(options.target, options.overrides, options.arguments)
         root = _folder(options.keep)
-        verification = Verification(job, options, root, report)
-        answer = verification.judge()
+        spec = local_spec(job, options.target.resolve().parent, None, options.environment)
+        with preloaded(*PROGRAMS, environment=worker_environment(spec, os.environ, UNBUFFERED)) as start:
+            verification = Verification(job, options, root, report, start=start)
+            answer = verification.judge()
         kept = kept or (root if answer.exit_code else None)  # who is told of a fault looks for it there
         if answer.is_whole and not options.only:
             for script in verification.scripts():

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from elastrain.api.job import ElasticTrainingJob
 from elastrain.api.records import Phase
@@ -32,6 +34,10 @@ _NEVER_STUCK = {"ELASTRAIN_STUCK_TIMEOUT": "0"}
 """Ranks that are held are not stuck."""
 
 
+Start = Callable[..., Any]
+"""As ``subprocess.Popen``."""
+
+
 class RunFailed(Exception):
     """The run did not come to its end. ``tail``: the last lines of the script's output."""
 
@@ -41,7 +47,7 @@ class RunFailed(Exception):
 
 
 class NotExercised(Exception):
-    """The script ended before the disturbance could take place."""
+    """The disturbance could not take place; why, as the end of a note."""
 
 
 @dataclass
@@ -80,11 +86,11 @@ class Folders:
         return written(self.files, self._given)
 
 
-def reference(spec: LocalSpec, folders: Folders, settings: Settings, limit: float) -> None:
+def reference(spec: LocalSpec, folders: Folders, settings: Settings, limit: float, start: Start) -> None:
     """Run the script as one plain process. ``limit``: seconds. Raises :class:`RunFailed`."""
     environment = worker_environment(spec, os.environ, {**settings.to_environment(), "PYTHONUNBUFFERED": "1"})
     with folders.output.open("ab") as output:
-        process = subprocess.Popen(
+        process = start(
             tethered(spec.command, signal.SIGKILL),
             env=environment, cwd=folders.files, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
             start_new_session=True,
@@ -119,8 +125,11 @@ class JobRun:
         etcd: Path | None,
         limit: float,
         variables: Mapping[str, str],
+        start: Start,
+        stop: threading.Event,
     ) -> None:
-        """``limit``: seconds of each wait."""
+        """``limit``: seconds of each wait. ``stop``: set if its outcome is not needed."""
+        self._start, self._stop_asked = start, stop
         self._job, self._run, self._folders, self._limit, self._etcd = job, run, folders, limit, etcd
         self._variables = variables
         self._gate, self._held = folders.root / "gate", folders.root / "held"
@@ -264,9 +273,11 @@ class JobRun:
         """Wait. ``ends``: the job may end meanwhile. Raises :class:`RunFailed`, :class:`NotExercised`."""
         end = time.monotonic() + self._limit
         while not condition():
+            if self._stop_asked.is_set():
+                raise RunFailed("it was not needed any more")
             if self._local.result is not None and not ends:
                 self._check_result()
-                raise NotExercised(f"the script ended while the run waited for {what}")
+                raise NotExercised(f": the script ended while the run waited for {what}")
             if time.monotonic() > end:
                 raise RunFailed(f"waited {self._limit:.0f} s for {what}", self._tail())
             time.sleep(POLL_SECONDS)
@@ -280,14 +291,11 @@ class JobRun:
         environment = {**self._variables, **_NEVER_STUCK, **self._settings.to_environment()}
         return LocalJob(
             manifest, directory=self._folders.files, etcd=self._etcd, state_dir=self._folders.state,
-            environment=environment,
+            environment=environment, start=self._start,
         )  # fmt: skip
 
     def _end(self) -> None:
-        try:
-            self._local.wait(timeout=self._limit)
-        except TimeoutError:
-            raise RunFailed(f"the job has not ended within {self._limit:.0f} s", self._tail()) from None
+        self._until(lambda: self._local.result is not None, "the end of the job", ends=True)
         self._check_result()
 
     def _check_result(self) -> None:

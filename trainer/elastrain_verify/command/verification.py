@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import subprocess
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,12 +21,15 @@ from elastrain_verify import files, history, kinds, parts
 from elastrain_verify.command import job as manifests
 from elastrain_verify.command import outputs
 from elastrain_verify.command.answer import NOT_RUN, Answer, Report
-from elastrain_verify.command.execute import Folders, JobRun, NotExercised, RunFailed, reference
+from elastrain_verify.command.execute import Folders, JobRun, NotExercised, RunFailed, Start, reference
+from elastrain_verify.command.side_by_side import idle_processors, side_by_side
 from elastrain_verify.compare import Bounds, Parting, parting
 from elastrain_verify.history import History
 from elastrain_verify.runs import FEWEST_STEPS, Kind, Run, plan, shards_of
 from elastrain_verify.settings import OWN, Settings
 
+SECONDS = 120.0
+"""No further run begins after them."""
 MOST_STEPS = 16
 LOOP_SECONDS = 4.0
 """The first reference decides the number of steps: as many as fit into these seconds, up to :data:`MOST_STEPS`."""
@@ -41,7 +49,7 @@ class Options:
     target: Path
     arguments: Sequence[str] = ()
     steps: int | None = None
-    seconds: float | None = None
+    seconds: float = SECONDS
     workers: int = 3
     only: Sequence[str] = ()
     """Names of runs; empty: all."""
@@ -86,6 +94,12 @@ class Verification:
     directories: list[Path] = field(default_factory=list)
     """Of the two references, in which they have written their files."""
     began: float = field(default_factory=time.monotonic)
+    start: Start = subprocess.Popen
+    """Of processes."""
+    stop: threading.Event = field(default_factory=threading.Event)
+    """Runs under way are not needed any more."""
+    numbers: Iterator[int] = field(default_factory=itertools.count)
+    """Of folders."""
 
     def judge(self) -> Answer:
         """Raises ``BadOption``, ``OSError``, and what a manifest's directories raise."""
@@ -98,19 +112,24 @@ class Verification:
                 way_out = f"elastrain convert {self.options.target} proposes the change"
                 self.notes.append(f"the script does not use elastrain: {way_out}")
             return self._answer(2, first, error=error, fault=kinds.NO_REFERENCE)
-        for run in self._plan():
-            if self.options.seconds is not None and time.monotonic() - self.began > self.options.seconds:
-                self.notes.append(f"{NOT_RUN}{run.title}")
-                continue
-            try:
-                answer = self._judge(run)
-            except NotExercised as error:
-                self.notes.append(f"{NOT_RUN}{run.title}: {error}")
-                continue
-            if answer is not None:
-                return answer
-            self.done.append(run)
+        with closing(side_by_side(self._plan(), self._execute, idle_processors())) as outcomes:
+            for run, outcome in outcomes:
+                try:
+                    answer = self._judge(run, outcome)
+                except NotExercised as error:
+                    self.notes.append(f"{NOT_RUN}{run.title}{error}")
+                    continue
+                if answer is not None:
+                    self.stop.set()
+                    return answer
+                self.done.append(run)
         return self._answer(0)
+
+    def _execute(self, run: Run) -> tuple[History, Folders]:
+        """In a thread of its own. Raises :class:`NotExercised`, :class:`RunFailed`."""
+        if time.monotonic() - self.began > self.options.seconds:
+            raise NotExercised(f", after the {self.options.seconds:.0f} s of --time")
+        return self._reference(run) if run.kind is Kind.REPEAT else self._job(run)
 
     def scripts(self) -> list[bytes]:
         """The texts of the scripts in the job's command. After :meth:`judge`."""
@@ -121,18 +140,18 @@ class Verification:
         """Run the reference; why it can be none."""
         started = time.monotonic()
         try:
-            self.truth = self._reference(first, seconds=LOOP_SECONDS)
+            self.truth, folders = self._reference(first, seconds=LOOP_SECONDS)
         except RunFailed as error:
             if self.options.dtype is not None:
                 return error
             self.dtype, self.bounds = OWN, Bounds(EPSILON)
             try:
-                self.truth = self._reference(first, seconds=LOOP_SECONDS)
+                self.truth, folders = self._reference(first, seconds=LOOP_SECONDS)
             except RunFailed as again:
                 return again
             last = error.tail.strip().rpartition("\n")[2]
             self.notes.append(f"in the script's own types, since it fails in float64: {last}")
-        self.files, self.directories = self.folders.written(), [self.folders.files]
+        self.files, self.directories = folders.written(), [folders.files]
         self.limit = max(LEAST_LIMIT, TIMES_SLOWER * (time.monotonic() - started))
         self.steps = self.truth.last_step
         if not self.steps:
@@ -150,14 +169,12 @@ class Verification:
             raise BadOption(f"--only {unknown[0]}: must be one of {', '.join(run.name for run in runs)}")
         return [run for run in runs if run.name in (only or [run.name])]
 
-    def _judge(self, run: Run) -> Answer | None:
-        """Execute ``run``; None: it is equal to the reference. Raises :class:`NotExercised`."""
-        code = 2 if run.kind is Kind.REPEAT else 1
+    def _judge(self, run: Run, outcome: Future[tuple[History, Folders]]) -> Answer | None:
+        """None: ``run`` is equal to the reference. Raises :class:`NotExercised`."""
         try:
-            found = self._reference(run) if run.kind is Kind.REPEAT else self._job(run)
+            found, folders = outcome.result()
         except RunFailed as error:
-            return self._answer(code, run, error=error)
-        folders = self.folders
+            return self._answer(2 if run.kind is Kind.REPEAT else 1, run, error=error)
         apart = parting(self.truth, found, self.bounds)
         if apart is not None and run.kind is not Kind.REPEAT:
             cut = parts.schedule(found)
@@ -211,10 +228,10 @@ class Verification:
         """
         replay = Run(f"{run.name}-files", Kind.REFERENCE, "plain torch, with elastrain's adapter", 1)
         try:
-            self._reference(replay, cut=((0, 1),))
+            _, replayed = self._reference(replay, cut=((0, 1),))
         except RunFailed:
             return
-        by_adapter = files.repeatable(self.folders.written(), folders.written())
+        by_adapter = files.repeatable(replayed.written(), folders.written())
         for name in sorted(self.files.keys() & by_adapter.keys()):
             alone = {name: self.files[name]}
             if files.difference(alone, folders.written(), 1) is not None and by_adapter[name]:
@@ -225,7 +242,7 @@ class Verification:
         """Judge ``found``, which parts from the reference, by one that cuts its batches in the same way."""
         replay = Run(f"{run.name}-reference", Kind.REFERENCE, f"plain torch, batches cut as in: {run.title}", 1)
         try:
-            other = self._reference(replay, cut=cut)
+            other, _ = self._reference(replay, cut=cut)
         except RunFailed:  # several backwards in a loop body cannot be computed in parts
             return apart
         own = self.dtype == OWN
@@ -256,7 +273,8 @@ class Verification:
         """Bounds by what rounding errors of the gradients make of a reference that cuts its batches."""
         run = replace(replay, name=f"{replay.name}-rounded", title=f"{replay.title}, with rounding errors")
         try:
-            return parts.measured(exact, self._reference(run, cut=cut, perturbed=True), EPSILON, most=math.inf)
+            rounded, _ = self._reference(run, cut=cut, perturbed=True)
+            return parts.measured(exact, rounded, EPSILON, most=math.inf)
         except RunFailed:
             return None
 
@@ -271,7 +289,7 @@ class Verification:
     # -- runs ----------------------------------------------------------------------------------------------------------
     def _reference(
         self, run: Run, *, seconds: float | None = None, cut: parts.Schedule = (), perturbed: bool = False
-    ) -> History:
+    ) -> tuple[History, Folders]:
         folders = self._folders(run)
         seconds = None if self.options.steps else seconds
         whole = bool(cut) and not parts.is_cut(cut)
@@ -280,25 +298,24 @@ class Verification:
         job = manifests.of_run(self.job, folders.files, workers=1, most=1)
         spec = local_spec(job, folders.files, folders.state, self.options.environment)
         with self.report.running(run):
-            reference(spec, folders, settings, self.limit)
-        return history.read(folders.records)
+            reference(spec, folders, settings, self.limit, self.start)
+        return history.read(folders.records), folders
 
-    def _job(self, run: Run) -> History:
+    def _job(self, run: Run) -> tuple[History, Folders]:
         folders = self._folders(run)
         with self.report.running(run):
             whole = run.kind is Kind.ONE and self.truth.own_loop
             settings = self._settings(folders, "job").model_copy(update={"whole": whole})
             JobRun(
                 self.job, run, folders, settings, etcd=self.options.etcd, limit=self.limit,
-                variables=self.options.environment,
+                variables=self.options.environment, start=self.start, stop=self.stop,
             ).execute()  # fmt: skip
-        return history.read(folders.records)
+        return history.read(folders.records), folders
 
     def _folders(self, run: Run) -> Folders:
-        number = len(list(self.root.glob("[0-9][0-9]-*")))
-        self.folders = Folders(self.root / f"{number:02}-{run.name}")
-        self.folders.furnish(self.source.directory)
-        return self.folders
+        folders = Folders(self.root / f"{next(self.numbers):02}-{run.name}")
+        folders.furnish(self.source.directory)
+        return folders
 
     def _settings(self, folders: Folders, mode: Any) -> Settings:
         return Settings(

@@ -13,8 +13,6 @@ from pathlib import Path
 import pytest
 
 from bugs import applied, read_all
-from elastrain_verify.command import execute
-from warm import Forks
 
 ROOT = Path(__file__).parents[4]
 SECONDS = 600.0
@@ -36,7 +34,7 @@ with elastrain.join() as job:
 
 def verify(script: Path, *options: str, product: Path | None = None) -> dict:
     """The answer of ``elastrain verify script --json``, with its exit code. ``product``: the folder of its code."""
-    command = [sys.executable, "-m", "elastrain", "verify", str(script), "--json", *options]
+    command = [sys.executable, "-m", "elastrain", "verify", str(script), "--json", "--time", "900", *options]
     environment = {**os.environ, **({"PYTHONPATH": str(product)} if product else {})}
     done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False, env=environment)
     assert done.stdout, done.stderr
@@ -72,10 +70,7 @@ def environment() -> dict[str, str]:
     return {**os.environ, "COLUMNS": "200"}
 
 
-def test_value_kept_on_one_rank_is_named_with_entry_step_and_kind(
-    elastrain, warm_agents, monkeypatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(execute, "subprocess", Forks(warm_agents))
+def test_value_kept_on_one_rank_is_named_with_entry_step_and_kind(elastrain, tmp_path: Path) -> None:
     script = written(
         tmp_path,
         """

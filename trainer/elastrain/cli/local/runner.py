@@ -17,7 +17,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import structlog
 
@@ -56,12 +56,14 @@ class LocalJob:
         lease_ttl: int = names.DEFAULT_LEASE_TTL,
         on_line: Callable[[str, str], None] | None = None,
         on_progress: Callable[[Progress], None] | None = None,
+        start: Callable[..., Any] | None = None,
     ) -> None:
         """``manifest``: a file, or a job whose paths are relative to ``directory`` (default: the current one).
 
         ``etcd``: the binary, if it is not on PATH. ``replicas``: overrides the manifest. ``environment``: variables for
         the workers; they override the manifest. ``on_line(worker, line)`` gets the workers' output, ``on_progress``
-        each new progress record. Threads of the job call both; they must not block.
+        each new progress record. Threads of the job call both; they must not block. ``start``: of agents, as
+        ``subprocess.Popen``.
 
         Raises ``InvalidManifest``, ``EtcdNotFound``, and ``ValueError`` if ``replicas`` is not in the manifest's range.
         """
@@ -79,7 +81,7 @@ class LocalJob:
         if replicas is not None:
             self._check_size(replicas)
             self._desired = replicas
-        self._site = Site(self.spec, self.keys, etcd=etcd, lease_ttl=lease_ttl, on_line=on_line)
+        self._site = Site(self.spec, self.keys, etcd=etcd, lease_ttl=lease_ttl, on_line=on_line, start=start)
         self._client: EtcdClient | None = None
         self._changed = threading.Condition()
         self._views = ViewBuilder(self.keys)

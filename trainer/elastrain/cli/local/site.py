@@ -7,6 +7,7 @@ import shutil
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import structlog
 
@@ -36,8 +37,11 @@ class Site:
         etcd: str | Path | None,
         lease_ttl: int,
         on_line: Callable[[str, str], None] | None,
+        start: Callable[..., Any] | None = None,
     ) -> None:
-        """``etcd``: the binary, if it is not on PATH. ``on_line(worker, line)`` gets the workers' output, from threads
+        """``start``: of agents, as ``subprocess.Popen``.
+
+        ``etcd``: the binary, if it is not on PATH. ``on_line(worker, line)`` gets the workers' output, from threads
         of the workers. Raises ``EtcdNotFound``."""
         self._spec = spec
         self._keys = keys
@@ -45,6 +49,7 @@ class Site:
         self._etcd_starts = 0
         self._lease_ttl = lease_ttl
         self._on_line = on_line
+        self._start = start
 
     @property
     def logs_dir(self) -> Path:
@@ -120,6 +125,7 @@ class Site:
             termination_log=termination_log,
             on_line=self._line,
             on_end=on_end,
+            start=self._start,
         )
 
     def tail(self, worker: LocalWorker, lines: int) -> str:

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from elastrain import threads
 from elastrain.api import names
@@ -35,8 +36,11 @@ class LocalWorker:
         termination_log: Path,
         on_line: Callable[[str, str], None],
         on_end: Callable[[], None],
+        start: Callable[..., Any] | None = None,
     ) -> None:
-        """Start the agent. Call this from a thread that outlives the worker. ``on_line(worker, line)`` gets each line
+        """Start the agent, by ``start`` in place of ``subprocess.Popen``.
+
+        Call this from a thread that outlives the worker. ``on_line(worker, line)`` gets each line
         of output. ``on_end()`` follows after :attr:`ended` is set. Threads of the worker call both."""
         self.name = name
         self.ordinal = ordinal
@@ -47,7 +51,7 @@ class LocalWorker:
         self._termination_log, self._environment = termination_log, environment
         self._on_line = on_line
         self._on_end = on_end
-        self._process = subprocess.Popen(
+        self._process = (start or subprocess.Popen)(
             # SIGTERM: the job drains if elastrain itself is killed.
             tethered([sys.executable, "-m", "elastrain", "agent", "--", *command], signal.SIGTERM),
             env=dict(environment),

@@ -1,9 +1,9 @@
-"""The warm process: it has imported what programs of the tests import, and runs them as forks.
+"""The warm process: it has imported what programs import, and runs them as forks.
 
-Run by ``warm.py`` with the file descriptor of a socket, and the modules to import. A request is JSON with two file
-descriptors: the program's output, and a socket that gets the pid and then the exit code. Without descriptors it is the
-name of a further module. A fork equals an execution: own session, environment, working directory, ``sys.argv``. The
-product's zygote does the same, and its code is used here.
+Run by :class:`elastrain_verify.forks.Warm` with the file descriptor of a socket, and the modules to import. A request
+is JSON with two file descriptors: the program's output, and a socket that gets the pid and then the exit code. Without
+descriptors it is the name of a further module. A fork equals an execution: own session, environment, working directory,
+``sys.argv``. The zygote of an agent does the same, and its code is used here.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def end_after(program: Callable[[], None]) -> NoReturn:
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
         if isinstance(end.code, str):
-            print(end.code, file=sys.stderr)
+            sys.stderr.write(f"{end.code}\n")
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
@@ -93,14 +93,14 @@ def become(asked: dict[str, Any], out: int) -> Callable[[], None]:
         if os.path.exists(file := os.path.join(folder, "sitecustomize.py")):  # noqa: PTH110, PTH118
             runpy.run_path(file)  # a new interpreter would import it; forks of this process inherit its effect
     sys.path[0] = os.getcwd() if is_module else os.path.dirname(os.path.realpath(target))  # noqa: PTH109, PTH120
-    forker.subprocess = type("subprocess", (), {"Popen": ForkedZygote, "DEVNULL": -3})  # type: ignore[attr-defined]
+    forker.subprocess = type("subprocess", (), {"Popen": ForkedZygote, "DEVNULL": -3})  # type: ignore[attr-defined, assignment]
     zygote._reseed()
     job = zygote.Job(os.getppid(), -1, command, target, is_module, arguments, [])
     return lambda: zygote._run(job)
 
 
 def serve(channel: socket.socket) -> Callable[[], None] | None:
-    """Fork for every request, and report every end, until the tests disconnect. Returns the program in a fork."""
+    """Fork for every request, and report every end, until the client disconnects. Returns the program in a fork."""
     children: dict[int, socket.socket] = {}
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
@@ -108,13 +108,13 @@ def serve(channel: socket.socket) -> Callable[[], None] | None:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     while True:
-        readable, _, _ = select.select([channel, woken], [], [])
+        readable, _, _ = select.select([channel.fileno(), woken], [], [])
         if woken in readable:
             os.read(woken, 4096)
             while children and (ended := os.waitpid(-1, os.WNOHANG)) != (0, 0):
                 with children.pop(ended[0]) as status:
                     status.send(str(os.waitstatus_to_exitcode(ended[1])).encode())
-        if channel in readable:
+        if channel.fileno() in readable:
             request, descriptors, _, _ = socket.recv_fds(channel, 1 << 18, 2)
             if not request:
                 return None
