@@ -13,7 +13,7 @@ from elastrain.api import names
 from elastrain_operator import clock
 from elastrain_operator.facts import WORKLOAD_NOTE, JobRef
 from elastrain_operator.kube.answers import ApiError
-from elastrain_operator.kube.client import MERGE, Kube, pods_path
+from elastrain_operator.kube.client import MERGE, METADATA_LIST, Kube, pods_path
 from elastrain_operator.kueue import render
 from elastrain_operator.kueue.workload import (
     API_VERSION,
@@ -78,10 +78,14 @@ class Writer:
 
     async def _held(self, job: JobRef) -> frozenset[str]:
         """Workloads to which a pod of the job is charged that has not ended."""
-        path = f"{pods_path(job.namespace)}?labelSelector={names.LABEL_JOB_UID}%3D{job.uid}"
-        found = await self._kube.call("GET", path, f"list the pods of job {job.namespace}/{job.name}")
-        live = (p for p in found["items"] if p.get("status", {}).get("phase") not in ("Succeeded", "Failed"))
-        return frozenset((p["metadata"].get("annotations") or {}).get(WORKLOAD_NOTE, "") for p in live)
+        live = {
+            "labelSelector": f"{names.LABEL_JOB_UID}={job.uid}",
+            "fieldSelector": "status.phase!=Succeeded,status.phase!=Failed",
+        }
+        what = f"list the pods of job {job.namespace}/{job.name}"
+        found = self._kube.list_pages(pods_path(job.namespace), what, live, accept=METADATA_LIST)
+        notes = [p["metadata"].get("annotations") or {} async for pods, _ in found for p in pods]
+        return frozenset(note.get(WORKLOAD_NOTE, "") for note in notes)
 
     async def _create(
         self, job: JobRef, request: Request, view: View, template: Mapping[str, Any], draft: Create

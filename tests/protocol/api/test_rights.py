@@ -5,7 +5,9 @@ A change that adds or removes a permission adds or removes its reason here.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -68,7 +70,7 @@ LEASE = {
 }
 """In the namespace of the release."""
 CLUSTER = {("", "namespaces", "get"): "which cluster is this, by the UID of kube-system? Of that namespace only"}
-"""In kube-system, unless the values name the cluster."""
+"""In kube-system."""
 DASHBOARD = {
     ("elastrain.dev", "elastictrainingjobs", "list"): "all jobs, at the start and after an outage",
     ("elastrain.dev", "elastictrainingjobs", "watch"): "what changes without a reload",
@@ -198,3 +200,18 @@ def test_table_matches_the_programs_declared_use(table: Any, used: Any) -> None:
 def test_users_roles_grant_the_operator_nothing(rendered: Render) -> None:
     bound = {m["roleRef"]["name"] for m in rendered() if "roleRef" in m}
     assert bound == {f"demo-elastrain{name}" for name in (".training", ".training.identity", "-lease")}
+
+
+def test_the_page_for_administrators_names_each_right() -> None:
+    """docs/operations.md, "Rights": resource → verbs, of the operator."""
+    page = (Path(__file__).parents[3] / "docs/operations.md").read_text()
+    table = page.split("| resource | the operator's verbs | purpose |\n")[1].split("\n\n")[0]
+    told: dict[str, set[str]] = {}
+    for row in table.splitlines()[1:]:
+        resources, words, _ = row.strip("| ").split(" | ")
+        for resource in re.findall(r"`([a-z/]+)`", resources):
+            told[resource] = set(re.findall(r"get|list|watch|create|update|patch|delete", words))
+    given: dict[str, set[str]] = {}
+    for _, resource, verb in {*JOBS, *CAPACITY, *LEASE, *CLUSTER}:
+        given.setdefault(resource, set()).add(verb)
+    assert told == given
