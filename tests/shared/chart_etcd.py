@@ -31,7 +31,7 @@ class EtcdMember:
     def __init__(self, etcd: ChartEtcd, ordinal: int) -> None:
         self.name = f"{etcd.name}-{ordinal}"
         self.volume = etcd.home / self.name
-        self.client, self.inner, self.peer, self.metrics = free_ports(4)
+        self.client, self.inner, self.peer, self.metrics, self.clear = free_ports(5)
         self.etcd = etcd
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -48,7 +48,8 @@ class EtcdMember:
         for member in self.etcd.members:
             words = words.replace(f"{member.name}.{self.etcd.name}-peers.training.svc:2380", f"127.0.0.1:{member.peer}")
         words = words.replace("0.0.0.0", "127.0.0.1")
-        for port, free in ((2378, self.inner), (2379, self.client), (2380, self.peer), (2381, self.metrics)):
+        ports = {2377: self.clear, 2378: self.inner, 2379: self.client, 2380: self.peer, 2381: self.metrics}
+        for port, free in ports.items():
             words = words.replace(f":{port}", f":{free}")
         words = words.replace("/etc/etcd/tls", str(self.etcd.home)).replace("/etc/etcd/root", str(self.etcd.home))
         return words.replace("/etc/elastrain", str(self.volume)).replace("/var/lib/etcd", str(self.volume))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -148,7 +150,7 @@ def test_a_renewed_certificate_is_presented_and_no_stream_is_cut(rendered: Rende
         watch = before.watch_prefix("/elastrain/a/", batches.append, states.append)
         eventually(lambda: bool(batches), what="the watch to list")
         shown = presented(own)
-        write_keys(rendered(*SETTINGS), own.etcd.home)
+        write_keys(rendered(*SETTINGS, *SETTINGS), own.etcd.home)  # rendered anew
         eventually(lambda: presented(own) != shown, within=30, what="the new certificate")
         with EtcdClient(own.etcd.config()) as client:
             client.put("/elastrain/a/x", b"1")
@@ -159,3 +161,78 @@ def test_a_renewed_certificate_is_presented_and_no_stream_is_cut(rendered: Rende
 
 def presented(member: EtcdMember) -> str:
     return ssl.get_server_certificate(("127.0.0.1", member.client))
+
+
+# ---- clients without a request, other paths, and leases --------------------------------------------------------------
+def hello() -> bytes:
+    """The first message of a client's TLS."""
+    sent, context = ssl.MemoryBIO(), ssl.create_default_context()
+    with contextlib.suppress(ssl.SSLWantReadError):
+        context.wrap_bio(ssl.MemoryBIO(), sent, server_hostname="localhost").do_handshake()
+    return sent.read()
+
+
+def secured(member: EtcdMember) -> ssl.SSLSocket:
+    context = ssl.create_default_context(cafile=str(member.etcd.home / "ca.crt"))
+    context.set_alpn_protocols(["h2"])
+    return context.wrap_socket(socket.create_connection(("127.0.0.1", member.client)), server_hostname="127.0.0.1")
+
+
+@pytest.mark.parametrize("stage", ["nothing", "a half of its hello", "hello", "TLS"])
+def test_a_client_without_a_request_is_soon_disconnected(member: EtcdMember, stage: str) -> None:
+    with secured(member) if stage == "TLS" else socket.create_connection(("127.0.0.1", member.client)) as client:
+        if stage in ("hello", "a half of its hello"):
+            client.sendall(hello()[: None if stage == "hello" else 100])
+        client.settimeout(15)
+        with contextlib.suppress(ConnectionError):
+            while client.recv(4096):
+                pass
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/etcdserverpb.Auth/../etcdserverpb.Maintenance/Alarm", "/etcdserverpb.Auth/AuthDisable", "/v3/kv/put"],
+)
+def test_a_path_that_is_no_call_of_a_client_does_not_reach_etcd(member: EtcdMember, path: str) -> None:
+    ca = (member.etcd.home / "ca.crt").read_bytes()
+    with grpc.secure_channel(f"127.0.0.1:{member.client}", grpc.ssl_channel_credentials(ca)) as channel:
+        call = channel.unary_unary(path, request_serializer=bytes, response_deserializer=bytes)
+        with pytest.raises(grpc.RpcError) as refused:
+            call(b"", timeout=5, metadata=[("token", "x.1")])
+    assert refused.value.details() == "etcdserver: permission denied: the gateway serves no such call"
+
+
+LEASES = {
+    "ten years": b"\x08\x80\xce\xcc\x96\x01", "no time": b"", "a number of its own": b"\x08\x05\x10\x07",
+    "a second time": b"\x08\x05\x08\x80\xce\xcc\x96\x01", "an unknown field first": b"\x78\x01\x08\x80\xce\xcc\x96\x01",
+    "70 minutes": b"\x08\xe8\x20",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("request_", LEASES.values(), ids=LEASES)
+def test_a_lease_of_another_time_than_an_hour_is_refused(member: EtcdMember, request_: bytes) -> None:
+    with pytest.raises(grpc.RpcError) as refused:
+        granted(member, request_)
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    granted(member, b"\x08\x90\x1c")  # 3600 s
+
+
+def test_a_client_that_asks_for_very_many_leases_is_refused(rendered: Render, tmp_path: Path) -> None:
+    with running(rendered, tmp_path) as own:
+        with pytest.raises(grpc.RpcError) as refused:
+            granted(own, b"\x08\x05", times=200)
+        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        with inside(own) as client:
+            assert client.lease_grant(5)
+
+
+def granted(member: EtcdMember, request: bytes, times: int = 1) -> None:
+    ca = (member.etcd.home / "ca.crt").read_bytes()
+    with grpc.secure_channel(f"127.0.0.1:{member.client}", grpc.ssl_channel_credentials(ca)) as channel:
+        login = messages.AuthenticateRequest(name="job", password="secret")
+        token = Service(channel, "Auth").Authenticate(login, timeout=5).token
+        grant = channel.unary_unary(
+            "/etcdserverpb.Lease/LeaseGrant", request_serializer=bytes, response_deserializer=bytes
+        )
+        for _ in range(times):
+            grant(request, timeout=5, metadata=[("token", token)])
