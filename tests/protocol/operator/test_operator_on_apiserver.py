@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import time
 
 import pytest
 
 from elastrain.api.records import Member, Outcome, Phase, Target, Termination
+from raw_cluster import TEMPLATE
 
 FAILED = Termination(
     outcome=Outcome.FAILED, exit_code=1, rank=0, reason="ScriptFailed", message="ValueError: no data", log_tail="line 7"
@@ -133,6 +135,34 @@ def test_image_that_cannot_be_pulled_is_named(cluster, client, eventually):
     message = cluster.condition("noimage", "PodsReady")["message"]
     assert "pod noimage-0, container trainer: image trainer:1" in message
     assert words in message
+
+
+def test_job_with_an_account_a_secret_and_a_claim_trains_under_the_charts_policies(cluster, play, eventually):
+    account = f"/api/v1/namespaces/{cluster.namespace}/serviceaccounts"
+    cluster.call("POST", account, {"metadata": {"name": "trainer"}})
+    body = copy.deepcopy(TEMPLATE["spec"])
+    body |= {"serviceAccountName": "trainer"}
+    body["volumes"] = [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]
+    body["containers"][0]["envFrom"] = [{"secretRef": {"name": "keys"}}]
+    play(cluster.create_job("whole", maxReplicas=2, template={"spec": body}))
+    eventually(lambda: cluster.status("whole").get("readyReplicas") == 2, 60, "two workers train")
+
+
+@pytest.mark.nightly
+def test_node_whose_kubelet_refuses_three_workers_is_avoided(cluster, eventually):
+    cluster.create_job("refused", maxReplicas=1)
+    target = {"apiVersion": "v1", "kind": "Node", "name": "node-a"}
+    for number in range(3):
+        name = f"refused-{number}"
+        eventually(lambda n=name: n in cluster.pods(), 60, f"worker {number} exists")
+        binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name}, "target": target}
+        cluster.call("POST", f"{cluster.pods_path}/{name}/binding", binding)
+        refusal = {"phase": "Failed", "reason": "OutOfvendor.example/gpu", "message": "Pod was rejected: 0 of 1"}
+        cluster.merge(f"{cluster.pods_path}/{name}/status", {"status": refusal})
+    eventually(lambda: cluster.status("refused").get("excludedNodes"), 60, "the node is excluded")
+    excluded = cluster.status("refused")["excludedNodes"]
+    assert [e["node"] for e in excluded] == ["node-a"]
+    assert "node node-a refused worker" in excluded[0]["message"]
 
 
 def test_deleted_pod_is_replaced_and_counted_once(cluster, play, eventually):
