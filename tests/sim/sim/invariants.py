@@ -30,6 +30,7 @@ PROMISES = {
     6: "Two generations never train at once",
     7: "An outage of operator, API server or etcd never stops a healthy generation",
     8: "Every wait has a bound and says what it waits for",
+    17: "No pod of the operator is ever the cause of another job's minimum being evicted",
 }
 
 
