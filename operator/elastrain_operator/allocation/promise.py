@@ -12,14 +12,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
+from elastrain_operator.allocation.resources import CLAIM
 from elastrain_operator.allocation.snapshot import Job, Obstacle, Share
 
 HINDERED_SECONDS = 60.0
 """Seconds without another bound worker after which a grant expires, if the scheduler has found no node for a pod."""
 SILENT_SECONDS = 300.0
 """The same if no cause is known: the API server or the scheduler is slow, or the operator has not created the pods."""
-NODES_SECONDS = 600.0
-"""Seconds for which workers stay Pending as a signal to an autoscaler: a node with accelerators takes minutes."""
 FIRST_BACKOFF = 60.0
 MOST_BACKOFF = 1800.0
 """Seconds until the next grant after the first expiry; each further one in a row doubles them, up to the greatest."""
@@ -55,14 +54,12 @@ def after(
     granted: int,
     now: datetime,
     *,
-    patience: float | None = None,
     obstacle: Obstacle | None = None,
     fingerprint: int | None = None,
 ) -> Promise:
     """The promise at ``now``, for a job that was last granted ``granted`` workers.
 
-    ``patience``: seconds without progress after which the grant expires; None: the usual ones. ``obstacle``: why its
-    next worker is not created or bound; ``fingerprint``: as in :class:`Promise`.
+    ``obstacle``: why its next worker is not created or bound; ``fingerprint``: as in :class:`Promise`.
     """
     old = before or Promise(generation=job.generation)
     if old.generation != job.generation:
@@ -84,10 +81,10 @@ def after(
         made = replace(made, failures=0, usable=None, obstacle=None, fingerprint=None)
     if since is None:
         return made
-    until = since + timedelta(seconds=patience or (HINDERED_SECONDS if job.hindered else SILENT_SECONDS))
+    until = since + timedelta(seconds=HINDERED_SECONDS if job.hindered else SILENT_SECONDS)
     if now < until and not (job.refused and job.refused > since):
         return replace(made, until=until)
-    seen = fingerprint if job.unknown and job.hindered else None
+    seen = fingerprint if _is_unmodelled(job) and job.hindered else None
     return _expired(replace(made, obstacle=obstacle, room=job.quota_room, fingerprint=seen), job, now)
 
 
@@ -118,16 +115,20 @@ def _expired(promise: Promise, job: Job, now: datetime) -> Promise:
     return replace(promise, since=None, failures=promise.failures + 1, usable=kept, until=until)
 
 
+def _is_unmodelled(job: Job) -> bool:
+    """Whether the scheduler may refuse its pods for what the allocator does not know: quotas of claims, too."""
+    return bool(job.unknown) or any(resource.startswith(CLAIM) for resource, _ in job.kind.demand)
+
+
 def _whole(workers: int, job: Job) -> int:
     return workers - workers % job.group_size
 
 
 class Promises:
-    """The grants of all jobs: those within the room, and those that wait for an autoscaler's nodes."""
+    """The grants of all jobs. Workers that wait for an autoscaler's nodes are none: they hold nothing."""
 
     def __init__(self) -> None:
         self._grants: dict[str, Promise] = {}
-        self._asks: dict[str, Promise] = {}
 
     def follow(
         self, job: Job, given: Share | None, obstacle: Obstacle | None, now: datetime, fingerprint: int = 0
@@ -137,24 +138,22 @@ class Promises:
         size = given.size if given and given.size is not None else None
         if given is None or size is None:
             return _held_back(job, None, obstacle, now)
-        granted, wanted = size - given.awaiting, size + given.pending if given.awaiting or given.pending else 0
-        grant = after(self._grants.get(job.uid), job, granted, now, obstacle=obstacle, fingerprint=fingerprint)
-        ask = after(self._asks.get(job.uid), job, wanted, now, patience=NODES_SECONDS, obstacle=obstacle)
-        self._grants[job.uid], self._asks[job.uid] = grant, ask
-        followed, may_ask = _held_back(job, grant, obstacle, now), usable(ask, now) is None
-        if grant.fingerprint == fingerprint and job.unknown:
-            text = "no other worker leaves for it until nodes, its spec or jobs of its namespace change"
-            followed = replace(followed, barred=f"; {text}: {grant.obstacle}")
-        return followed if may_ask == job.may_ask else replace(followed, may_ask=may_ask)
+        grant = after(
+            self._grants.get(job.uid), job, size - given.awaiting, now, obstacle=obstacle, fingerprint=fingerprint
+        )
+        self._grants[job.uid], followed = grant, _held_back(job, grant, obstacle, now)
+        if grant.fingerprint != fingerprint or not _is_unmodelled(job):
+            return followed
+        text = "no other worker leaves for it until nodes, its spec or jobs of its namespace change"
+        return replace(followed, barred=f"; {text}: {grant.obstacle}")
 
     def forget(self, uid: str) -> None:
         """The job is gone, or needs no workers."""
         self._grants.pop(uid, None)
-        self._asks.pop(uid, None)
 
     def next_change(self, now: datetime) -> float | None:
         """Seconds until time alone ends a grant or a back-off; None: never."""
-        ends = [p.until for p in (*self._grants.values(), *self._asks.values()) if p.until and p.until > now]
+        ends = [p.until for p in self._grants.values() if p.until and p.until > now]
         return (min(ends) - now).total_seconds() if ends else None
 
 

@@ -65,8 +65,6 @@ def demand(pod_spec: Mapping[str, Any]) -> Amounts:
 CLAIM = "resourceclaimtemplate/"
 """Begins the name under which a demand has claims of a template (``namespace/name``), until the allocator's books say
 which devices those are (:mod:`elastrain_operator.devices.books`)."""
-CLAIMS, OF_CLASS = "count/resourceclaims.resource.k8s.io", ".deviceclass.resource.k8s.io/devices"
-"""ResourceQuotas count claims by this name, and the devices of a class by its name and this end."""
 
 
 def with_claims(amount: Amounts, pod_spec: Mapping[str, Any], namespace: str) -> Amounts:
@@ -106,9 +104,9 @@ _BOTH = ("cpu", "memory", "ephemeral-storage")
 
 
 def charge(pod_spec: Mapping[str, Any]) -> Amounts:
-    """What ResourceQuotas count of a pod, and of the claims of volumes that Kubernetes makes for it, by the names of
-    their resources: ``pods``, ``requests.nvidia.com/gpu``, ``limits.memory``, ``persistentvolumeclaims``, ..."""
-    found = {PODS: 1, f"count/{PODS}": 1, **_volumes(pod_spec)}
+    """What ResourceQuotas count of a pod, by the names of their resources: ``pods``, ``requests.nvidia.com/gpu``,
+    ``limits.memory``, ..."""
+    found = {PODS: 1, f"count/{PODS}": 1}
     for resource, amount in demand(pod_spec):
         if resource != PODS:
             found[f"requests.{resource}"] = amount
@@ -117,27 +115,6 @@ def charge(pod_spec: Mapping[str, Any]) -> Amounts:
     limits, overhead = _whole_limits(pod_spec), amounts(mapping(pod_spec.get("overhead")))
     limits = {r: a + overhead.get(r, 0) for r, a in limits.items()}
     return frozen({**found, **{f"limits.{r}": a for r, a in limits.items() if r in _BOTH}})
-
-
-VOLUMES, STORAGE, OF_STORAGE = "persistentvolumeclaims", "requests.storage", ".storageclass.storage.k8s.io/"
-"""ResourceQuotas count claims of volumes by the first two names, for all storage classes and, after the class and the
-third, for one."""
-
-
-def _volumes(pod_spec: Mapping[str, Any]) -> dict[str, int]:
-    """What quotas count of the claims of a pod's ephemeral volumes. They are made after the pod: if one is refused,
-    the pod stays Pending."""
-    found: Counter[str] = Counter()
-    for volume in objects(pod_spec.get("volumes")):
-        claim = mapping(mapping(mapping(volume.get("ephemeral")).get("volumeClaimTemplate")).get("spec"))
-        if claim:
-            size = amounts(mapping(mapping(claim.get("resources")).get("requests"))).get("storage", 0)
-            name = claim.get("storageClassName")  # absent: the cluster's default, which is not read
-            classes = ("", f"{name}{OF_STORAGE}") if isinstance(name, str) and name else ("",)
-            for prefix in classes:
-                found.update({f"{prefix}{VOLUMES}": 1, f"{prefix}{STORAGE}": size})
-            found[f"count/{VOLUMES}"] += 1
-    return dict(found)
 
 
 def charged(resource: str, text: str) -> int:
@@ -161,11 +138,6 @@ def frozen(amount: Mapping[str, int]) -> Amounts:
 @lru_cache(maxsize=1024)
 def _shared(amount: Amounts) -> Amounts:
     return amount
-
-
-def follows(resource: str) -> bool:
-    """Whether quotas count this when Kubernetes makes the claims of a pod, which is after the pod."""
-    return resource == CLAIMS or resource.endswith((OF_CLASS, VOLUMES, STORAGE))
 
 
 def _requests(container: Mapping[str, Any]) -> dict[str, int]:

@@ -214,8 +214,6 @@ class Job:
     barred: str = ""
     """Why no worker of another job leaves for it again, for people: the scheduler has refused its pods for what the
     allocator does not know, and nothing of that has changed. Empty: workers may leave."""
-    may_ask: bool = True
-    """Its Pending workers have made an autoscaler add nodes, or may do so."""
     unknown: tuple[str, ...] = ()
     """Constraints of its template that the allocator does not know, for messages."""
     altered: tuple[str, ...] = ()
@@ -224,7 +222,7 @@ class Job:
     @property
     def may_wait(self) -> bool:
         """It may keep workers Pending, so that an autoscaler adds nodes."""
-        return self.may_ask and self.admitted and not self.evicts
+        return self.admitted and not self.evicts
 
 
 @dataclass(frozen=True, slots=True)

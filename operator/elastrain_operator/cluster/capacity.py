@@ -15,19 +15,17 @@ from elastrain_operator import clock
 from elastrain_operator.allocation import promise as promises
 from elastrain_operator.allocation.allocate import allocate
 from elastrain_operator.allocation.snapshot import (
-    Amounts,
     Claims,
     Held,
     Job,
     Node,
-    PodCharge,
     Policy,
     Share,
     Snapshot,
     WorkerShape,
 )
 from elastrain_operator.cluster import faults
-from elastrain_operator.cluster.quotas import Quota, bounded, counted
+from elastrain_operator.cluster.quotas import Quota, bounded
 from elastrain_operator.facts import Pod
 from elastrain_operator.metrics import process as metrics
 from elastrain_operator.pod.leaving import held as held_by
@@ -83,8 +81,6 @@ class ClaimedDevices(Protocol):
     """The part of :class:`elastrain_operator.devices.watch.Devices` that is used."""
 
     def problem(self, snapshot: Snapshot) -> str | None: ...
-
-    def charge(self, demand: Amounts, pod: PodCharge) -> PodCharge: ...
 
     def resolve(self, snapshot: Snapshot, workers: Collection[str], now: datetime) -> Snapshot: ...
 
@@ -222,7 +218,7 @@ class Capacity:
             self._not_known(cluster.problem, denied=cluster.denied, looks=cluster.looks)
             return None, 0.0
         self._unknown, now = NOT_YET, clock.now()
-        snapshot, before = timed(self._snapshot, cluster, devices, now)
+        snapshot, before = timed(self._snapshot, cluster, now)
         if devices is not None:
             if problem := devices.problem(snapshot):
                 self._not_known(problem, denied=False, looks=True)
@@ -244,22 +240,19 @@ class Capacity:
         )
         return min((s for s in times if s is not None), default=None), before + during + after
 
-    def _snapshot(self, cluster: ClusterView, devices: ClaimedDevices | None, now: datetime) -> Snapshot:
-        charged = [(c, c.job, _charge(c, c.job, devices)) for c in self._claims.values() if c.job]
-        pods: dict[str, list[tuple[int, PodCharge]]] = {}
-        for _, job, charge in charged:
-            pods.setdefault(job.namespace, []).append((len(job.workers), charge))
-        quotas = {namespace: counted(cluster.quotas(namespace), there) for namespace, there in pods.items()}
-        values = {
-            j.uid: cluster.priority(c.priority_class) if c.priority is None else c.priority for c, j, _ in charged
-        }
+    def _snapshot(self, cluster: ClusterView, now: datetime) -> Snapshot:
+        wanted = [(c, c.job) for c in self._claims.values() if c.job]
+        quotas = {namespace: tuple(cluster.quotas(namespace)) for namespace in {job.namespace for _, job in wanted}}
+        values = {j.uid: cluster.priority(c.priority_class) if c.priority is None else c.priority for c, j in wanted}
         queued = (held.priority for job, held in self._pods.values() if job and job not in self._claims)
         least = min((*values.values(), *queued), default=0)
         nodes = cluster.nodes(now)
-        seen = _fingerprints(nodes, [job for _, job, _ in charged])
+        seen = _fingerprints(nodes, [job for _, job in wanted])
         jobs = tuple(
-            self._job(c, bounded(j, charge, quotas[j.namespace]), values[j.uid], least, seen[j.namespace], cluster, now)
-            for c, j, charge in charged
+            self._job(
+                c, bounded(j, c.charge, quotas[j.namespace]), values[j.uid], least, seen[j.namespace], cluster, now
+            )
+            for c, j in wanted
         )
         leaving = [held for c in self._claims.values() for held in c.leaving]
         leaving += [held for job, held in self._pods.values() if job not in self._claims]
@@ -338,10 +331,6 @@ class Capacity:
             if claims.job and self._unknown.differs(self._shares.get(uid)):
                 self._shares[uid] = self._unknown
                 self._on_share(uid)
-
-
-def _charge(claims: Claims, job: Job, devices: ClaimedDevices | None) -> PodCharge:
-    return claims.charge if devices is None else devices.charge(job.kind.demand, claims.charge)
 
 
 def _fingerprints(nodes: Iterable[Node], jobs: Iterable[Job]) -> dict[str, int]:

@@ -1,7 +1,8 @@
 """Kubernetes' ResourceQuotas, as far as they bound workers. Pure; parses raw objects.
 
 The API server charges a pod to all quotas of its namespace whose scopes it has. It compares with the ``status`` of a
-quota; the quota controller lags behind deleted pods by seconds.
+quota; the quota controller lags behind deleted pods by seconds. What quotas count of claims that Kubernetes makes after
+a pod, of volumes and devices, is not read: such a pod stays Pending, and the grant expires.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from elastrain_operator.allocation.resources import charged, follows
+from elastrain_operator.allocation.resources import charged
 from elastrain_operator.allocation.snapshot import Job, PodCharge, QuotaRoom
 from elastrain_operator.raw import mapping, objects, text
 
@@ -50,7 +51,7 @@ def quota(body: Mapping[str, Any]) -> Quota | None:
 
 
 def _bounds_pods(resource: str) -> bool:
-    return resource in _OF_PODS or resource.startswith(_PREFIXES) or follows(resource)
+    return resource in _OF_PODS or resource.startswith(_PREFIXES)
 
 
 def _scopes(spec: Mapping[str, Any]) -> tuple[tuple[str, str, tuple[str, ...]], ...]:
@@ -81,22 +82,6 @@ def _has(pod: PodCharge, scope: str, operator: str, values: tuple[str, ...]) -> 
         case "NotIn":
             return name not in values
     return False
-
-
-def counted(quotas: Iterable[Quota], pods: Iterable[tuple[int, PodCharge]]) -> list[Quota]:
-    """The ``quotas`` of a namespace with all claims of the ``pods`` that exist (how many, what is counted of each):
-    Kubernetes makes a pod's claims, and counts them, after the pod."""
-    least: dict[str, int] = {}
-    for number, pod in pods:
-        for resource, amount in pod.amounts:
-            if follows(resource):
-                least[resource] = least.get(resource, 0) + number * amount
-    return [replace(q, room=_with_least(q.room, least)) if least else q for q in quotas]
-
-
-def _with_least(room: QuotaRoom, used: Mapping[str, int]) -> QuotaRoom:
-    hard = dict(room.hard)
-    return replace(room, left=tuple((r, min(left, hard[r] - used.get(r, 0))) for r, left in room.left))
 
 
 def bounded(job: Job, pod: PodCharge, quotas: Iterable[Quota]) -> Job:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from elastrain_operator.allocation.resources import CLAIMS, OF_CLASS, quantity
+from elastrain_operator.allocation.resources import quantity
 from elastrain_operator.allocation.snapshot import Taint, Toleration
 from elastrain_operator.devices.books import Counters, Device, DeviceKind, Id, Published, Taken, Wants
 from elastrain_operator.devices.selectors import NotCounted, Value, parse
@@ -149,15 +149,6 @@ def wants(requests: Template, classes: Mapping[str, DeviceClass]) -> Wants | Not
             total[kind] = total.get(kind, 0) + request.count
     except NotCounted as error:
         return error
-    return total
-
-
-def charged(requests: Template) -> dict[str, int]:
-    """What ResourceQuotas count of such a claim: its devices by class, unless they are not counted here."""
-    total = {CLAIMS: 1}
-    for request in () if isinstance(requests, NotCounted) else requests:
-        name = request.device_class + OF_CLASS
-        total[name] = total.get(name, 0) + request.count
     return total
 
 

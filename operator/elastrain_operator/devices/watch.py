@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection
-from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
 from elastrain.reflector import Reflector, Source
-from elastrain_operator.allocation.resources import CLAIM, frozen
-from elastrain_operator.allocation.snapshot import Amounts, PodCharge, Snapshot
+from elastrain_operator.allocation.resources import CLAIM
+from elastrain_operator.allocation.snapshot import Snapshot
 from elastrain_operator.cluster.nodes import DWELL
 from elastrain_operator.devices import books, slices
 from elastrain_operator.devices.books import Books, Published, Taken, Wants
@@ -63,15 +62,6 @@ class Devices:
             if waits := [k for k in self._all if not k.listed and k.problem is None]:
                 return f"the {waits[0].what} of the cluster are not listed yet"
         return None
-
-    def charge(self, demand: Amounts, pod: PodCharge) -> PodCharge:
-        """What ResourceQuotas count of a pod with this demand: also its claims, which are made after it."""
-        claims = [(name, number) for name, number in demand if name.startswith(CLAIM)]
-        total = dict(pod.amounts)
-        for name, number in claims:
-            for resource, amount in slices.charged(self._template(name.removeprefix(CLAIM))).items():
-                total[resource] = total.get(resource, 0) + number * amount
-        return replace(pod, amounts=frozen(total)) if claims else pod
 
     def resolve(self, snapshot: Snapshot, workers: Collection[str], now: datetime) -> Snapshot:
         """See :func:`elastrain_operator.devices.books.resolve`."""

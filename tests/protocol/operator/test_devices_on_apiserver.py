@@ -12,7 +12,6 @@ import pytest
 
 from control_plane import ApiServer, control_plane
 from elastrain.etcd.server import EtcdServer
-from elastrain_operator.allocation.resources import OF_CLASS
 from elastrain_operator.cluster.nodes import DWELL
 from kube_scheduling import scheduling
 from node_pool import Pool
@@ -24,7 +23,7 @@ from warm import Warm
 pytestmark = [pytest.mark.apiserver, pytest.mark.nightly, pytest.mark.timeout(600)]
 
 GATES = "DRADeviceTaints=true,DRAPartitionableDevices=true"
-CONTROLLERS = ("resourceclaim-controller", "device-taint-eviction-controller", "resourcequota-controller")
+CONTROLLERS = ("resourceclaim-controller", "device-taint-eviction-controller")
 API = "/apis/resource.k8s.io/v1"
 
 
@@ -163,27 +162,6 @@ def test_devices_that_another_pod_claims_are_not_promised(cluster, driver, runs,
     eventually(lambda: len(job.in_generation) == 1, 60, "one is left")
     assert cluster.pods()["job-0"]["spec"]["nodeName"] == node
     assert cluster.condition("job", "Grown")["reason"] == "NoRoom"
-
-
-def test_job_grows_as_far_as_a_quota_of_the_device_class_admits(cluster, driver, runs, eventually):
-    driver.node("one", *gpus("g0", "g1", "g2", "g3"))
-    quotas, name = f"/api/v1/namespaces/{cluster.namespace}/resourcequotas", f"{driver.name}{OF_CLASS}"
-    cluster.call("POST", quotas, {"metadata": {"name": "team"}, "spec": {"hard": {name: "2"}}})
-    eventually(lambda: cluster.call("GET", f"{quotas}/team")["status"].get("used"), 60, "Kubernetes counts the claims")
-    job = runs("job", driver.template("gpu"), minReplicas=1, maxReplicas=4)
-    eventually(lambda: len(job.in_generation) == 2, 60, "it has what the quota admits")
-    grown = cluster.condition("job", "Grown")
-    assert grown["reason"] == "QuotaReached"
-    assert grown["message"] == (
-        f"not grown: 2 of 2 {name} of ResourceQuota {cluster.namespace}/team used, 1 more needed"
-    )
-    gang = runs("gang", driver.template("gang"), minReplicas=2, maxReplicas=2)
-    eventually(
-        lambda: cluster.condition("gang", "Grown").get("reason") == "MinimumUnavailable", 60, "no room in the quota"
-    )
-    cluster.merge(f"{quotas}/team", {"spec": {"hard": {name: "4"}}})
-    eventually(lambda: len(gang.in_generation) == 2, 90, "it starts once the quota admits all of it")
-    assert (len(job.in_generation), len(cluster.pods())) == (2, 4), "no worker has left, and none waits in vain"
 
 
 def test_claim_that_is_not_counted_is_named_and_left_to_the_scheduler(cluster, driver, runs, eventually):

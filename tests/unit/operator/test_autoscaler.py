@@ -8,7 +8,6 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from elastrain_operator.allocation import promise
 from shared_cluster import PER_NODE, Cluster
 
 PROVISION = timedelta(seconds=180)
@@ -99,21 +98,6 @@ def test_a_gang_starts_what_fits_and_asks_for_the_rest_only():
     assert share.message.startswith("waits for nodes: there is room for 3 of 10 workers (minReplicas)")
     autoscaler.run(300)
     assert (len(cluster.nodes), cluster.bound("b")) == (2, 10)
-
-
-def test_signals_pause_if_no_node_comes():
-    cluster, autoscaler = grown(most=1)
-    cluster.arrive("a", 1, 20)
-    cluster.arrive("b", 9, 9)
-    cluster.step, looks, pending = 10, 240, 0
-    for _ in range(looks):
-        autoscaler.run(60)
-        pending += bool(cluster.pending())
-    assert cluster.bound("a") == 8
-    assert 0 < pending < 0.6 * looks
-    autoscaler.most = 4
-    autoscaler.run(int(promise.MOST_BACKOFF) + 900)
-    assert (cluster.bound("a"), cluster.bound("b")) == (20, 9), "the next signal is answered"
 
 
 def test_no_worker_is_pending_without_the_signal():

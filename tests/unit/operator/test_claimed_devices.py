@@ -9,10 +9,8 @@ from typing import Any
 
 from conditions import until
 from elastrain_operator import clock
-from elastrain_operator.allocation.resources import CLAIM, OF_CLASS
-from elastrain_operator.allocation.resources import CLAIMS as CLAIM_COUNT
-from elastrain_operator.allocation.snapshot import Job, Node, PodCharge, Snapshot, Worker, WorkerShape
-from elastrain_operator.cluster import quotas
+from elastrain_operator.allocation.resources import CLAIM
+from elastrain_operator.allocation.snapshot import Job, Node, Snapshot, Worker, WorkerShape
 from elastrain_operator.cluster.nodes import DWELL
 from elastrain_operator.devices.watch import API, Devices
 from elastrain_operator.kube.client import ApiError
@@ -114,33 +112,6 @@ def test_scheduler_decides_if_a_right_is_missing():
         resolved = devices.resolve(CLAIMS, (), NOW)
         assert resolved.jobs[0].unknown == ("resource claims (the resource claims cannot be read)",)
         assert resolved.jobs[0].kind.demand == (("pods", 1),)
-
-    run(cluster, scenario)
-
-
-def test_quotas_count_the_claims_of_a_pod_and_their_devices_by_class():
-    cluster = Cluster()
-    request = cluster.bodies["resourceclaimtemplates"][0]["spec"]["spec"]["devices"]["requests"][0]
-    request["exactly"]["count"] = 3
-    quota = quotas.quota(
-        {
-            "metadata": {"namespace": "ns", "name": "team"},
-            "status": {"hard": {f"{DRIVER}{OF_CLASS}": "8", CLAIM_COUNT: "9"}, "used": {f"{DRIVER}{OF_CLASS}": "1"}},
-        }
-    )
-
-    async def scenario(devices):
-        devices.problem(CLAIMS)
-        await until(lambda: devices.problem(CLAIMS) is None, "the devices are known")
-        job, pod = CLAIMS.jobs[0], PodCharge((("pods", 1),))
-        assert devices.charge(PLAIN.jobs[0].kind.demand, pod) == pod
-        charge = devices.charge(job.kind.demand, pod)
-        assert dict(charge.amounts) == {"pods": 1, CLAIM_COUNT: 1, f"{DRIVER}{OF_CLASS}": 3}
-        assert quotas.bounded(job, charge, [quota]).quota_room == 2, "two workers have six of the seven devices left"
-        late = quotas.counted([quota], [(2, charge)])
-        assert dict(late[0].room.left)[f"{DRIVER}{OF_CLASS}"] == 2, (
-            "six of eight are of two pods, which no claim shows yet"
-        )
 
     run(cluster, scenario)
 

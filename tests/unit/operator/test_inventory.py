@@ -276,37 +276,6 @@ def test_a_pod_is_charged_by_the_names_that_quotas_use():
     assert {"NotTerminating", "NotBestEffort", "PriorityClass=research"} == CHARGE.scopes
 
 
-def scratch(size: str, **spec: Any) -> dict[str, Any]:
-    claim = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": size}}, **spec}
-    return {"name": f"scratch-{size}", "ephemeral": {"volumeClaimTemplate": {"spec": claim}}}
-
-
-def test_a_pod_is_charged_with_the_claims_of_its_ephemeral_volumes():
-    volumes = [scratch("1Gi"), scratch("2Gi", storageClassName="fast"), {"name": "x", "emptyDir": {}}]
-    amounts = dict(resources.charge({**TRAINS, "volumes": volumes}))
-    assert {name: amount for name, amount in amounts.items() if name not in dict(CHARGE.amounts)} == {
-        "persistentvolumeclaims": 2, "count/persistentvolumeclaims": 2, "requests.storage": 3 * 2**30,
-        "fast.storageclass.storage.k8s.io/persistentvolumeclaims": 1,
-        "fast.storageclass.storage.k8s.io/requests.storage": 2 * 2**30,
-    }  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("hard", "room"),
-    [
-        ({"requests.storage": "5Gi"}, 2),
-        ({"persistentvolumeclaims": "3"}, 3),
-        ({"count/persistentvolumeclaims": "0"}, 0),
-        ({"fast.storageclass.storage.k8s.io/requests.storage": "2Gi"}, 1),
-        ({"slow.storageclass.storage.k8s.io/requests.storage": "0"}, 2**31),
-    ],
-)
-def test_quota_of_volumes_bounds_the_pods_that_bring_claims_with_them(hard, room):
-    pod = {**TRAINS, "volumes": [scratch("2Gi", storageClassName="fast")]}
-    charge = PodCharge(resources.charge(pod), resources.scopes(pod))
-    assert bounded(Job("u", "a", "u", 1, 8, WorkerShape(())), charge, [resource_quota(hard, {})]).quota_room == room
-
-
 def resource_quota(hard: dict[str, str], used: dict[str, str], **spec) -> Any:
     body = {"metadata": {"namespace": "a", "name": "q"}, "spec": {"hard": hard, **spec}}
     return quota({**body, "status": {"hard": hard, "used": used}})
