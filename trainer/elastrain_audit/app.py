@@ -51,7 +51,12 @@ def audit_directory(directory: Path, *, as_json: bool) -> bool:
     console.print(table)
     for problem in verdict.problems:
         console.print(problem, style="red", highlight=False)
-    if verdict.ok:
+    if verdict.incomplete is not None:
+        text = (
+            f"incomplete from step {verdict.incomplete} on: a log could not be written; the figures are of those before"
+        )
+        console.print(text, style="bold red")
+    elif verdict.ok:
         console.print("no sample lost or repeated", style="bold green")
     else:
         console.print("samples were lost or repeated, or the logs contradict the order of the data", style="bold red")

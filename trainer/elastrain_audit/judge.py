@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
@@ -9,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from elastrain.data.audit import Line
+from elastrain.data.audit import INCOMPLETE, Line
 from elastrain.data.order import Order
 from elastrain.data.share import Share
 
@@ -36,12 +37,15 @@ class Verdict:
     after the loss of a rank)."""
     problems: tuple[str, ...] = ()
     """Every contradiction found, one line each, at most 20."""
+    incomplete: int | None = None
+    """The first step that a log lacks which could not be written, and no other log has. The verdict is on those before
+    it; None: no log lacks a step."""
     pids: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """Process ids of the training processes, by worker."""
 
     @property
     def ok(self) -> bool:
-        return not (self.lost or self.repeated or self.problems)
+        return self.incomplete is None and not (self.lost or self.repeated or self.problems)
 
 
 def verify(directory: Path) -> Verdict:
@@ -53,7 +57,10 @@ def verify(directory: Path) -> Verdict:
     files = sorted(directory.glob("*.jsonl"))
     orders: dict[tuple[Order, int | None], set[str]] = {}
     lines: list[Line] = []
+    whole: list[Line] = []
+    """Of logs that could be written."""
     for file in files:
+        before = len(lines)
         for raw in _records(file):
             if raw["kind"] == "order":
                 order = Order(**{k: v for k, v in raw.items() if k not in ("kind", "sampled")})
@@ -64,12 +71,28 @@ def verify(directory: Path) -> Verdict:
                 earlier = range(rank - rank % tensor, rank - rank % tensor + tensor) if tensor > 1 else ()
                 values = {"indices": tuple(raw["indices"]), "share": _share(*raw["share"]), "batch": batch}
                 lines.append(Line(**{**raw, **values, "mates": tuple(raw.get("mates", earlier))}))
+        whole += lines[before:] if INCOMPLETE not in file.name else []
     if not lines:
         raise ValueError(f"{directory}: no audit lines in {len(files)} *.jsonl files; is $ELASTRAIN_AUDIT_DIR set?")
     if len(orders) != 1:
         raise ValueError(f"{directory}: {_apart(orders)}")
     ((order, sampled),) = orders
-    return judge(lines, order if sampled is None else replace(order, batch_sampler=_Logged(lines, order, sampled)))
+    ends = [int(file.stem.rpartition(INCOMPLETE)[2]) for file in files if INCOMPLETE in file.name]
+    incomplete = first_lacking(lines, whole, min(ends)) if ends else None
+    lines = [line for line in lines if incomplete is None or line.step < incomplete]
+    if not lines:
+        raise ValueError(f"{directory}: the logs could not be written from their first step on")
+    logged = order if sampled is None else replace(order, batch_sampler=_Logged(lines, order, sampled))
+    return replace(judge(lines, logged), incomplete=incomplete)
+
+
+def first_lacking(lines: Sequence[Line], whole: Sequence[Line], since: int) -> int | None:
+    """The first step from ``since`` on that no log has; None if the last one is in a log of those that are ``whole``:
+    training has ended with it. Pure."""
+    known = _newest_generations(lines)
+    first = next(step for step in itertools.count(since) if step not in known)
+    ended = first > max(known, default=-1) and first - 1 in _newest_generations(whole)
+    return None if ended else first
 
 
 def _apart(orders: dict[tuple[Order, int | None], set[str]]) -> str:

@@ -83,6 +83,12 @@ def test_a_failed_checkpoint_is_shown_with_its_reason():
     ]
 
 
+def test_an_audit_log_that_became_incomplete_is_shown_once():
+    full = progress(audit_error="the audit log is incomplete from step 5 on: /a: No space left on device")
+    assert changes(status(progress=progress()), status(progress=full)) == [full.audit_error]
+    assert changes(status(progress=full), status(progress=full)) == []
+
+
 RESUMED = CheckpointState(step=122, path="/c", resumed=Resumed(step=122, tier="volume", path="/c"))
 LOST = Rescale(generation=2, from_size=2, to_size=1, reason="Lost", step=95, pause_seconds=0.1)
 START = Rescale(generation=1, from_size=0, to_size=2, reason="Start", step=122, pause_seconds=0.1)

@@ -17,16 +17,21 @@ the step contains the parts of all ranks, including ranks that died before they 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Self, TextIO
 
+import structlog
+
 from elastrain.api import names
 from elastrain.api.shape import Divides
 from elastrain.data.order import Order
 from elastrain.data.share import Place, Share
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +55,25 @@ class Line:
     """The ranks of its replica that compute the same part of the batch; empty: this one alone does."""
 
 
+INCOMPLETE = ".incomplete-from-"
+"""In the name of a log that could not be written: before the first step that it lacks. Its file is renamed, which needs
+no room on a full disk."""
+
+
 class AuditLog:
-    """The writer of one rank. Every line is flushed at once, so a killed rank loses no written line."""
+    """The writer of one rank. Every line is flushed at once, so a killed rank loses no written line.
+
+    A line that cannot be written is the last: training goes on, :attr:`error` says so, and ``elastrain audit`` does.
+    """
 
     def __init__(self, directory: Path, worker: str, local_rank: int, pid: int) -> None:
         """Raises ``OSError`` naming the path if the directory cannot be written."""
         directory.mkdir(parents=True, exist_ok=True)
         self._worker, self._pid = worker, pid
-        self._file: TextIO = (directory / f"{worker}.{local_rank}.{pid}.jsonl").open("a", buffering=1)
+        self.error = ""
+        """From which step on the log is incomplete, and why; empty: it has all steps."""
+        self._path = directory / f"{worker}.{local_rank}.{pid}.jsonl"
+        self._file: TextIO = self._path.open("a", buffering=1)
         self._order: Order | None = None
 
     @classmethod
@@ -80,17 +96,29 @@ class AuditLog:
         span: int = 1,
     ) -> None:
         """Append one step. ``place``: of this rank in the generation that computed it. Others: as of :class:`Line`."""
+        if self.error:
+            return
         sampled = order.steps_per_epoch if order.sampled else None
+        text = ""
         if order != self._order:
             self._order = order
             described = {f.name: getattr(order, f.name) for f in fields(order) if f.compare}
-            self._file.write(json.dumps({"kind": "order", **described, "sampled": sampled}) + "\n")
+            text = json.dumps({"kind": "order", **described, "sampled": sampled}) + "\n"
         generation, rank, world, shape = place
         together = [d.name for d in shape.dimensions if d.divides is not Divides.BATCH]
         mates = tuple(shape.along(rank, *together)) if together else ()
         batch = None if sampled is None else tuple(order.batch(step, span))
         line = Line(kind, step, generation, rank, world, self._worker, self._pid, indices, share, batch, span, mates)
-        self._file.write(json.dumps(asdict(line)) + "\n")
+        try:
+            self._file.write(text + json.dumps(asdict(line)) + "\n")
+        except OSError as e:
+            self.error = f"the audit log is incomplete from step {step} on: {self._path}: {e.strerror}"
+            log.error(
+                "the audit log cannot be written; training goes on", step=step, path=str(self._path), error=str(e)
+            )
+            with contextlib.suppress(OSError):
+                self._path.rename(self._path.with_suffix(f"{INCOMPLETE}{step}.jsonl"))
 
     def close(self) -> None:
-        self._file.close()
+        with contextlib.suppress(OSError):  # of the rest of a line that had no room
+            self._file.close()

@@ -200,6 +200,8 @@ def _running(p: ConditionFacts) -> ConditionUpdate:
         text = f"generation {p.generation.number}: {p.ready} of {p.generation.size} {_replicas(p)} alive"
         if p.progress and p.progress.stragglers:
             text += f"; delayed by {', '.join(p.progress.stragglers)}"
+        if p.progress and p.progress.audit_error:
+            text += f"; {p.progress.audit_error}"
         return ConditionUpdate(ConditionType.RUNNING, "True", "Training", text)
     return ConditionUpdate(ConditionType.RUNNING, "False", "NoGeneration", "no generation trains")
 

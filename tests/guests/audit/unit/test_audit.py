@@ -1,6 +1,7 @@
 """The judge of audit logs must find every way of breaking the promise."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -52,6 +53,40 @@ def test_verdict_is_good_if_ranks_died_before_they_could_write(data) -> None:
 def test_verdict_is_good_if_a_joiner_was_a_learner_while_the_others_computed_the_batch(lines) -> None:
     looked_on = [line(4, 0, 3, share=Share(0, 2)), line(4, 1, 3, share=Share(2, 2)), line(4, 2, 3, share=Share(1, 2))]
     assert judge([x for x in lines if x.step != 4] + looked_on, ORDER).ok
+
+
+def write(folder, worker: str, steps: range, *, full_from: int | None = None) -> AuditLog:
+    """The log of the only rank, whose disk is full from a step on."""
+    log = AuditLog(folder, worker, 0, 1)
+    for step in steps:
+        if step == full_from:
+            log._file = Path("/dev/full").open("w", buffering=1)  # noqa: SIM115
+        log.write("commit", step, line(step, 0, 1).indices, ORDER, place=Place(1, 0, 1), share=Share(0, 1))
+    log.close()
+    return log
+
+
+def test_training_goes_on_and_the_log_says_from_where_it_is_incomplete_if_its_disk_is_full(tmp_path) -> None:
+    log = write(tmp_path, "a", range(STEPS), full_from=4)
+    assert log.error == f"the audit log is incomplete from step 4 on: {tmp_path}/a.0.1.jsonl: No space left on device"
+    verdict = verify(tmp_path)
+    assert (verdict.incomplete, verdict.steps, verdict.problems, verdict.ok) == (4, 4, (), False)
+
+
+@pytest.mark.parametrize(
+    ("others", "incomplete"),
+    [
+        ({"b": range(STEPS)}, None),  # its lines prove the parts of all ranks
+        ({"b": range(2), "c": range(7, STEPS)}, 4),  # one that began when there was room again
+        ({"b": range(6)}, None),
+    ],
+)
+def test_a_log_that_is_incomplete_counts_only_for_steps_that_no_other_log_has(tmp_path, others, incomplete) -> None:
+    write(tmp_path, "a", range(STEPS), full_from=4)
+    for worker, steps in others.items():
+        write(tmp_path, worker, steps)
+    verdict = verify(tmp_path)
+    assert (verdict.incomplete, verdict.problems) == (incomplete, ())
 
 
 def test_verdict_is_good_if_a_job_of_sharded_models_went_on_with_whole_ones(tmp_path) -> None:

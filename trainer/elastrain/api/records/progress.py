@@ -101,6 +101,8 @@ class Progress(Record):
     rescales: Few[Rescale] = ()
     """The newest ten, oldest first."""
     checkpoint: CheckpointState | None = None
+    audit_error: Text = ""
+    """From which step on rank 0's audit log is incomplete, and why; empty: it has all steps, or there is none."""
     stragglers: Few[Annotated[str, Field(max_length=253)]] = ()
     """Names of at most 16 workers that delay the others (``Member.health`` is ``slow``). Added by rank 0's agent."""
     finished: bool = False

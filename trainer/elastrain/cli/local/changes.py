@@ -15,7 +15,7 @@ HEALTH_WORDS = {"belowMin": "ready", "slow": "a straggler"}
 
 def changes(before: LocalStatus | None, after: LocalStatus) -> list[tuple[str, str]]:
     """One sentence for each change, in a fixed order, after what has changed: Phase, Worker, Generation, Resumed,
-    Rescaled or Checkpoint."""
+    Rescaled, Checkpoint or Audit."""
     old = before.progress if before else None
     return [
         *(("Phase", sentence) for sentence in _phase(before, after)),
@@ -24,6 +24,7 @@ def changes(before: LocalStatus | None, after: LocalStatus) -> list[tuple[str, s
         *(("Resumed", sentence) for sentence in _resumed(old, after.progress)),
         *(("Rescaled", _rescaled(r)) for r in new_rescales(old, after.progress)),
         *(("Checkpoint", sentence) for sentence in _checkpoint(old, after.progress)),
+        *(("Audit", sentence) for sentence in _audit(old, after.progress)),
     ]
 
 
@@ -79,6 +80,11 @@ def _checkpoint(old: Progress | None, new: Progress | None) -> Iterator[str]:
     now = _checkpoint_of(new)
     if now is not None and now != _checkpoint_of(old):
         yield f"checkpoint failed: {now.error}" if now.error else f"checkpoint of step {now.step}: {now.path}"
+
+
+def _audit(old: Progress | None, new: Progress | None) -> Iterator[str]:
+    if new is not None and new.audit_error and (old is None or not old.audit_error):
+        yield new.audit_error
 
 
 def _checkpoint_of(progress: Progress | None) -> CheckpointState | None:

@@ -220,3 +220,4 @@ class Bodies:
             self._audit.write(
                 kind, step.number, indices, self.order, place=step.place, share=step.share, span=step.span
             )
+            self._world.state.reporter.audit_error = self._audit.error

@@ -81,6 +81,8 @@ class Reporter:
     loss: float | None = None
     step_seconds: float | None = None
     batch: ScriptsBatch = field(default_factory=ScriptsBatch)
+    audit_error: str = ""
+    """As of :attr:`elastrain.data.audit.AuditLog.error`."""
     tracer: Tracer | None = None
     """Receives the spans of each change of generation, if this is rank 0."""
     broken_at: float | None = None
@@ -202,6 +204,7 @@ class Reporter:
             shares=shares,
             rescales=tuple(self.rescales),
             checkpoint=checkpoint,
+            audit_error=self.audit_error,
         )
 
 
