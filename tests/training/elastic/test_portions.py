@@ -13,7 +13,7 @@ from torch import nn
 
 from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
 from elastrain.elastic.comm.header import Kind
-from elastrain.elastic.state import capture, portions, transfer
+from elastrain.elastic.state import capture, digest, portions, transfer
 from elastrain.elastic.state.portions import Transfer
 from elastrain.elastic.state.receiver import NotKept, StateReceiver
 from elastrain.elastic.state.sender import StateSender
@@ -144,7 +144,7 @@ def test_portions_of_a_device_go_through_one_buffer_per_connection(small_pieces,
         buffers.append(size)
         return torch.empty(size, dtype=torch.uint8)
 
-    monkeypatch.setattr(transfer, "on_host", lambda _tensor: False)
+    monkeypatch.setattr(digest, "on_host", lambda _tensor: False)
     monkeypatch.setattr(transfer, "page_locked", page_locked)
     trainees = [Trainee(0), Trainee(1)]
     trainees[0].step(100)

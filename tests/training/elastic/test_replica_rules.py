@@ -14,8 +14,9 @@ from torch import nn
 
 from elastrain.elastic.encoding.leaves import raw_bytes
 from elastrain.elastic.replicas.compare import Outcome, Row, differ, judge
-from elastrain.elastic.replicas.entries import LEFT_OUT, Entries, combined, of_device_tensor
+from elastrain.elastic.replicas.entries import LEFT_OUT, Entries, combined
 from elastrain.elastic.replicas.schedule import Schedule
+from elastrain.elastic.state.digest import on_device
 
 # -- the decision ------------------------------------------------------------------------------------------------------
 STATES = st.sampled_from([{"w": 1, "m": 1}, {"w": 2, "m": 1}, {"w": 1, "m": 2}, {"w": 3}, {}])
@@ -165,13 +166,13 @@ def test_buffers_that_forward_changes_are_left_out_and_constant_ones_are_not():
 @pytest.mark.parametrize("size", [0, 1, 7, 4096, 10_001])
 def test_a_flipped_bit_and_exchanged_rows_change_the_digest_that_a_device_makes(dtype, size):
     tensor = torch.arange(size).to(dtype)
-    before = of_device_tensor(tensor)
+    before = on_device(tensor)
     assert before.dtype is torch.int64
     data = tensor.view(torch.uint8)
     for at in range(0, data.numel(), max(data.numel() // 50, 1)):
         for bit in (1, 128):
             data[at] ^= bit
-            assert of_device_tensor(tensor) != before
+            assert on_device(tensor) != before
             data[at] ^= bit
     if size > 8192 and dtype is torch.float32:
-        assert of_device_tensor(tensor.roll(4096)) != before
+        assert on_device(tensor.roll(4096)) != before

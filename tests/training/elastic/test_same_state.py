@@ -12,7 +12,7 @@ from torch import nn
 from elastrain.api.settings import CheckpointSpec
 from elastrain.elastic.checkpoint import CheckpointKeeper, levels_of
 from elastrain.elastic.encoding.leaves import is_dense
-from elastrain.elastic.state import capture, rollback, transfer
+from elastrain.elastic.state import capture, digest, rollback, transfer
 from elastrain.elastic.state.capture import NotTheSame, fingerprints
 from elastrain.elastic.state.portions import Transfer
 from elastrain.elastic.state.receiver import StateReceiver
@@ -258,6 +258,31 @@ def test_a_joiner_trains_the_same_model_for_every_optimizer(kind, dtype, moved) 
         there.step(number)
         here.step(number)
     assert_same(there.tracked, here.tracked)
+
+
+@pytest.mark.parametrize(
+    ("given", "missing", "reads"),
+    [
+        (lambda there, here: there, lambda _: False, 2),
+        (lambda there, here: here, lambda _: False, 0),
+        (lambda there, here: there, lambda leaf: torch.is_tensor(leaf), 0),
+    ],
+    ids=["elsewhere", "in place", "without content yet"],
+)
+def test_a_load_reads_each_tensor_at_most_once_and_none_that_has_arrived_in_place(
+    given, missing, reads, monkeypatch
+) -> None:
+    monkeypatch.setattr(capture, "_COPIED_BYTES", 0)
+    there, here = (Training("AdamW", torch.float32, seed=seed) for seed in range(2))
+    for training in (there, here):
+        training.step(0)
+    read: list[int] = []
+    flat = digest._flat
+    monkeypatch.setattr(digest, "_flat", lambda tensor: read.append(tensor.data_ptr()) or flat(tensor))
+    tensors = transfer.tensors_of(state := capture.capture(given(there, here).tracked))
+    capture.restore(here.tracked, state, missing=missing)
+    # Of an optimizer's state torch keeps the tensor itself, so that only parameters and step counts are elsewhere.
+    assert sum(read.count(t.data_ptr()) for t in tensors if t.dim()) == reads
 
 
 # -- what cannot be loaded ---------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from elastrain.elastic.comm.communicator import Communicator
-from elastrain.elastic.state import transfer
+from elastrain.elastic.state import digest, transfer
 from elastrain.elastic.state.portions import Transfer
 from elastrain.elastic.state.receiver import StateReceiver
 from elastrain.elastic.state.sender import StateSender
@@ -29,7 +29,7 @@ def elsewhere(monkeypatch) -> list[int]:
         made.append(size)
         return torch.empty(size, dtype=torch.uint8)
 
-    monkeypatch.setattr(transfer, "on_host", lambda _tensor: False)
+    monkeypatch.setattr(digest, "on_host", lambda _tensor: False)
     monkeypatch.setattr(transfer, "page_locked", page_locked)
     monkeypatch.setattr(transfer, "PIECE_BYTES", 400)
     monkeypatch.setattr(transfer, "SMALL_BYTES", 200)

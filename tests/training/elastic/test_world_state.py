@@ -114,8 +114,8 @@ def test_ranks_with_one_copy_give_an_agreed_switch_up_if_a_rank_was_lost_before_
 
 def test_the_state_is_read_once_at_the_end_of_a_loop_in_which_replicas_are_compared(monkeypatch):
     model, read = nn.Linear(3, 3), []
-    state, of_tensor = alone(model=model).state, digest.of_tensor
-    monkeypatch.setattr(digest, "of_tensor", lambda tensor: read.append(tensor) or of_tensor(tensor))
+    state, of_tensors = alone(model=model).state, digest.of_tensors
+    monkeypatch.setattr(digest, "of_tensors", lambda tensors: read.extend(tensors) or of_tensors(tensors))
     state.replicas.number_at_boundary()
     assert len(read) == 2
     number = state.digest(anew=True)

@@ -102,8 +102,8 @@ class RankState:
         tree = {"tracked": tracked, "position": position, "trained": self.trained.describe()}
         return {**tree, "kept": self.kept.capture()} if gradients and not emptied else tree
 
-    def load(self, tree: dict[str, Any]) -> None:
-        """Go on with ``tree``."""
+    def load(self, tree: dict[str, Any], missing: Callable[[Any], bool] = lambda _leaf: False) -> None:
+        """Go on with ``tree``. ``missing``: as of :func:`capture.restore`."""
         position = tree["position"]
         self.data.load(position["data"], position["step"])
         self._keeper.lineage = position["lineage"]
@@ -112,7 +112,7 @@ class RankState:
         self.on_adopt()
         self.changes.before_load(position["changes"])
         self.trained.adopt(tree["trained"])
-        capture.restore(self.tracked, tree["tracked"])
+        capture.restore(self.tracked, tree["tracked"], missing=missing)
         if kept := tree.get("kept"):
             self.kept.load(kept)
         self.replicas.loaded()

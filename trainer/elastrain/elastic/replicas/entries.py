@@ -4,8 +4,7 @@ Other tracked objects are left out: a metric counts each rank's own samples. So 
 statistics of a BatchNorm are each rank's own (docs/numerics.md). The warm-up shows them; one that changes later is
 recognised by its version, which torch's kernels of normalisations do not raise: theirs are known by their class.
 
-The digest of a tensor in the host's memory is XXH3, as fast as memory. On a device it is made there, by sums of
-integers, which are exact in any order: 8 bytes travel to the host for each tensor.
+The digest of a tensor is made where it lies (:func:`elastrain.elastic.state.digest.of_tensors`).
 """
 
 from __future__ import annotations
@@ -25,10 +24,6 @@ from elastrain.elastic.torch_private import Norm, pytree
 
 LEFT_OUT = 0
 """The digest of an entry that may differ between replicas."""
-_ROW = 1 << 12
-"""Words whose sum counts with a factor of its own, on a device."""
-_MIXED = 0x9E3779B97F4A7C15 - (1 << 64)
-"""An odd factor (2**64 over the golden ratio), as int64."""
 _LARGEST = 2**63 - 2
 
 
@@ -58,18 +53,15 @@ class Entries:
         Reads all tensors once, but those whose number is ``known``. On a device the host waits for it.
         """
         found: dict[str, int] = {}
-        on_device: dict[str, torch.Tensor] = {}
+        tensors: dict[str, torch.Tensor] = {}
         for name, value in self._values():
             if number := known.get(name, LEFT_OUT):
                 found[name] = number
             elif not isinstance(value, torch.Tensor):
                 found[name] = digest.of_value(value)
-            elif value.device.type == "cpu":
-                found[name] = digest.of_tensor(value)
             else:
-                found[name], on_device[name] = LEFT_OUT, of_device_tensor(value)
-        for name, number in zip(on_device, _on_host([*on_device.values()]), strict=True):
-            found[name] = number % _LARGEST + 1
+                found[name], tensors[name] = LEFT_OUT, value
+        found.update(zip(tensors, digest.of_tensors([*tensors.values()]), strict=True))
         return found | dict.fromkeys(self.own, LEFT_OUT)
 
     def _values(self) -> Iterator[tuple[str, Any]]:
@@ -100,35 +92,6 @@ def combined(digests: Mapping[str, int]) -> int:
     names = "\n".join(name for name, number in digests.items() if number != LEFT_OUT)
     numbers = array("q", [number for number in digests.values() if number != LEFT_OUT])
     return 1 + xxhash.xxh3_64_intdigest(numbers.tobytes() + names.encode()) % _LARGEST
-
-
-def of_device_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """A digest of a tensor's values, as an int64 scalar on its device: any single flipped bit changes it.
-
-    Sums of 32-bit words; each row of words has a factor of its own, so that rows cannot change places unnoticed.
-    """
-    data = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
-    whole = data.numel() // 4 * 4
-    if data.storage_offset() % 4:
-        return data.sum(dtype=torch.int64)
-    words = data[:whole].view(torch.int32)
-    rows = words.numel() // _ROW
-    total = words[rows * _ROW :].sum(dtype=torch.int64) + data[whole:].sum(dtype=torch.int64)
-    if rows:
-        sums = words[: rows * _ROW].view(rows, _ROW).sum(1, dtype=torch.int64)
-        total = total + (sums * (torch.arange(1, 2 * rows, 2, device=data.device) * _MIXED)).sum()
-    return total
-
-
-def _on_host(numbers: list[torch.Tensor]) -> list[int]:
-    by_device: dict[torch.device, list[int]] = {}
-    for place, number in enumerate(numbers):
-        by_device.setdefault(number.device, []).append(place)
-    found = [0] * len(numbers)
-    for places in by_device.values():
-        for place, value in zip(places, torch.stack([numbers[p] for p in places]).tolist(), strict=True):
-            found[place] = value
-    return found
 
 
 def _local(tensor: torch.Tensor) -> Iterator[torch.Tensor]:

@@ -12,7 +12,6 @@ does not vote before they have come (:meth:`Snapshots.pending`).
 
 from __future__ import annotations
 
-import ctypes
 import struct
 import threading
 import time
@@ -30,10 +29,9 @@ from elastrain.elastic.comm import channel
 from elastrain.elastic.comm.channel import Purpose
 from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
 from elastrain.elastic.comm.peer import PeerLost
-from elastrain.elastic.encoding.leaves import raw_bytes
 from elastrain.elastic.reshard.remesh import ShardedTensor
 from elastrain.elastic.reshard.restore import NOTHING, Copy, ShardRef
-from elastrain.elastic.state import capture, transfer
+from elastrain.elastic.state import capture, digest, transfer
 from elastrain.elastic.state.parts import bounds
 from elastrain.elastic.state.transfer import Stage
 
@@ -293,26 +291,13 @@ class _Room:
 
     def copy_of(self, live: torch.Tensor, shape: Shape, old: torch.Tensor | None) -> torch.Tensor:
         """A copy of ``live``, which is ``old`` if that is the same to the bit."""
-        if old is not None and live.device.type == "cpu" and same_bits(live, old):
+        if old is not None and digest.on_host(live) and digest.same_bits(live, old):
             return old
         copy = self.of(shape).copy_(live)
-        if old is not None and live.device.type != "cpu" and same_bits(copy, old):
+        if old is not None and not digest.on_host(live) and digest.same_bits(copy, old):
             self._free[shape].append(copy)
             return old
         return copy
-
-
-_memcmp = ctypes.CDLL(None).memcmp
-_memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
-
-
-def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors on the host hold the same to the bit: ``torch.equal`` takes -0.0 for 0.0. Ends at the first
-    difference. Memory in another order counts as another content."""
-    if one.shape != other.shape or one.stride() != other.stride():
-        return False
-    a, b = raw_bytes(one), raw_bytes(other)
-    return len(a) == len(b) and _memcmp(a.data_ptr(), b.data_ptr(), len(a)) == 0
 
 
 def _shapes(tensors: Sequence[ShardedTensor], shards: int, shard: int) -> list[Shape]:

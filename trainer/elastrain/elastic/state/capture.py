@@ -8,7 +8,7 @@ before this rank counts as one that holds it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -54,22 +54,25 @@ def capture(tracked: Mapping[str, Stateful], *, emptied: bool = False) -> dict[s
     return states | hidden
 
 
-def restore(tracked: Mapping[str, Stateful], state: dict[str, Any]) -> None:
-    """Load ``state`` into the tracked objects, to the bit.
+def restore(
+    tracked: Mapping[str, Stateful], state: dict[str, Any], *, missing: Callable[[Any], bool] = lambda _leaf: False
+) -> None:
+    """Load ``state`` into the tracked objects, to the bit. ``missing(leaf)``: its content has not arrived yet.
 
+    What has arrived in the memory of the object itself was compared on its way, and is not read again.
     Raises ``ValueError`` naming the entries that only one side has: a skipped optimizer would train on with its own
     state; and :class:`NotTheSame`.
     """
     hidden = {name.removesuffix(HIDDEN): tree for name, tree in state.items() if name.endswith(HIDDEN)}
     state = {name: tree for name, tree in state.items() if not name.endswith(HIDDEN)}
-    if missing := sorted(tracked.keys() - state.keys()):
-        raise ValueError(f"the saved state has no entry for tracked {', '.join(missing)}; it has {sorted(state)}")
+    if lacking := sorted(tracked.keys() - state.keys()):
+        raise ValueError(f"the saved state has no entry for tracked {', '.join(lacking)}; it has {sorted(state)}")
     if surplus := sorted(state.keys() - tracked.keys()):
         raise ValueError(f"the saved state has {', '.join(surplus)}, which this script does not track (job.track)")
     optimizers = [obj for obj in tracked.values() if isinstance(obj, torch.optim.Optimizer)]
     shared = [(a, b) for a in optimizers for b in optimizers if a is not b and a.param_groups is b.param_groups]
     for name, obj in tracked.items():
-        _load(name, obj, state[name], tracked.values())
+        _load(name, obj, state[name], tracked.values(), missing)
         if isinstance(obj, nn.Module) and name in hidden:
             buffers.put(obj, parts.put_sparse(hidden[name]))
     for inner, outer in shared:  # an optimizer within another one comes first
@@ -122,6 +125,8 @@ def slot(leaf: Any) -> Any:
 # -- load one object -------------------------------------------------------------------------------------------------
 _COMPARED = (bool, int, float, complex, str, bytes, type(None))
 """Types of values that are compared; objects of others have no equality that all of them keep."""
+_COPIED_BYTES = 64 * 2**10
+"""Up to this size a tensor is copied before an object loads it, which may keep and change it."""
 _SHOWN = 3
 """Entries in a message."""
 
@@ -130,13 +135,15 @@ class NotTheSame(RuntimeError):
     """An object's state differs from the one that it has loaded."""
 
 
-def _load(name: str, obj: Any, state: Any, objects: Iterable[object]) -> None:
+def _load(name: str, obj: Any, state: Any, objects: Iterable[object], missing: Callable[[Any], bool]) -> None:
     """``obj.load_state_dict(state)``, with the values, types and shapes that ``state`` has.
 
     ``name``: of the object. ``state``: as of :func:`elastrain.elastic.state.parts.taken`. ``objects``: all that are
-    tracked. Raises :class:`NotTheSame` naming the entries that differ, and the errors of ``load_state_dict``.
+    tracked. ``missing``: as of :func:`restore`. Raises :class:`NotTheSame` naming the entries that differ, and the
+    errors of ``load_state_dict``.
     """
-    sent = fingerprints(state)  # first: the object may keep the tensors, and change them
+    sent = {path: leaf for path, leaf in _entries(state).items() if not missing(leaf)}
+    sent = {path: leaf if _nbytes(leaf) > _COPIED_BYTES else copy_of(leaf) for path, leaf in sent.items()}
     tree = parts.put(state, obj, objects)
     own = _states(obj)
     obj.load_state_dict(tree)
@@ -151,36 +158,48 @@ def _load(name: str, obj: Any, state: Any, objects: Iterable[object]) -> None:
         )
 
 
-def fingerprints(tree: Any) -> dict[str, str]:
-    """Of each entry of a tree, by its path: type, shape and digest of a tensor, or the value. Objects have none."""
+def _entries(tree: Any) -> dict[str, Any]:
+    """The tensors and values of a tree that are compared, by path."""
     leaves, _ = pytree.tree_flatten_with_path(tree)
-    return {pytree.keystr(path): _fingerprint(leaf) for path, leaf in leaves if _is_compared(leaf)}
+    compared = ((path, leaf) for path, leaf in leaves if isinstance(leaf, torch.Tensor) or type(leaf) in _COMPARED)
+    return {pytree.keystr(path): leaf for path, leaf in compared}
 
 
-def _fingerprint(leaf: Any) -> str:
-    if isinstance(leaf, torch.Tensor):
-        return f"{leaf.dtype} {tuple(leaf.shape)} {digest.of_tensor(leaf):x}"
-    return repr(leaf)
+def fingerprints(tree: Any) -> dict[str, str]:
+    """Of each entry that is compared, by its path: type, shape and digest of a tensor, or the value."""
+    entries = _entries(tree)
+    return {path: _text(entries, path) for path in entries}
 
 
-def _is_compared(leaf: Any) -> bool:
-    return isinstance(leaf, torch.Tensor) or type(leaf) in _COMPARED
+def _nbytes(leaf: Any) -> int:
+    return leaf.nbytes if isinstance(leaf, torch.Tensor) else 0
 
 
-def _differing(sent: Mapping[str, str], obj: Any) -> str:
+def _differing(sent: Mapping[str, Any], obj: Any) -> str:
     """The entries of the object's state that are not as they were ``sent``; empty if all are."""
-    loaded = fingerprints(parts.taken(obj.state_dict()))
-    paths = [path for path, value in sent.items() if loaded.get(path) != value]
+    loaded = _entries(parts.taken(obj.state_dict()))
+    paths = [path for path, leaf in sent.items() if path not in loaded or not _same(leaf, loaded[path])]
     if not paths:
         return ""
-    again = fingerprints(parts.taken(obj.state_dict()))  # an entry that changes between two looks, a clock, is no state
-    paths = [path for path in paths if path not in loaded or loaded[path] == again.get(path)]
-    texts = [f"{path} is {_short(loaded.get(path))} instead of {_short(sent[path])}" for path in paths[:_SHOWN]]
+    again = _entries(parts.taken(obj.state_dict()))  # an entry that changes between two looks, a clock, is no state
+    paths = [path for path in paths if path not in loaded or _same(loaded[path], again.get(path))]
+    texts = [f"{path} is {_text(loaded, path)} instead of {_text(sent, path)}" for path in paths[:_SHOWN]]
     return "; ".join(texts) + (f"; and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else "")
 
 
-def _short(value: str | None) -> str:
-    return "missing" if value is None else value if len(value) < 100 else f"{value[:100]}…"
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return digest.same_bits(one, other)
+    return repr(one) == repr(other)
+
+
+def _text(entries: Mapping[str, Any], path: str) -> str:
+    if path not in entries:
+        return "missing"
+    leaf = entries[path]
+    if not isinstance(leaf, torch.Tensor):
+        return repr(leaf) if len(repr(leaf)) < 100 else f"{repr(leaf)[:100]}…"
+    return f"{leaf.dtype} {tuple(leaf.shape)} {digest.of_tensors([leaf])[0]:x}"
 
 
 # -- optimizers --------------------------------------------------------------------------------------------------------

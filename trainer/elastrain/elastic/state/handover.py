@@ -24,11 +24,9 @@ log = structlog.get_logger(__name__)
 class Handover:
     """At most one transfer at a time, in the generation in force."""
 
-    def __init__(
-        self, tracked: Mapping[str, Stateful], capture: Callable[..., Any], load: Callable[[Any], None]
-    ) -> None:
+    def __init__(self, tracked: Mapping[str, Stateful], capture: Callable[..., Any], load: Callable[..., None]) -> None:
         """``capture()`` returns the tree of this rank's state, ``capture(gradients=False)`` the same without those that
-        are kept; ``load(tree)`` replaces the state by such a tree."""
+        are kept; ``load(tree, missing)`` replaces the state by such a tree, as of :meth:`RankState.load`."""
         self.partial_state = ""
         """Why this rank's memory holds the state of no step; empty if it holds that of one, or never held any."""
         self._tracked, self._capture, self._load = tracked, capture, load
@@ -80,7 +78,7 @@ class Handover:
             self.partial_state = ""
             return
         self._rounds, self._receiver = 0, receiver
-        self._load(receiver.opening)
+        self._load(receiver.opening, portions.is_large)
         parts = portions.cut(self._tracked)
         if parts is None:
             communicator.fail("the state of this rank cannot be cut into portions, but its peers' can")

@@ -224,7 +224,7 @@ class Stage:
 
     def to_host(self, piece: torch.Tensor) -> torch.Tensor:
         """The bytes of ``piece`` in the host's memory, until the next call."""
-        if on_host(piece):
+        if digest.on_host(piece):
             return piece
         buffer = self._buffer_for(piece)
         buffer.copy_(piece)  # returns when it is done
@@ -232,7 +232,7 @@ class Stage:
 
     def begin(self, piece: torch.Tensor) -> torch.Tensor:
         """Host memory to receive the new bytes of ``piece`` into; :meth:`finish` copies them to ``piece``."""
-        return piece if on_host(piece) else self._buffer_for(piece)
+        return piece if digest.on_host(piece) else self._buffer_for(piece)
 
     def finish(self, received: torch.Tensor, piece: torch.Tensor) -> None:
         """Copy ``received``, from :meth:`begin`, to ``piece``, unless it is ``piece`` itself."""
@@ -243,12 +243,6 @@ class Stage:
         if self._buffer is None:
             self._buffer = page_locked(self._size, piece.device)
         return self._buffer[: piece.numel()]
-
-
-def on_host(tensor: torch.Tensor) -> bool:
-    """Whether the tensor lies in the host's memory."""
-    kind: str = tensor.device.type
-    return kind == "cpu"
 
 
 def reserve(device: torch.device) -> None:

@@ -28,7 +28,8 @@ def compare(module: nn.Module, shape: Shape, communicator: Communicator) -> None
     dimensions = [name for name in placed.may_be_alike(shape) if shape.named(name).size > 1]
     if not dimensions:
         return
-    digests = {name: digest.of_tensor(p.detach().to_local()) for name, p in module.named_parameters()}
+    parts = {name: p.detach().to_local() for name, p in module.named_parameters()}
+    digests = dict(zip(parts, digest.of_tensors([*parts.values()]), strict=True))
     cuts = {name: placed.cut(p) for name, p in module.named_parameters()}
     own = [digest.of_value({n: number for n, number in digests.items() if d not in cuts[n]}) for d in dimensions]
     apart = first_apart(communicator.all_gather_ints(own, Kind.REPLICAS), dimensions, shape)
