@@ -120,12 +120,9 @@ class Tracer:
         self._thread = threads.start(self._run, name="traces")
 
     def emit(self, job_uid: str, generation: int, spans: Iterable[Span], root: Span | None = None) -> None:
-        """Send ``spans`` as parts of the change to ``generation``. ``root``: set by the one process that observed the
-        whole change, rank 0."""
-        for span in spans:
-            self._put(self._readable(job_uid, generation, span, is_root=False))
-        if root is not None:
-            self._put(self._readable(job_uid, generation, root, is_root=True))
+        """Send ``spans`` as parts of ``root``, the change to ``generation``."""
+        for span in spans if root is None else (*spans, root):
+            self._put(self._readable(job_uid, generation, span, is_root=span is root))
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
         """Send the queued spans, for at most ``seconds``."""

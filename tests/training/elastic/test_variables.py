@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elastrain.elastic.arguments import CHECKS
+from elastrain.elastic import arguments
 from elastrain.elastic.contract import Call, Contract, Phase
 from elastrain.elastic.state.tracked import Variables
 
@@ -34,7 +34,7 @@ def test_error_names_the_values_if_another_is_set():
 @pytest.mark.parametrize(("unnamed", "values"), [((), {}), ((0.0,), {}), ((0.0,), {"bad": 0})])
 def test_error_shows_the_call_if_a_value_has_no_name(unnamed, values):
     with pytest.raises(TypeError, match=r"kept = job.variables\(best=0.0, bad=0\)"):
-        CHECKS["variables"](*unnamed, **values)
+        arguments.variables(*unnamed, **values)
 
 
 @pytest.mark.parametrize("phase", [Phase.PASSED, Phase.WARM_UP, Phase.PARTIAL, Phase.DISCARDED, Phase.LEAVING])

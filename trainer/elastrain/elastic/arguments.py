@@ -40,8 +40,8 @@ _INSTEAD = {
 
 
 def checked(method: _Method) -> _Method:
-    """``method`` of ``Job``, called after the check of its name has passed."""
-    check = CHECKS[method.__name__]
+    """``method`` of ``Job``, called after the check of its name, below, has passed."""
+    check = globals()[method.__name__]
 
     @functools.wraps(method)
     def call(job: Any, *args: Any, **kwargs: Any) -> Any:
@@ -202,16 +202,6 @@ def clip_grad_norm_(max_norm: Any = None, norm_type: Any = 2.0, *_: Any, **__: A
         )
     if not isinstance(norm_type, int | float):
         raise TypeError(f"job.clip_grad_norm_(norm_type={norm_type!r}): must be a number")
-
-
-CHECKS: Mapping[str, Callable[..., None]] = {
-    check.__name__: check
-    for check in (
-        wrap, track, variables, on_commit, dataloader, steps, epochs, every, at, fit, evaluate, backward,
-        clip_grad_norm_,
-    )
-}  # fmt: skip
-"""By the name of the method."""
 
 
 # -- inside ------------------------------------------------------------------------------------------------------------

@@ -42,22 +42,25 @@ class Times:
         """The beginning of the pause."""
         return self.entered if self.last_commit is None else self.last_commit
 
-    def phases(self, first_commit: float) -> dict[str, float]:
-        """Seconds by phase. They add up to the pause, except for small gaps.
+    def intervals(self, first_commit: float) -> dict[str, tuple[float, float]]:
+        """Beginning and end by phase. They add up to the pause, except for small gaps.
 
         In a planned change the ranks connect while training goes on: ``connect`` is then no part of the pause, and
         ``detect`` and ``decide`` are missing.
         """
-        phases = {}
-        connecting_since = self.heard
-        if self.broken is not None:
-            phases["detect"] = self.broken - self.since
-            phases["decide"] = self.heard - self.broken
-            connecting_since = max(self.heard, self.broken)
-        phases["connect"] = self.connected - connecting_since
-        phases["transfer"] = self.synchronised - self.entered
-        phases["first_step"] = first_commit - self.synchronised
-        return {name: round(max(0.0, seconds), 4) for name, seconds in phases.items()}
+        connecting = self.heard if self.broken is None else max(self.heard, self.broken)
+        lost = {} if self.broken is None else {"detect": (self.since, self.broken), "decide": (self.broken, connecting)}
+        return {
+            **lost,
+            "connect": (connecting, self.connected),
+            "transfer": (self.entered, self.synchronised),
+            "first_step": (self.synchronised, first_commit),
+        }
+
+    def phases(self, first_commit: float) -> dict[str, float]:
+        """Seconds by phase."""
+        found = self.intervals(first_commit).items()
+        return {name: round(max(0.0, end - begin), 4) for name, (begin, end) in found}
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,32 +213,19 @@ class Reporter:
 
 # -- traces, by rank 0: nothing of them runs between rescales ----------------------------------------------------------
 def spans(switch: Switch, first_commit: float) -> tuple[list[Span], Span]:
-    """The spans of a rank's phases in a rescale, and the span of the whole. Pure.
-
-    The phases are those of :meth:`Times.phases`, with their beginnings. In a
-    planned change ``rank.connect`` lies before ``rank.pause``, beside training.
-    """
-    times = switch.times
-    who: dict[str, Attribute] = {"elastrain.rank": switch.rank}
-    found = []
-    connecting = times.heard
-    if times.broken is not None:
-        found.append(Span("rank.detect", min(times.since, times.broken), times.broken, who))
-        found.append(Span("rank.decide", times.broken, max(times.broken, times.heard), who))
-        connecting = max(times.heard, times.broken)
-    found.append(Span("rank.connect", connecting, max(connecting, times.connected), who))
-    found.append(Span("rank.transfer", times.entered, times.synchronised, who))
-    found.append(Span("rank.first_step", times.synchronised, first_commit, who))
-    pause = first_commit - times.since
+    """The spans of a rank's phases in a rescale, with ``rank.pause``, and the span of the whole. Pure."""
+    times, phases = switch.times, switch.times.intervals(first_commit)
     if times.last_commit is not None:
-        found.append(Span("rank.pause", times.since, first_commit, who))
+        phases["pause"] = (times.since, first_commit)
+    who: dict[str, Attribute] = {"elastrain.rank": switch.rank}
+    found = [Span(f"rank.{name}", begin, max(begin, end), who) for name, (begin, end) in phases.items()]
     facts: dict[str, Attribute] = {
         "elastrain.from_ranks": switch.from_size,
         "elastrain.to_ranks": switch.generation.world_size,
         "elastrain.reason": switch.generation.reason,
         "elastrain.step": switch.step,
         "elastrain.lost_steps": switch.lost_steps,
-        "elastrain.pause_seconds": round(pause, 4),
+        "elastrain.pause_seconds": round(first_commit - times.since, 4),
     }
     return found, Span(ROOT, min(span.start for span in found), first_commit, who | facts)
 

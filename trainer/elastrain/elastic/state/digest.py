@@ -31,11 +31,9 @@ def of_tensors(tensors: Sequence[torch.Tensor]) -> list[int]:
     """The same over the values of each strided tensor, in their logical order. On a device it is made there, by
     :func:`on_device`: 8 bytes travel to the host for each tensor, which waits for them."""
     found: list[int | torch.Tensor] = [of_bytes(_flat(t)) if on_host(t) else on_device(t) for t in tensors]
-    for device in {number.device for number in found if isinstance(number, torch.Tensor)}:
-        places = [n for n, number in enumerate(found) if isinstance(number, torch.Tensor) and number.device == device]
-        numbers = torch.stack([found[place] for place in places]).tolist()
-        for place, number in zip(places, numbers, strict=True):
-            found[place] = number % _LARGEST + 1
+    if waiting := [number for number in found if isinstance(number, torch.Tensor)]:
+        numbers = iter(torch.stack([number.to(waiting[0].device) for number in waiting]).tolist())
+        return [next(numbers) % _LARGEST + 1 if isinstance(number, torch.Tensor) else number for number in found]
     return found
 
 

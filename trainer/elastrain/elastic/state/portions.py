@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from elastrain.elastic.encoding.leaves import is_dense, raw_bytes
-from elastrain.elastic.state import transfer
+from elastrain.elastic.state import digest, transfer
 from elastrain.elastic.state.capture import HIDDEN, Stateful, capture
 from elastrain.elastic.state.transfer import tensors_of
 
@@ -34,8 +34,6 @@ MIN_BYTES = 256 * 2**20
 """A state whose large tensors have fewer bytes travels in one round: that takes a fraction of a second."""
 SAMPLES = 64
 """Elements of each large tensor that are compared at the end."""
-SLACK_ULPS = 64
-"""Allowed difference, in units of the largest one's last place: different machines round differently."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,24 +133,7 @@ def is_large(leaf: Any) -> bool:
     return isinstance(leaf, torch.Tensor) and leaf.nbytes >= transfer.SMALL_BYTES
 
 
-def samples(portions: Sequence[Portion]) -> list[torch.Tensor]:
-    """Some elements of each large tensor, on the host."""
+def samples(portions: Sequence[Portion]) -> list[int]:
+    """Digests of some elements of each large tensor."""
     large = [t for portion in portions for t in portion.tensors if is_large(t)]
-    return [t.as_strided((t.numel(),), (1,))[:: max(1, t.numel() // SAMPLES)].cpu() for t in large]
-
-
-def alike(mine: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor]) -> bool:
-    """Whether samples differ by rounding at most. Pure."""
-    return len(mine) == len(theirs) and all(_alike(a, b) for a, b in zip(mine, theirs, strict=True))
-
-
-def _alike(a: torch.Tensor, b: torch.Tensor) -> bool:
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    same: bool = torch.equal(a, b)
-    if same or not a.is_floating_point():
-        return same
-    largest = b.double().abs().max()
-    off = (a.double() - b.double()).abs().max()
-    within: bool = off.item() <= SLACK_ULPS * torch.finfo(a.dtype).eps * largest.item()
-    return within
+    return digest.of_tensors([t.as_strided((t.numel(),), (1,))[:: max(1, t.numel() // SAMPLES)] for t in large])

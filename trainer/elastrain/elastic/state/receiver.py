@@ -16,7 +16,7 @@ from elastrain.elastic.comm import channel
 from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
 from elastrain.elastic.state import transfer
 from elastrain.elastic.state.capture import Stateful
-from elastrain.elastic.state.portions import Portion, Transfer, alike, is_large, optimizers, pieces, samples
+from elastrain.elastic.state.portions import Portion, Transfer, is_large, optimizers, pieces, samples
 from elastrain.elastic.state.transfer import ASK, CLOSING, END, Stage, apart, receive_small, settle
 from elastrain.elastic.torch_private import pytree
 
@@ -87,8 +87,8 @@ class StateReceiver:
             closing = closing or arrived.closing
         if closing is not None:
             self.end()
-            state, theirs = closing
-            if not alike(samples(self._portions), theirs):
+            state, theirs = closing["state"], closing["samples"]
+            if samples(self._portions) != theirs:
                 raise NotKept
             return state
         if self._capture is not None and not any(self._left.values()) and not self.requested:
@@ -139,12 +139,12 @@ class StateReceiver:
             transfer.receive_tensors(portions[-1].tensors, self._communicator, source, connection, stage)
         return _Arrived(portions, closing)
 
-    def _receive_closing(self, source: int, connection: socket.socket) -> tuple[Any, Any]:
+    def _receive_closing(self, source: int, connection: socket.socket) -> dict[str, Any]:
         # Small tensors get memory of their own until they are loaded: a loop body may use this rank's.
         assert self._capture is not None
         large = pytree.tree_map(lambda x: x if is_large(x) else None, self._capture())
-        state, theirs = (receive_small(mine, self._communicator, source, connection) for mine in (large, None))
-        return state, theirs
+        closing: dict[str, Any] = receive_small({"state": large}, self._communicator, source, connection)
+        return closing
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +152,8 @@ class _Arrived:
     """The data of one source in one round."""
 
     portions: list[Portion]
-    closing: tuple[Any, Any] | None
-    """The state, and samples of the source's large tensors."""
+    closing: dict[str, Any] | None
+    """The "state", and "samples" of the source's large tensors."""
 
 
 class _Updates:

@@ -24,8 +24,6 @@ from elastrain.elastic.state.transfer import ASK, CLOSING, END, PORTION, SmallSt
 
 STEP_SHARE = 0.6
 """A portion is begun only if, at the rate so far, it will have left within this share of a step's time."""
-Closing = tuple[SmallState, SmallState]
-"""The state as it is now, and samples."""
 
 
 class StateSender:
@@ -99,7 +97,7 @@ class StateSender:
             lane.begin(None)
         self._thread.join()
 
-    def _begin_last(self, closing: Closing | None = None) -> None:
+    def _begin_last(self, closing: SmallState | None = None) -> None:
         self._settle()
         for lane in self._lanes:
             lane.begin(_Round(math.inf, closing, last=True))
@@ -107,10 +105,10 @@ class StateSender:
     def _settle(self) -> None:
         settle([tensor for portion in self._portions for tensor in portion.tensors])
 
-    def _closing(self, tree: Callable[[], Any]) -> Closing | None:
+    def _closing(self, tree: Callable[[], Any]) -> SmallState | None:
         """None: it cannot be sent, and the generation is broken."""
         with contextlib.suppress(GenerationBroken), self._communicator.guard(sends=True):
-            return SmallState(tree()), SmallState(samples(self._portions))
+            return SmallState({"state": tree(), "samples": samples(self._portions)})
         return None
 
     def _run(self) -> None:
@@ -128,7 +126,7 @@ class StateSender:
 class _Round:
     """The time of one step for sending, on one lane."""
 
-    def __init__(self, until: float, closing: Closing | None, *, last: bool = False) -> None:
+    def __init__(self, until: float, closing: SmallState | None, *, last: bool = False) -> None:
         self.until, self.closing, self.last = until, closing, last
         self.begun = threading.Event()
         """The first portion of the round is being read, or never will be."""
@@ -210,8 +208,7 @@ class _Lane:
                 connection.sendall(END)
                 channel.receive(connection, bytearray(1))
             connection.sendall(CLOSING)
-            for part in current.closing:
-                part.send(connection)
+            current.closing.send(connection)
             self._closes = False
         connection.sendall(END)
 
