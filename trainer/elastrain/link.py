@@ -91,7 +91,7 @@ class AgentLink:
         self._socket.close()
 
     def _read(self) -> None:
-        try:
+        with contextlib.suppress(OSError), self._lines:  # an error is equivalent to an end of file
             for line in self._lines:
                 if not line.endswith(b"\n"):
                     break  # the agent ended while it wrote
@@ -105,9 +105,5 @@ class AgentLink:
                 except Exception as e:
                     self._on_message(MessageFailed(line, e))
                     return
-        except OSError:
-            pass  # equivalent to an end of file
-        finally:
-            self._lines.close()
         if not self._closed:
             self._on_message(None)

@@ -29,15 +29,6 @@ class Thread(threading.Thread):  # noqa: TID251
         self._started = _Started()
 
 
-class Timer(threading.Timer):  # noqa: TID251
-    """A daemon, as :class:`Thread`."""
-
-    def __init__(self, seconds: float, function: Callable[..., object], *args: Any) -> None:
-        super().__init__(seconds, function, args)
-        self.daemon = True
-        self._started = _Started()
-
-
 def start(target: Callable[..., object], *args: Any, name: str, daemon: bool = True) -> Thread:
     """Run ``target(*args)`` in a thread. Raises as :class:`Thread`."""
     thread = Thread(target, *args, name=name, daemon=daemon)
@@ -45,8 +36,9 @@ def start(target: Callable[..., object], *args: Any, name: str, daemon: bool = T
     return thread
 
 
-def start_timer(seconds: float, function: Callable[..., object], *args: Any) -> Timer:
+def start_timer(seconds: float, function: Callable[..., object], *args: Any) -> threading.Timer:  # noqa: TID251
     """Call ``function(*args)`` after ``seconds``, unless it is cancelled. Raises as :class:`Thread`."""
-    timer = Timer(seconds, function, *args)
+    timer = threading.Timer(seconds, function, args)  # noqa: TID251
+    timer.daemon, timer._started = True, _Started()  # type: ignore[attr-defined]
     timer.start()
     return timer

@@ -56,8 +56,7 @@ class Line:
 
 
 INCOMPLETE = ".incomplete-from-"
-"""In the name of a log that could not be written: before the first step that it lacks. Its file is renamed, which needs
-no room on a full disk."""
+"""In the name of a log, before the first step that it lacks: to rename a file needs no room on a full disk."""
 
 
 class AuditLog:

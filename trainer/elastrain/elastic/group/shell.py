@@ -76,7 +76,7 @@ class Session:
         self._effects: deque[e.Effect] = deque()
         self._executing = threading.RLock()
         """Held while effects are executed."""
-        self._timer: threads.Timer | None = None
+        self._timer: threading.Timer | None = None  # noqa: TID251
         self._due: float | None = None
         self._meeting_point: MeetingPoint | None = None
         self._vouch = AgentVouch(socket_path)

@@ -143,7 +143,7 @@ def _load(name: str, obj: Any, state: Any, objects: Iterable[object], missing: C
     errors of ``load_state_dict``.
     """
     sent = {path: leaf for path, leaf in _entries(state).items() if not missing(leaf)}
-    sent = {path: leaf if _nbytes(leaf) > _COPIED_BYTES else copy_of(leaf) for path, leaf in sent.items()}
+    sent = {path: leaf if getattr(leaf, "nbytes", 0) > _COPIED_BYTES else copy_of(leaf) for path, leaf in sent.items()}
     tree = parts.put(state, obj, objects)
     own = _states(obj)
     obj.load_state_dict(tree)
@@ -169,10 +169,6 @@ def fingerprints(tree: Any) -> dict[str, str]:
     """Of each entry that is compared, by its path: type, shape and digest of a tensor, or the value."""
     entries = _entries(tree)
     return {path: _text(entries, path) for path in entries}
-
-
-def _nbytes(leaf: Any) -> int:
-    return leaf.nbytes if isinstance(leaf, torch.Tensor) else 0
 
 
 def _differing(sent: Mapping[str, Any], obj: Any) -> str:
