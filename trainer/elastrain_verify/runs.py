@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -47,6 +47,8 @@ class Run:
     place: Place = Place.BODY
     then: int = 0
     """Workers after the disturbance."""
+    seed: int = 0
+    """Added to that of the data."""
 
 
 def shards_of(shards: int | str, nproc: int, most: int) -> tuple[int, ...]:
@@ -57,10 +59,13 @@ def shards_of(shards: int | str, nproc: int, most: int) -> tuple[int, ...]:
     return (shards,) if shards > 1 else ()
 
 
-def plan(steps: int, most: int, *, several_backwards: bool = False) -> Iterator[Run]:
+def plan(
+    steps: int, most: int, *, several_backwards: bool = False, kills: Sequence[int] = (), seed: int = 0
+) -> Iterator[Run]:
     """The runs after the first reference. ``steps``: that it has committed. ``most``: workers, at least 2.
 
-    ``several_backwards``: a loop body has them.
+    ``several_backwards``: a loop body has them. ``kills``: steps in whose bodies a rank is killed, by default one in
+    the middle. ``seed``: of their data.
     """
     yield Run("repeat", Kind.REPEAT, "the reference again", 1)
     yield Run("one", Kind.ONE, "1 worker, undisturbed", 1)
@@ -70,11 +75,12 @@ def plan(steps: int, most: int, *, several_backwards: bool = False) -> Iterator[
         return
     early, middle, few = max(steps // 4, 1), steps // 2, most - 1
     yield Run("growth", Kind.GROWTH, f"a growth from {few} to {most} after step {early}", few, early, then=most)
-    losses = {"within": Place.BODY, "backwards": Place.BACKWARDS, "between": Place.BETWEEN}
-    if not several_backwards:
-        del losses["backwards"]
-    for name, place in losses.items():
-        at = early if place is Place.BETWEEN else middle
+    for number, at in enumerate(kills or [middle], start=1):
+        title = f"kill -9 {Place.BODY.value}, after step {at}" + f", with other data ({seed})" * bool(seed)
+        name = f"kill-within-{number}" if number > 1 else "kill-within"
+        yield Run(name, Kind.LOSS, title, most, at, Place.BODY, then=most, seed=seed)
+    losses = {"backwards": (Place.BACKWARDS, middle)} if several_backwards else {}
+    for name, (place, at) in (losses | {"between": (Place.BETWEEN, early)}).items():
         title = f"kill -9 {place.value}, after step {at}"
         yield Run(f"kill-{name}", Kind.LOSS, title, most, at, place, then=most)
     title = f"kill -9 of a joiner {Place.TRANSFER.value}, after step {early}"

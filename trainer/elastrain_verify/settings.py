@@ -33,6 +33,8 @@ class Settings(BaseModel):
     seconds: float | None = None
     """Of a reference: it ends earlier, after at least ``fewest`` steps, if its loops have taken so long."""
     fewest: int = 1
+    seed: int = 0
+    """Added to that of the data."""
     dtype: str = "float64"
     """float64, or :data:`OWN`."""
     epoch_steps: int | None = None

@@ -18,6 +18,7 @@ from elastrain.api.job import ElasticTrainingJob
 from elastrain.cli.local.command import BadOption
 from elastrain.cli.local.spec import local_spec
 from elastrain_verify import files, history, kinds, parts
+from elastrain_verify.branches import branches, moments
 from elastrain_verify.command import job as manifests
 from elastrain_verify.command import outputs
 from elastrain_verify.command.answer import NOT_RUN, Answer, Report
@@ -34,6 +35,8 @@ MOST_STEPS = 16
 LOOP_SECONDS = 4.0
 """The first reference decides the number of steps: as many as fit into these seconds, up to :data:`MOST_STEPS`."""
 EPOCH_STEPS = 5
+SEEDS = 1, 2, 3
+"""Of data, if one of them shows branches that the script's own data do not."""
 LEAST_LIMIT = 90.0
 TIMES_SLOWER = 20.0
 """A run of the job may take so many times as long as the reference."""
@@ -152,6 +155,7 @@ class Verification:
             last = error.tail.strip().rpartition("\n")[2]
             self.notes.append(f"in the script's own types, since it fails in float64: {last}")
         self.files, self.directories = folders.written(), [folders.files]
+        self.truths = {0: self.truth}
         self.limit = max(LEAST_LIMIT, TIMES_SLOWER * (time.monotonic() - started))
         self.steps = self.truth.last_step
         if not self.steps:
@@ -161,13 +165,26 @@ class Verification:
         return None
 
     def _plan(self) -> list[Run]:
-        runs, only = (
-            list(plan(self.steps, self.options.workers, several_backwards=self.truth.several_backwards)),
-            self.options.only,
-        )
+        kills, seed = self._kills()
+        backwards, only = self.truth.several_backwards, self.options.only
+        runs = list(plan(self.steps, self.options.workers, several_backwards=backwards, kills=kills, seed=seed))
         if unknown := sorted(set(only) - {run.name for run in runs}):
             raise BadOption(f"--only {unknown[0]}: must be one of {', '.join(run.name for run in runs)}")
         return [run for run in runs if run.name in (only or [run.name])]
+
+    def _kills(self) -> tuple[list[int], int]:
+        """The steps in whose bodies a rank is killed, one of each branch, and the seed of data that has several."""
+        kills = moments(branches(self.truth), self.steps)
+        for seed in SEEDS if self.truth.facts.get("own") and not self.truth.own_loop and len(kills) == 1 else ():
+            run = Run(f"seed-{seed}", Kind.REFERENCE, f"plain torch, with other data ({seed})", 1, seed=seed)
+            try:
+                other, _ = self._reference(run)
+            except RunFailed:
+                break
+            if len(found := moments(branches(other), self.steps)) > 1:
+                self.truths[seed] = other
+                return found, seed
+        return kills, 0
 
     def _judge(self, run: Run, outcome: Future[tuple[History, Folders]]) -> Answer | None:
         """None: ``run`` is equal to the reference. Raises :class:`NotExercised`."""
@@ -175,6 +192,7 @@ class Verification:
             found, folders = outcome.result()
         except RunFailed as error:
             return self._answer(2 if run.kind is Kind.REPEAT else 1, run, error=error)
+        self.truth = self.truths[run.seed]
         apart = parting(self.truth, found, self.bounds)
         if apart is not None and run.kind is not Kind.REPEAT:
             cut = parts.schedule(found)
@@ -202,7 +220,7 @@ class Verification:
             self.files = files.repeatable(self.files, folders.written())
             return None
         ranks = self._ranks(run)
-        if not any(r.kind is Kind.REPEAT for r in self.done):
+        if run.seed or not any(r.kind is Kind.REPEAT for r in self.done):
             return None
         exact = not (self.dtype == OWN or self.in_parts or self.bounds.measured is not None)
         apart = files.difference(self.files, folders.written(), ranks, words=exact)
@@ -240,7 +258,9 @@ class Verification:
 
     def _in_parts(self, run: Run, found: History, cut: parts.Schedule, apart: Parting) -> Parting | None:
         """Judge ``found``, which parts from the reference, by one that cuts its batches in the same way."""
-        replay = Run(f"{run.name}-reference", Kind.REFERENCE, f"plain torch, batches cut as in: {run.title}", 1)
+        replay = Run(
+            f"{run.name}-reference", Kind.REFERENCE, f"plain torch, batches cut as in: {run.title}", 1, seed=run.seed
+        )
         try:
             other, _ = self._reference(replay, cut=cut)
         except RunFailed:  # several backwards in a loop body cannot be computed in parts
@@ -293,7 +313,7 @@ class Verification:
         folders = self._folders(run)
         seconds = None if self.options.steps else seconds
         whole = bool(cut) and not parts.is_cut(cut)
-        changes = {"seconds": seconds, "parts": cut, "perturbed": perturbed, "whole": whole}
+        changes = {"seconds": seconds, "parts": cut, "perturbed": perturbed, "whole": whole, "seed": run.seed}
         settings = self._settings(folders, "reference").model_copy(update=changes)
         job = manifests.of_run(self.job, folders.files, workers=1, most=1)
         spec = local_spec(job, folders.files, folders.state, self.options.environment)
@@ -304,8 +324,8 @@ class Verification:
     def _job(self, run: Run) -> tuple[History, Folders]:
         folders = self._folders(run)
         with self.report.running(run):
-            whole = run.kind is Kind.ONE and self.truth.own_loop
-            settings = self._settings(folders, "job").model_copy(update={"whole": whole})
+            whole = run.kind is Kind.ONE and self.truths[0].own_loop
+            settings = self._settings(folders, "job").model_copy(update={"whole": whole, "seed": run.seed})
             JobRun(
                 self.job, run, folders, settings, etcd=self.options.etcd, limit=self.limit,
                 variables=self.options.environment, start=self.start, stop=self.stop,

@@ -88,6 +88,8 @@ class Watched:
 
     # -- bounded -------------------------------------------------------------------------------------------------------
     def dataloader(self, dataset: Any, **options: Any) -> ElasticLoader:
+        if self.settings.seed:
+            options["seed"] = options.get("seed", 0) + self.settings.seed
         loader: ElasticLoader = super().dataloader(dataset, **options)  # type: ignore[misc]
         order, most = loader.order, self.settings.epoch_steps or 0
         if not most or order.length is None or order.sampled or order.steps_per_epoch <= most:
@@ -245,6 +247,7 @@ class WatchedReference(Watched, Reference):
             "hooks": [f"{name}.{hooked}" for name, model in models.items() for hooked in _hooked(model)],
             "keeps_gradients": self._keeps_gradients,
             "of_each_part": sorted(self._of_each_part),
+            "own": [name for name, obj in self.tracked.items() if obj not in self._models and _is_own(obj)],
         }
         self.note(self.tracked, rank=0, world=1, share=[0, 1], facts=facts)
 
@@ -300,6 +303,14 @@ class WatchedJob(Watched, Job):
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         self.note_end(self._tracked, error)
         super().__exit__(kind, error, trace)
+
+
+def _is_own(obj: Any) -> bool:
+    """Whether it is not one of torch's optimizers, schedulers and scalers, whose methods elastrain gates."""
+    kinds = [
+        kind.__module__ for kind in type(obj).__mro__ if not kind.__module__.startswith("elastrain_verify.rank.gated")
+    ]
+    return isinstance(obj, nn.Module) or not kinds[0].startswith("torch.")
 
 
 def _hooked(model: nn.Module) -> Iterator[str]:
