@@ -12,7 +12,7 @@ from scaffolds import ACCELERATE, EPOCHS, FABRIC, HEAD, LIGHTNING, PLAIN, TRANSF
 KINDS = {
     "not-repeatable": {"not repeatable"},
     "one-worker": {"ungated", "data"},
-    "two-workers": {"one rank", "of a part", "each micro-batch", "hook"},
+    "two-workers": {"one rank", "of a part", "each micro-batch", "gradient of a part"},
     "joiner": {"does not travel"},
     "loss": {"discarded body"},
     "resume": {"not saved"},
@@ -307,8 +307,12 @@ job.backward(loss)
         LIGHTNING, loss="F.mse_loss(self.net(x - x.mean(0)), y)"),
     script("two-workers-12-closure-of-lbfgs", "A closure returns the loss of its part to L-BFGS, which decides by it.",
         **LBFGS, loop=OF_LBFGS, closure="loss = $loss\njob.backward(loss)\nreturn loss"),
-    script("two-workers-13-hook-of-a-parameter", "A hook clips the gradient of a parameter within the backward.",
-        setup="net[2].weight.register_hook(lambda g: g.clamp(-0.05, 0.05))"),
+    script("two-workers-13-hook-of-a-tensor", "A hook normalises the gradient of the outputs of the part.",
+        before="""
+def normalised(h):
+    h.register_hook(lambda g: g / g.norm()) if h.requires_grad else None
+    return h
+""", loss="F.mse_loss(normalised(model(x)), y)"),
     script("two-workers-14-average-of-micro-batches", "An own average is updated once for each micro-batch of a rank.",
         loader="job.dataloader(data, global_batch_size=12, micro_batch_size=3, drop_last=True)", setup="""
 class Average:

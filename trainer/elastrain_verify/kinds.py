@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from elastrain_verify.compare import Bounds, Parting, not_put_back, not_received
@@ -73,11 +73,11 @@ OF_ELASTRAIN = Fault(
     "process nor for the time, report this as a fault of elastrain.",
     "a-fault-of-elastrain",
 )
-HOOKED = Fault(
-    "hook",
-    "a hook within the backward",
-    "A hook of a tensor, parameter or module sees the gradient of its rank's part of the batch, not the mean over the "
-    "batch: {}. Change p.grad between job.backward() and optimizer.step() instead.",
+OF_A_GRADIENT = Fault(
+    "gradient of a part",
+    "code within the backward sees a part of the batch",
+    "The losses are equal and this gradient is not: a hook of a tensor, or an autograd function, has computed with the "
+    "gradient of its rank's part. Change p.grad between job.backward() and optimizer.step() instead.",
     "from-two-workers-on",
 )
 EACH_PART = Fault(
@@ -199,9 +199,7 @@ def _of_ranks(apart: Parting, facts: Mapping[str, Any]) -> Fault:
     if apart.entry in facts.get("of_each_part", ()):
         return EACH_PART
     if apart.entry.endswith(".grad"):  # the losses are equal
-        if hooks := facts.get("hooks"):
-            return replace(HOOKED, about=HOOKED.about.format(", ".join(hooks)))
-        return KEPT_GRADIENTS if facts.get("keeps_gradients") else OF_A_PART
+        return KEPT_GRADIENTS if facts.get("keeps_gradients") else OF_A_GRADIENT
     return OF_A_PART if apart.of_a_part else ONE_RANK
 
 

@@ -239,12 +239,10 @@ class WatchedReference(Watched, Reference):
             self._asked |= time.monotonic() - self.began > limit
 
     def observe(self) -> None:
-        models = {name: obj for name, obj in self.tracked.items() if isinstance(obj, nn.Module)}
-        norms = {type(m).__name__ for model in models.values() for m in _norms(model)}
+        norms = {type(m).__name__ for obj in self.tracked.values() if isinstance(obj, nn.Module) for m in _norms(obj)}
         facts = {
             "depends_on_parts": sorted(norms) + ["random numbers in the loop body"] * self.draws.drew,
             "backwards": 0 if self.own_loop else self._backwards,
-            "hooks": [f"{name}.{hooked}" for name, model in models.items() for hooked in _hooked(model)],
             "keeps_gradients": self._keeps_gradients,
             "of_each_part": sorted(self._of_each_part),
             "own": [name for name, obj in self.tracked.items() if obj not in self._models and _is_own(obj)],
@@ -311,13 +309,6 @@ def _is_own(obj: Any) -> bool:
         kind.__module__ for kind in type(obj).__mro__ if not kind.__module__.startswith("elastrain_verify.rank.gated")
     ]
     return isinstance(obj, nn.Module) or not kinds[0].startswith("torch.")
-
-
-def _hooked(model: nn.Module) -> Iterator[str]:
-    """Parameters and modules with a hook of the backward."""
-    hooks = ("_backward_hooks", "_backward_pre_hooks", "_post_accumulate_grad_hooks")
-    named = [*model.named_parameters(), *model.named_modules()]
-    return (name for name, obj in named if any(getattr(obj, hook, None) for hook in hooks))
 
 
 def _norms(model: nn.Module) -> Iterator[nn.Module]:
