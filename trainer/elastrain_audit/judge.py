@@ -61,29 +61,27 @@ def verify(directory: Path) -> Verdict:
     """Of logs that could be written."""
     for file in files:
         before = len(lines)
-        for raw in _records(file):
-            if raw["kind"] == "order":
-                order = Order(**{k: v for k, v in raw.items() if k not in ("kind", "sampled")})
-                orders.setdefault((order, raw["sampled"]), set()).add(file.name.split(".")[0])
+        for record in _records(file):
+            if isinstance(record, Line):
+                lines.append(record)
             else:
-                batch = None if raw["batch"] is None else tuple(raw["batch"])
-                rank, tensor = raw["rank"], raw.pop("tensor", 1)  # before 0.2 neighbours computed the same part
-                earlier = range(rank - rank % tensor, rank - rank % tensor + tensor) if tensor > 1 else ()
-                values = {"indices": tuple(raw["indices"]), "share": _share(*raw["share"]), "batch": batch}
-                lines.append(Line(**{**raw, **values, "mates": tuple(raw.get("mates", earlier))}))
+                orders.setdefault(record, set()).add(file.name.split(".")[0])
         whole += lines[before:] if INCOMPLETE not in file.name else []
     if not lines:
         raise ValueError(f"{directory}: no audit lines in {len(files)} *.jsonl files; is $ELASTRAIN_AUDIT_DIR set?")
     if len(orders) != 1:
         raise ValueError(f"{directory}: {_apart(orders)}")
     ((order, sampled),) = orders
-    ends = [int(file.stem.rpartition(INCOMPLETE)[2]) for file in files if INCOMPLETE in file.name]
-    incomplete = first_lacking(lines, whole, min(ends)) if ends else None
-    lines = [line for line in lines if incomplete is None or line.step < incomplete]
-    if not lines:
-        raise ValueError(f"{directory}: the logs could not be written from their first step on")
-    logged = order if sampled is None else replace(order, batch_sampler=_Logged(lines, order, sampled))
-    return replace(judge(lines, logged), incomplete=incomplete)
+    try:
+        ends = [int(file.stem.rpartition(INCOMPLETE)[2]) for file in files if INCOMPLETE in file.name]
+        incomplete = first_lacking(lines, whole, min(ends)) if ends else None
+        lines = [line for line in lines if incomplete is None or line.step < incomplete]
+        if not lines:
+            raise ValueError("the logs could not be written from their first step on")
+        logged = order if sampled is None else replace(order, batch_sampler=_Logged(lines, order, sampled))
+        return replace(judge(lines, logged), incomplete=incomplete)
+    except _DAMAGE as e:
+        raise ValueError(f"{directory}: {e}") from e
 
 
 def first_lacking(lines: Sequence[Line], whole: Sequence[Line], since: int) -> int | None:
@@ -234,21 +232,30 @@ def _samples_of(order: Order, step: int, share: Share, span: int) -> tuple[int, 
     return () if share.learner else order.slice(step, *share, span=span).indices
 
 
-def _share(part: int, parts: int, weights: Iterable[int] = ()) -> Share:
-    """Of a line; one of an older version has no weights."""
-    return Share(part, parts, tuple(weights))
+_DAMAGE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""What values of other types and sizes than a log has raise."""
 
 
-def _records(file: Path) -> Iterable[dict[str, Any]]:
-    text = file.read_text().split("\n")
+def _records(file: Path) -> Iterable[Line | tuple[Order, int | None]]:
+    text = file.read_text(errors="replace").split("\n")
     for number, raw in enumerate(text, 1):
         if not raw:
             continue
         try:
-            record = json.loads(raw)
-            record["kind"]
-        except (ValueError, KeyError, TypeError) as e:
+            record = _record(**json.loads(raw))
+        except _DAMAGE as e:
             if number == len(text):  # no newline at its end: the rank was killed while it wrote
                 return
-            raise ValueError(f"{file}:{number}: not an audit line: {e}") from e
+            raise ValueError(f"{file}:{number}: not an audit line: {e!r}") from e
         yield record
+
+
+def _record(kind: str, **values: Any) -> Line | tuple[Order, int | None]:
+    if kind == "order":
+        sampled = values.pop("sampled")
+        hash(order := Order(**values))  # raises for a list
+        return order, sampled
+    part, parts, weights = values["share"]
+    batch = None if values["batch"] is None else tuple(values["batch"])
+    tuples = {"indices": tuple(values["indices"]), "mates": tuple(values["mates"]), "batch": batch}
+    return Line(kind, **{**values, **tuples, "share": Share(part, parts, tuple(weights))})

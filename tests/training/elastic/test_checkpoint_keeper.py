@@ -10,8 +10,21 @@ import torch
 
 from elastrain.api import names
 from elastrain.api.job import CheckpointSpec
-from elastrain.api.shape import Shape
-from elastrain.elastic.checkpoint import Checkpoint, CheckpointKeeper, Cut, Grid, KeptState, Level, Writers
+from elastrain.api.shape import ONE_RANK, Shape
+from elastrain.elastic.checkpoint import (
+    Checkpoint,
+    CheckpointKeeper,
+    Cut,
+    Grid,
+    KeptState,
+    Level,
+    Pace,
+    Writers,
+    folder,
+    tier_at,
+)
+from elastrain.elastic.checkpoint.folder import NewFolder
+from elastrain.elastic.checkpoint.store import DirectoryStore
 from elastrain.elastic.state import capture
 
 
@@ -141,3 +154,49 @@ def test_a_tensor_has_new_memory_if_it_does_not_fit_the_old_one() -> None:
         assert torch.equal(second[name], after[name])
     assert second["d"][0].tolist() == [1, 1]
     assert second["f"].stride() == after["f"].stride()
+
+
+# ---- beside training ------------------------------------------------------------------------------------------------
+def test_a_save_rests_for_the_processor_time_that_it_took_and_not_for_the_disk(monkeypatch) -> None:
+    took = iter([10.0, 10.5, 10.6, 10.6, 10.6, 70.0, 71.0])  # processor seconds of the thread, at each call
+    monkeypatch.setattr(folder.time, "thread_time", lambda: next(took))
+    of_a_save, rests = Pace(share=0.25), []
+    monkeypatch.setattr(of_a_save._hurry, "wait", rests.append)
+    of_a_save.begin()
+    for _ in range(3):
+        of_a_save.rest()
+    assert rests == pytest.approx([3 * 0.5, 0.0, folder.REST_SECONDS - 3 * 0.5]), "the rests of a long save are bounded"
+
+
+def test_each_note_is_read_once_while_the_last_part_is_awaited(tmp_path) -> None:
+    store, reads = DirectoryStore(tmp_path), list[str]()
+    checkpoint = Checkpoint(10, 1, "1-0123456789ab", "")
+    folders = [NewFolder(store, checkpoint, Writers.of([0, 0, 0], rank, "1/10", ONE_RANK)) for rank in range(3)]
+
+    class LateOnThirdLook(Pace):
+        looks = 0
+
+        def wait(self, seconds: float) -> bool:
+            self.looks += 1
+            if self.looks == 3:
+                folders[2].parts("of rank 2", Pace())
+            return True
+
+    read = store.read
+    store.read = lambda path, *part: reads.append(path[-5:]) or read(path, *part)
+    folders[1].parts("of rank 1", Pace())
+    assert folders[0].parts("of rank 0", LateOnThirdLook()) == [f"of rank {rank}" for rank in range(3)]
+    assert reads == ["00001", "00002"]
+
+
+def test_a_save_stops_resting_if_training_waits_for_it(tmp_path) -> None:
+    tier, of_a_save, rested = tier_at(str(tmp_path), 2), Pace(share=1e-9), threading.Event()
+    rest = of_a_save.rest
+    of_a_save.rest = lambda: rested.set() or rest()
+    how = {"step": 7, "generation": 1, "lineage": tier.begin_lineage(None), "pace": of_a_save}
+    saving = threading.Thread(target=tier.save, args=({"w": torch.ones(3)},), kwargs=how)
+    saving.start()
+    assert rested.wait(30)
+    of_a_save.hurry()
+    saving.join(30)
+    assert tier.load(tier.complete()[0])["w"].tolist() == [1, 1, 1]

@@ -1,156 +1,44 @@
-"""Tiers of checkpoints: a volume, an object store."""
+"""All tiers of one job: a volume and an object store."""
 
 from __future__ import annotations
 
 import errno
 import shutil
+import signal
+import subprocess
+import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
 
+from conditions import eventually
 from elastrain.api.job import CheckpointSpec
-from elastrain.elastic.checkpoint import CheckpointKeeper, Pace, StaleLineage, Tier, levels_of, rules, tier_at
-from elastrain.elastic.checkpoint.digests import PIECE_BYTES
+from elastrain.elastic.checkpoint import CheckpointKeeper, Pace, levels_of, rules, tier_at
+from elastrain.elastic.checkpoint.rules import due
+from object_servers import S3, SECRET, Azure, ObjectServer
 
 NOTHING_KNOWN: dict[str, Any] = {"saved_step": 0, "reached": 0, "partial_state": ""}
-WEIGHTS = torch.arange(9.0)
+UPLOAD = """
+import sys, torch
+from elastrain.elastic.checkpoint import tier_at
+tier = tier_at(sys.argv[1], 2)
+tier.save({"w": torch.zeros(60_000_000)}, step=7, generation=1, lineage=tier.lineage)
+"""
 
 
 def tree(step: int) -> dict[str, Any]:
-    return {"w": WEIGHTS + step}
+    return {"w": torch.arange(3_000.0) + step}
 
 
 @pytest.fixture
-def bucket() -> Iterator[str]:
-    """The URL of an object store in this process."""
-    url = f"memory://{uuid.uuid4().hex}"
-    yield url
-    fsspec.filesystem("memory").rm(url, recursive=True) if fsspec.filesystem("memory").exists(url) else None
-
-
-@pytest.fixture(params=["directory", "objects"])
-def tier(request, tmp_path, bucket) -> Tier:
-    return tier_at(str(tmp_path / "c") if request.param == "directory" else f"{bucket}/c", 2)
-
-
-def files(tier: Tier) -> list[str]:
-    if tier.name == "volume":
-        return sorted(str(p.relative_to(tier.where)) for p in Path(tier.where).rglob("*") if p.is_file())
-    fs, root = fsspec.url_to_fs(tier.where)
-    return sorted(path[len(root) + 1 :] for path in fs.find(root))
-
-
-def change(tier: Tier, pattern: str, how: Any) -> None:
-    """Replace the bytes of the files whose name ends so."""
-    for name in files(tier):
-        if name.endswith(pattern):
-            with fsspec.open(f"{tier.where}/{name}", "rb") as file:
-                data = file.read()
-            with fsspec.open(f"{tier.where}/{name}", "wb") as file:
-                file.write(how(data))
-
-
-# ---- one tier --------------------------------------------------------------------------------------------------------
-def test_the_newest_are_kept_and_loaded_in_every_kind_of_tier(tier) -> None:
-    lineage = tier.begin_lineage(tier.lineage)
-    for step in (5, 10, 15):
-        tier.save(tree(step), step=step, generation=1, lineage=lineage)
-    assert [c.step for c in tier.complete()] == [15, 10]
-    assert torch.equal(tier.load(tier.complete()[0])["w"], WEIGHTS + 15)
-    assert len({name.split("/")[0] for name in files(tier)}) == 3, "LINEAGE and two folders"
-
-
-def test_plain_torch_loads_a_checkpoint_of_every_kind_of_tier(tier) -> None:
-    saved = tier.save(tree(5), step=5, generation=1, lineage=tier.begin_lineage(None))
-    reader = dcp.FileSystemReader(saved.path) if tier.name == "volume" else FsspecReader(saved.path)
-    found = {"w": torch.zeros(9)}
-    dcp.load(found, storage_reader=reader, no_dist=True)
-    assert torch.equal(found["w"], WEIGHTS + 5)
-
-
-@pytest.mark.parametrize(
-    ("how", "words"),
-    [
-        (lambda data: data[:200] + bytes([data[200] ^ 1]) + data[201:], "digest differs"),
-        (lambda data: data[:-7], "cut off"),
-        (lambda data: b"", "cut off"),
-    ],
-    ids=["one bit", "cut off", "empty"],
-)
-def test_a_changed_file_is_an_error_and_never_loaded(tier, how, words) -> None:
-    saved = tier.save(tree(5), step=5, generation=1, lineage=tier.begin_lineage(None))
-    change(tier, ".distcp", how)
-    with pytest.raises(OSError, match=words):
-        tier.load(saved)
-
-
-def test_what_a_killed_writer_left_is_not_complete_and_the_next_save_deletes_it(tier) -> None:
-    class Killed(BaseException):
-        pass
-
-    class KilledInTheMiddle(Pace):
-        def rest(self) -> None:
-            raise Killed
-
-    lineage = tier.begin_lineage(tier.lineage)
-    tier.save(tree(5), step=5, generation=1, lineage=lineage)
-    discard, tier._store.discard = tier._store.discard, lambda partial: None
-    with pytest.raises(BaseException):  # noqa: B017 - DCP wraps it
-        tier.save(tree(6), step=6, generation=1, lineage=lineage, pace=KilledInTheMiddle())
-    tier._store.discard = discard
-    left = {name.split("/")[0] for name in files(tier)}
-    assert [c.step for c in tier.complete()] == [5]
-    tier.save(tree(7), step=7, generation=1, lineage=lineage)
-    assert [c.step for c in tier.complete()] == [7, 5]
-    assert not [name for name in files(tier) if "step-000000006" in name], left
-
-
-def test_a_slow_writer_publishes_nothing_if_a_later_save_has_swept_its_files(bucket) -> None:
-    tier = tier_at(f"{bucket}/c", 2)
-    lineage = tier.begin_lineage(None)
-
-    def sweep_late(partial: str, checkpoint: Any) -> str:
-        """The files are deleted between the writer's last look and its description."""
-        replace = tier._store.replace
-
-        def replaced(path: str, text: str) -> None:
-            tier._store.delete(partial)
-            replace(path, text)
-
-        tier._store.replace = replaced
-        try:
-            return publish(partial, checkpoint)
-        finally:
-            tier._store.replace = replace
-
-    publish, tier._store.publish = tier._store.publish, sweep_late
-    with pytest.raises(FileNotFoundError, match="was deleted while it was written"):
-        tier.save(tree(5), step=5, generation=1, lineage=lineage)
-    assert tier.complete() == []
-    assert files(tier) == ["LINEAGE"]
-
-
-def test_a_later_start_takes_over_and_an_earlier_one_is_refused(tier) -> None:
-    first = tier.begin_lineage(None)
-    tier.save(tree(5), step=5, generation=1, lineage="2-0123456789ab")  # it began while this tier was away
-    assert tier.lineage == "2-0123456789ab"
-    with pytest.raises(StaleLineage):
-        tier.save(tree(9), step=9, generation=1, lineage=first)
-
-
-def test_pieces_larger_than_memory_allows_are_verified_one_by_one(tier) -> None:
-    large = {"w": torch.arange(PIECE_BYTES // 4 * 3, dtype=torch.float32)}
-    saved = tier.save(large, step=5, generation=1, lineage=tier.begin_lineage(None))
-    assert torch.equal(tier.load(saved)["w"], large["w"])
+def bucket() -> str:
+    return f"memory://{uuid.uuid4().hex}"
 
 
 # ---- all tiers of a job ----------------------------------------------------------------------------------------------
@@ -220,7 +108,8 @@ def test_job_resumes_from_the_newest_that_is_left_and_says_which(job) -> None:
 
 def test_damaged_copies_are_passed_over_from_the_fastest_tier_to_the_next(job) -> None:
     job.train(47)
-    change(job.keeper._levels[0].tier, ".distcp", lambda data: data[:50])
+    for file in job.volume.glob("step-*/*.distcp"):
+        file.write_bytes(file.read_bytes()[:50])
     assert job.start(saved_step=40) == 40
     assert job.keeper.result.resumed.tier == "object store"
     assert job.keeper.result.path.startswith(job.archive), "the status names what can be read"
@@ -274,6 +163,52 @@ def test_a_checkpoint_stays_while_it_is_copied(job) -> None:
     assert [c.step for c in volume.complete()] == [15, 10, 5]
 
 
+# ---- servers of object stores ----------------------------------------------------------------------------------------
+@pytest.fixture(params=[S3, Azure], ids=["S3", "Azure"])
+def server(request, tmp_path, monkeypatch) -> Iterator[ObjectServer]:
+    pytest.importorskip("obstore", reason="obstore is not installed: pip install 'elastrain[objects]'")
+    request.param.require()
+    server = request.param(tmp_path / "store")
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    server.start()
+    server.make_bucket()
+    yield server
+    server.stop()
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("server", [S3], ids=["S3"], indirect=True)
+def test_nothing_of_an_upload_that_was_killed_is_taken_and_the_next_save_is_complete(server) -> None:
+    tier = tier_at(server.url, 2)
+    lineage = tier.begin_lineage(None)
+    tier.save(tree(5), step=5, generation=1, lineage=lineage)
+    writer = subprocess.Popen([sys.executable, "-c", UPLOAD, tier.where])
+    eventually(lambda: server.parts() or writer.poll() is not None, what="an upload is under way", within=90)
+    writer.send_signal(signal.SIGKILL)
+    assert writer.wait(10) == -signal.SIGKILL
+    assert [c.step for c in tier.complete()] == [5]
+    tier.save(tree(8), step=8, generation=1, lineage=lineage)
+    assert [c.step for c in tier.complete()] == [8, 5]
+    assert tier._store.listing().partial == []
+    assert torch.equal(tier.load(tier.complete()[0])["w"], tree(8)["w"])
+
+
+@pytest.mark.nightly
+def test_training_goes_on_and_says_so_while_the_server_is_down(server) -> None:
+    keeper = CheckpointKeeper(levels_of(CheckpointSpec(path=server.url, every_steps=1)))
+    keeper.resume(lambda _: None, **NOTHING_KNOWN)
+    server.stop()
+    keeper.after_step(5, 1, lambda: tree(5))
+    keeper.finish(90)
+    assert keeper.result.error.startswith(f"saving step 5 to {server.url}")
+    assert SECRET not in keeper.result.error
+    server.start()
+    keeper.after_step(6, 1, lambda: tree(6))
+    keeper.finish(60)
+    assert (keeper.result.step, keeper.result.error) == (6, "")
+
+
 # ---- the decisions ---------------------------------------------------------------------------------------------------
 CHECKPOINTS = st.builds(
     lambda step, lineage: rules.Checkpoint(step, 1, f"{lineage}-0123456789ab", f"/c/{step}.{lineage}"),
@@ -297,3 +232,19 @@ def test_the_newest_and_the_one_just_written_are_never_deleted(complete, keep) -
     assert saved not in deleted
     assert max(complete, key=lambda c: c.order) not in deleted
     assert len(complete) - len(deleted) <= keep + 1
+
+
+steps = st.integers(0, 1000)
+
+
+@given(steps, steps, st.integers(1, 50))
+def test_a_save_is_due_in_every_interval_of_steps(step, saved, every) -> None:
+    is_due = due(every, None, step=step, saved_step=saved, now=0, saved_at=0)
+    crossed = any(s % every == 0 for s in range(saved + 1, step + 1))
+    assert is_due == crossed
+
+
+@given(steps, st.floats(0, 1e6), st.floats(0, 1e6))
+def test_no_save_is_due_if_only_drains_are_saved_or_nothing_is_new(step, now, at) -> None:
+    assert not due(None, None, step=step, saved_step=0, now=now, saved_at=at)
+    assert not due(None, 1, step=step, saved_step=step, now=now, saved_at=at)

@@ -99,13 +99,3 @@ def test_training_stops_and_says_why_if_all_were_lost_and_the_volume_is_not_moun
     eventually(lambda: lost.process.poll() == 1, what=lambda: f"x fails:\n{lost.log.read_text()[-3000:]}", within=60)
     assert f"RuntimeError: cannot resume: {volume} was never used (is its volume mounted?)" in lost.log.read_text()
     assert not list(volume.iterdir())
-
-
-def test_training_begins_anew_if_all_were_lost_before_a_checkpoint_was_due(world, volume) -> None:
-    start(world, volume, "a", every=1000)
-    world.progressed("a", 3)
-    world.ranks["a"].kill()
-    start(world, volume, "x", every=1000)
-    assert world.finished("x")["x"]["commits"][0] == 1
-    verdict = verify(world.audit)
-    assert verdict.ok, verdict.problems

@@ -1,5 +1,6 @@
 """The judge of audit logs must find every way of breaking the promise."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -142,6 +143,39 @@ def test_logs_are_judged_from_files_if_one_ends_in_a_torn_line(lines, tmp_path) 
     with next(tmp_path.glob("w2*")).open("a") as f:
         f.write('{"kind": "com')
     assert verify(tmp_path).ok
+
+
+ODD = [
+    '{"kind": ' + "[" * 99_999,
+    "[]",
+    "7",
+    "null",
+    '{"kind": {}}',
+    '{"kind": "order", "seed": []}',
+    '{"kind": "commit"}',
+    "\x00",
+]
+OTHERS = [None, "x", -1, 2**70, 1e400, [[]], {}, [1, "x"], []]
+
+
+@given(data=st.data())
+def test_a_verdict_or_the_damaged_line_is_named_whatever_a_log_holds(tmp_path_factory, data) -> None:
+    folder = tmp_path_factory.mktemp("logs")
+    log = AuditLog(folder, "w0", 0, 7)
+    for step in range(2):
+        log.write("commit", step, ORDER.slice(step, 0, 1).indices, ORDER, place=Place(1, 0, 1), share=Share(0, 1))
+    log.close()
+    (file,) = folder.iterdir()
+    lines = file.read_text().splitlines()
+    number = data.draw(st.integers(0, len(lines) - 1))
+    changed = json.loads(lines[number])
+    changed[data.draw(st.sampled_from(sorted(changed)))] = data.draw(st.sampled_from(OTHERS))
+    lines[number] = data.draw(st.sampled_from([*ODD, json.dumps(changed)]))
+    file.write_text("\n".join(lines) + "\n")
+    try:
+        verify(folder)
+    except ValueError as e:
+        assert str(folder) in str(e)
 
 
 DRAWN = Order(30, 7, shuffle=False, sampler=Drawn(12, samples=30))

@@ -43,13 +43,21 @@ def to_json(files: dict[str, FileDigest]) -> str:
 def of_json(text: str) -> dict[str, FileDigest]:
     """The digest of each file. Raises ``ValueError``."""
     try:
-        return {name: FileDigest(int(d["size"]), list(d["pieces"]), int(d["piece_bytes"])) for name, d in _items(text)}
+        found = {name: FileDigest(d["size"], d["pieces"], d["piece_bytes"]) for name, d in parsed(text).items()}
+        fits = all(d.piece_bytes == PIECE_BYTES and len(d.pieces) == -(-d.size // PIECE_BYTES) for d in found.values())
     except (AttributeError, KeyError, TypeError) as e:
         raise ValueError(f"{FILE} is damaged: {e!r}") from e
+    if not fits:
+        raise ValueError(f"{FILE} is damaged: sizes and numbers of pieces differ")
+    return found
 
 
-def _items(text: str) -> Any:
-    return json.loads(text).items()
+def parsed(text: str | bytes) -> Any:
+    """Of JSON. Raises ``ValueError`` for anything else, however deep."""
+    try:
+        return json.loads(text)
+    except RecursionError as e:
+        raise ValueError("nested too deeply") from e
 
 
 class DigestingWriter(io.RawIOBase):

@@ -101,7 +101,7 @@ class CheckpointKeeper:
 
     def newest_step(self) -> int:
         """Committed steps of the newest checkpoint that this rank sees; 0 if there is none."""
-        found = [c for _, complete in survey(self._levels)[0] for c in complete]
+        found = [checkpoint for _, checkpoint in survey(self._levels)[0]]
         found += filter(None, [self.kept.newest()])
         newest = max(found, key=lambda c: c.order, default=None)
         return newest.step if newest is not None else 0

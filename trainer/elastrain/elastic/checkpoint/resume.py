@@ -6,7 +6,7 @@ each shard could load it. So all load the same step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,16 +15,15 @@ import structlog
 from elastrain.api.records import CheckpointState, Resumed
 from elastrain.elastic.checkpoint.division import WHOLE, Cut
 from elastrain.elastic.checkpoint.levels import Level
-from elastrain.elastic.checkpoint.rules import Checkpoint, Evidence, candidates, why_stop
+from elastrain.elastic.checkpoint.rules import Checkpoint, Evidence, NewerVersion, candidates, why_stop
 from elastrain.elastic.checkpoint.tier import Tier, Unreadable
 from elastrain.elastic.encoding import decode, encode
 
 log = structlog.get_logger(__name__)
 
 
-_Way = tuple[int, Checkpoint]
+Way = tuple[int, Checkpoint]
 """Number of a tier, and a checkpoint in it."""
-_MAY_DIFFER = "it was saved after step {}, since when replicas may differ"
 
 
 def _alone(mine: bytes) -> list[bytes]:
@@ -47,6 +46,7 @@ class ColdStart:
     """One cold start, on one rank.
 
     Raises ``RuntimeError`` if training must not begin at step 0 (:mod:`elastrain.elastic.checkpoint.rules`), and
+    if only a newer version can read the newest checkpoint that is not damaged; and
     ``OSError`` if ``spec.checkpoint.path`` cannot be read or written, both on rank 0; and the errors of ``gather``.
     """
 
@@ -60,7 +60,7 @@ class ColdStart:
     result: CheckpointState | None = None
     """For the job's status, on rank 0; None: it has no checkpoint."""
     _unreadable: list[Unreadable] = field(default_factory=list)
-    _surveys: list[tuple[Tier, list[Checkpoint]]] = field(default_factory=list)
+    _ways: list[Way] = field(default_factory=list)
     _before: str | None = None
 
     def choose(self, *, saved_step: int, reached: int, partial_state: str) -> tuple[Any, list[int]]:
@@ -69,10 +69,8 @@ class ColdStart:
         sources = [list(self.ranks.shards).index(shard) for shard in range(max(self.ranks.shards) + 1)]
         if self._leads:
             self._before = self.levels[0].tier.lineage if self.levels else None
-            self._surveys, self._unreadable = survey(self.levels)
-            self._leave_out_later()
-        ways = iter(candidates([complete for _, complete in self._surveys]) if self._leads else ())
-        tree, way = self._load_first(ways, loads=self.ranks.rank in sources)
+            self._ways, self._unreadable = survey(self.levels)
+        tree, way = self._load_first(iter(self._ways), loads=self.ranks.rank in sources)
         if self._leads and way is None:
             self._may_begin(saved_step=saved_step, reached=reached, partial_state=partial_state)
         if self._leads and self.levels:
@@ -85,32 +83,27 @@ class ColdStart:
     def _leads(self) -> bool:
         return self.ranks.rank == 0
 
-    def _counts(self, checkpoint: Checkpoint) -> bool:
-        return self.newest is None or checkpoint.step <= self.newest
-
-    def _leave_out_later(self) -> None:
-        why = _MAY_DIFFER.format(self.newest)
-        later = [(tier, c) for tier, complete in self._surveys for c in complete if not self._counts(c)]
-        self._unreadable += [Unreadable(tier, checkpoint.name, why) for tier, checkpoint in later]
-        self._surveys = [(tier, [c for c in complete if self._counts(c)]) for tier, complete in self._surveys]
-
     # -- load --------------------------------------------------------------------------------------------------------
-    def _load_first(self, ways: Any, *, loads: bool) -> tuple[Any, _Way | None]:
+    def _load_first(self, ways: Iterator[Way], *, loads: bool) -> tuple[Any, Way | None]:
         """The first of ``ways``, which rank 0 has, that all ranks can load that have to; and this rank's tree."""
         while True:
             mine = encode(next(ways, None)) if self._leads else b""
-            way: _Way | None = decode(self.ranks.gather(mine)[0])
+            way: Way | None = decode(self.ranks.gather(mine)[0])
             if way is None:
                 return None, None
-            tree, reason = self._try(*way) if loads else (None, "")
+            number, checkpoint = way
+            tree, reason = self._try(number, checkpoint) if loads else (None, "")
             reasons = [raw.decode() for raw in self.ranks.gather(reason.encode())]
             if not any(reasons):
                 return tree, way
-            number, checkpoint = way
+            if newer := next((reason for reason in reasons if reason.startswith(NewerVersion.__name__)), ""):
+                raise RuntimeError(newer.partition(": ")[2])
             self._unreadable.append(Unreadable(self.levels[number].tier, checkpoint.name, next(filter(None, reasons))))
 
     def _try(self, number: int, checkpoint: Checkpoint) -> tuple[Any, str]:
         """This rank's tree, and why it could not be loaded."""
+        if self.newest is not None and checkpoint.step > self.newest:
+            return None, f"it was saved after step {self.newest}, since when replicas may differ"
         try:
             return self.levels[number].tier.load(checkpoint, self.cut), ""
         except Exception as e:  # torch raises many kinds for damaged files
@@ -127,7 +120,7 @@ class ColdStart:
 
     def _begin_lineage(self) -> None:
         """In all tiers that can be written; a save takes over the others."""
-        seen = {c.lineage for _, complete in self._surveys for c in complete}
+        seen = {checkpoint.lineage for _, checkpoint in self._ways}
         first, *others = [level.tier for level in self.levels]
         away = list[Tier]()
         for tier in others:
@@ -144,7 +137,7 @@ class ColdStart:
             except OSError as e:
                 log.warning("checkpoints of a tier cannot be written", tier=tier.name, error=str(e))
 
-    def _report(self, way: _Way | None, saved_step: int, reached: int) -> None:
+    def _report(self, way: Way | None, saved_step: int, reached: int) -> None:
         where = self.levels[0].tier.where
         if way is None:
             log.info("no checkpoint yet, training begins at step 0", path=where, repeated=reached)
@@ -156,27 +149,17 @@ class ColdStart:
         log.info("resumed from checkpoint", tier=name, path=loaded.path, step=loaded.step, lineage=loaded.lineage)
         if loaded.step < saved_step:
             log.warning("newer checkpoints are lost", step=loaded.step, newest=saved_step, path=where)
-        bad = [(one.tier, one.name) for one in self._unreadable]
-        readable = [
-            (c.order, -number, c)
-            for number, (tier, complete) in enumerate(self._surveys)
-            for c in complete
-            if (tier, c.name) not in bad
-        ]
-        newest = max(readable, key=lambda each: each[:2])[2] if readable else None
         self.result = CheckpointState(
-            step=newest.step if newest else 0,
-            path=newest.path if newest else "",
-            resumed=Resumed(step=loaded.step, tier=name, path=loaded.path),
+            step=loaded.step, path=loaded.path, resumed=Resumed(step=loaded.step, tier=name, path=loaded.path)
         )
 
 
-def survey(levels: Sequence[Level]) -> tuple[list[tuple[Tier, list[Checkpoint]]], list[Unreadable]]:
-    """The complete checkpoints of each tier, and what cannot be read.
+def survey(levels: Sequence[Level]) -> tuple[list[Way], list[Unreadable]]:
+    """The complete checkpoints, in the order in which they are tried, and what cannot be read.
 
     Raises ``OSError`` for ``spec.checkpoint.path``: without it no lineage can begin.
     """
-    surveys, unreadable = [], list[Unreadable]()
+    found, unreadable = list[list[Checkpoint]](), list[Unreadable]()
     for level in levels:
         try:
             complete, damaged = level.tier.survey()
@@ -185,6 +168,6 @@ def survey(levels: Sequence[Level]) -> tuple[list[tuple[Tier, list[Checkpoint]]]
                 raise
             log.warning("checkpoints of a tier cannot be read", tier=level.tier.name, error=str(e))
             complete, damaged = [], [Unreadable(level.tier, "", str(e))]
-        surveys.append((level.tier, complete))
+        found.append(complete)
         unreadable += damaged
-    return surveys, unreadable
+    return candidates(found), unreadable

@@ -27,6 +27,8 @@ class Checkpoint:
     lineage: str
     path: str
     """Its directory or URL."""
+    torch: str = ""
+    """The version that wrote it."""
 
     @property
     def order(self) -> tuple[int, int]:
@@ -48,9 +50,25 @@ class Partial:
     lineage: str
 
 
+class NewerVersion(RuntimeError):
+    """A checkpoint is not damaged, and only a newer version than this one's can read it."""
+
+    def __init__(self, path: str, written_by: str, mine: str) -> None:
+        super().__init__(
+            f"cannot resume: {path} was written by {written_by}, and this image has {mine}: run the job in the image "
+            "that wrote it, or a newer one"
+        )
+
+
+def is_newer(version: str, mine: str) -> bool:
+    """Whether a ``version`` such as 2.15.0 is newer than ``mine``, by its first two numbers."""
+    theirs, ours = (re.match(r"(\d{1,9})\.(\d{1,9})", text) for text in (version, mine))
+    return theirs is not None and ours is not None and tuple(map(int, theirs.groups())) > tuple(map(int, ours.groups()))
+
+
 def number(lineage: str) -> int:
     """The number of a lineage; 0 if its name has none."""
-    found = re.match(r"(\d+)-", lineage)
+    found = re.match(r"(\d{1,18})-", lineage)
     return int(found[1]) if found else 0
 
 

@@ -27,12 +27,17 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol
 
-from elastrain.elastic.checkpoint.rules import STEP, Checkpoint, Partial
+import xxhash
+
+from elastrain.elastic.checkpoint import digests
+from elastrain.elastic.checkpoint.rules import STEP, Checkpoint, NewerVersion, Partial
 
 DESCRIPTION = "elastrain.json"
-LINEAGE = r"(?P<lineage>\d+-[0-9a-f]{12})"
+FORMAT = 1
+"""Of all files of a checkpoint. A version that changes one counts it up."""
+LINEAGE = r"(?P<lineage>\d{1,18}-[0-9a-f]{12})"
 RANDOM = r"[0-9a-f]{8}"
 
 
@@ -99,7 +104,31 @@ class Store(Protocol):
 
 def describe(checkpoint: Checkpoint, name: str) -> bytes:
     """The content of :data:`DESCRIPTION`."""
-    return json.dumps({**asdict(checkpoint), "path": name}).encode()
+    fields = {**asdict(checkpoint), "path": name, "format": FORMAT}
+    return json.dumps({**fields, "digest": _digest(fields)}).encode()
+
+
+def described(raw: bytes, where: str, name: str) -> Checkpoint:
+    """The checkpoint ``name`` of which ``raw`` is the description.
+
+    Raises ``ValueError`` if it is damaged, and :class:`NewerVersion` if it has another format.
+    """
+    try:
+        found = digests.parsed(raw)
+        digest = found.pop("digest")
+        if digest != _digest(found):
+            raise ValueError("damaged: its digest differs")
+        if found.pop("format") != FORMAT:
+            raise NewerVersion(f"{where}/{name}", "a newer elastrain", f"one for format {FORMAT}")
+        checkpoint = Checkpoint(**{**found, "path": f"{where}/{name}"})
+        assert type(checkpoint.step) is int and checkpoint.order
+    except (AssertionError, AttributeError, KeyError, RecursionError, TypeError) as e:
+        raise ValueError(f"damaged: {e!r}") from e
+    return checkpoint
+
+
+def _digest(fields: dict[str, Any]) -> str:
+    return xxhash.xxh3_64_hexdigest(json.dumps(fields, sort_keys=True).encode())
 
 
 def step_of(name: str) -> str:

@@ -11,7 +11,6 @@ job was restarted elsewhere cannot overwrite the checkpoints of the restarted jo
 from __future__ import annotations
 
 import errno
-import json
 import uuid
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
@@ -19,13 +18,14 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import structlog
+import torch
 
 from elastrain.elastic.checkpoint import digests, rules
 from elastrain.elastic.checkpoint.digests import FileDigest
 from elastrain.elastic.checkpoint.division import ALONE, WHOLE, Cut, Writers
 from elastrain.elastic.checkpoint.folder import NewFolder, Pace
-from elastrain.elastic.checkpoint.rules import Checkpoint, Partial
-from elastrain.elastic.checkpoint.store import DESCRIPTION, DirectoryStore, Store
+from elastrain.elastic.checkpoint.rules import Checkpoint, NewerVersion, Partial
+from elastrain.elastic.checkpoint.store import DESCRIPTION, DirectoryStore, Store, described
 
 log = structlog.get_logger(__name__)
 
@@ -68,22 +68,32 @@ class Tier:
         return self.survey()[0]
 
     def survey(self) -> tuple[list[Checkpoint], list[Unreadable]]:
-        """All complete checkpoints, the newest first, and those whose description cannot be read."""
+        """All complete checkpoints, the newest first, and those whose description cannot be read.
+
+        Raises :class:`~elastrain.elastic.checkpoint.rules.NewerVersion`.
+        """
         complete, damaged = [], []
         for name in self._store.listing().complete:
             try:
-                meta = json.loads(self._store.read(f"{name}/{DESCRIPTION}"))
-                complete.append(Checkpoint(**{**meta, "path": f"{self.where}/{name}"}))
-            except (OSError, ValueError, TypeError) as e:
+                complete.append(described(self._store.read(f"{name}/{DESCRIPTION}"), self.where, name))
+            except (OSError, ValueError) as e:
                 damaged.append(Unreadable(self, name, f"{DESCRIPTION}: {e}"))
         return sorted(complete, key=lambda c: c.order, reverse=True), damaged
 
     def load(self, checkpoint: Checkpoint, cut: Cut = WHOLE) -> dict[str, Any]:
         """The saved tree, or the part of it that ``cut`` describes; tensors on the CPU.
 
-        Raises ``OSError`` if a digest differs, and others for a damaged tree.
+        Raises ``OSError`` if a digest differs, :class:`~elastrain.elastic.checkpoint.rules.NewerVersion`, and others
+        for a damaged tree.
         """
-        state: dict[str, Any] = self._format.load(self._reader(checkpoint), checkpoint.path, cut)
+        try:
+            state: dict[str, Any] = self._format.load(self._reader(checkpoint), checkpoint.path, cut)
+        except OSError:
+            raise
+        except Exception as e:
+            if rules.is_newer(checkpoint.torch, torch.__version__):
+                raise NewerVersion(checkpoint.path, f"torch {checkpoint.torch}", f"torch {torch.__version__}") from e
+            raise
         return state
 
     def _reader(self, checkpoint: Checkpoint) -> Callable[[str], BinaryIO]:
@@ -101,13 +111,13 @@ class Tier:
         return opened
 
     def _digests(self, checkpoint: Checkpoint) -> dict[str, FileDigest]:
-        return digests.of_json(self._store.read(f"{checkpoint.name}/{digests.FILE}").decode())
+        return digests.of_json(self._store.read(f"{checkpoint.name}/{digests.FILE}").decode(errors="replace"))
 
     @property
     def lineage(self) -> str | None:
         """The lineage that may write here; None: no job has begun with this place."""
         try:
-            return self._store.read(_LINEAGE).decode()
+            return self._store.read(_LINEAGE).decode(errors="replace")
         except FileNotFoundError:
             return None
 
@@ -157,7 +167,7 @@ class Tier:
             if parts := folder.parts(mine, at):
                 self._format.finish(parts, folder.create, **how)
 
-        return self._add(Checkpoint(step, generation, lineage, ""), write, writers)
+        return self._add(Checkpoint(step, generation, lineage, "", torch.__version__), write, writers)
 
     def copy(self, checkpoint: Checkpoint, source: Tier, pace: Pace | None = None) -> Checkpoint | None:
         """The same as :meth:`save`, for a checkpoint of another tier, which stays until it is copied."""
