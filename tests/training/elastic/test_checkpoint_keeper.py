@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from elastrain.api import names
 from elastrain.api.job import CheckpointSpec
 from elastrain.api.shape import ONE_RANK, Shape
+from elastrain.data.share import Place
 from elastrain.elastic.checkpoint import (
     Checkpoint,
     CheckpointKeeper,
@@ -21,10 +23,12 @@ from elastrain.elastic.checkpoint import (
     Pace,
     Writers,
     folder,
+    levels_of,
     tier_at,
 )
 from elastrain.elastic.checkpoint.folder import NewFolder
 from elastrain.elastic.checkpoint.store import DirectoryStore
+from elastrain.elastic.group.saving import Saving
 from elastrain.elastic.state import capture
 
 
@@ -113,6 +117,59 @@ def test_a_running_save_is_hurried_if_the_state_must_be_saved_now(keeper, volume
     keeper.save_now(12, 1, lambda: {"weights": torch.ones(3)})
     end.join()
     assert keeper.result.step == 12
+
+
+def test_the_last_save_is_awaited_within_a_bound_and_reported_if_its_volume_hangs(keeper, volume, monkeypatch) -> None:
+    monkeypatch.setattr("elastrain.elastic.checkpoint.keeper.FINISH_SECONDS", 0.1)
+    assert keeper.save_now(12, 1, lambda: {"weights": torch.ones(3)})
+    assert keeper.result.error == "a save to /checkpoints makes no progress: does its volume hang?"
+    volume.may_end.set()
+    ended(keeper)
+    assert (keeper.result.step, keeper.result.error) == (12, "")
+
+
+class TwoRanks:
+    """What two threads gather, in the place of a communicator."""
+
+    def __init__(self, rank: int, rows: dict[int, list[int]], met: threading.Barrier) -> None:
+        self.rank, self.rows, self.met = rank, rows, met
+
+    def all_gather_ints(self, values: list[int]) -> list[list[int]]:
+        self.rows[self.rank] = values
+        self.met.wait(30)
+        return [self.rows[rank] for rank in range(2)]
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_ranks_save_together_again_before_they_end_only_if_their_save_of_the_step_has_failed(tmp_path, fails) -> None:
+    keepers = [CheckpointKeeper(levels_of(CheckpointSpec(path=str(tmp_path), every_steps=10))) for _ in range(2)]
+    tree, tiers = {"w": torch.ones(3), "v": torch.zeros(2)}, [keeper._levels[0].tier for keeper in keepers]
+    savings = [Saving(k, {}, lambda: tree, together=True, shape=Shape()) for k in keepers]
+    keepers[0].lineage = keepers[1].lineage = tiers[0].begin_lineage(None)
+    for rank, saving in enumerate(savings):
+        saving.enter([0, 0], Place(1, rank, 2))
+    ended(keepers[0])
+    create, parts = tiers[1]._store.create, list[str]()
+
+    def written(path: str) -> Any:
+        parts.append(path)
+        if fails and len(parts) == 1:
+            raise OSError(errno.EIO, "broken", path)
+        return create(path)
+
+    tiers[1]._store.create = written
+    votes = sum(saving.vote(10) for saving in savings)
+    for saving in savings:
+        saving.after_step(votes, 10, holds=True)
+    rows, met = dict[int, list[int]](), threading.Barrier(2)
+    ends = [threading.Thread(target=s.save_now, args=(10, TwoRanks(r, rows, met))) for r, s in enumerate(savings)]
+    for end in ends:
+        end.start()
+    for end in ends:
+        end.join(60)
+    assert (keepers[0].result.step, keepers[0].result.error) == (10, "")
+    assert torch.equal(tiers[0].load(tiers[0].complete()[0])["w"], tree["w"])
+    assert len(parts) == 1 + fails
 
 
 @pytest.mark.parametrize("save", ["save_now", "keep"])

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from conditions import eventually
 from elastrain.api.job import CheckpointSpec
-from elastrain.elastic.checkpoint import CheckpointKeeper, Pace, levels_of, rules, tier_at
+from elastrain.elastic.checkpoint import CheckpointKeeper, levels_of, rules, tier_at
 from elastrain.elastic.checkpoint.rules import due
 from object_servers import S3, SECRET, Azure, ObjectServer
 
@@ -124,7 +124,7 @@ def test_training_goes_on_and_says_so_while_the_archive_is_away(job, monkeypatch
     with monkeypatch.context() as patched:
         patched.setattr(archive._store, "create", away)
         job.train(27)
-        assert "copying step 20" in job.keeper.result.archive_error
+        assert "saving step 20" in job.keeper.result.archive_error
         assert (job.keeper.result.step, job.keeper.result.error) == (20, "")
     job.train(47)
     assert job.keeper.result.archive_error == ""
@@ -146,21 +146,6 @@ def test_a_drain_saves_to_the_volume_first_and_then_to_the_archive(job) -> None:
     job.train(3)
     assert job.keeper.save_now(3, 1, lambda: tree(3))
     assert job.steps() == [[3], [3]]
-
-
-def test_a_checkpoint_stays_while_it_is_copied(job) -> None:
-    volume, archive = (level.tier for level in job.keeper._levels)
-    lineage = job.keeper.lineage
-    first = volume.save(tree(5), step=5, generation=1, lineage=lineage)
-
-    class Later(Pace):
-        def rest(self) -> None:
-            for step in (10, 15):
-                volume.save(tree(step), step=step, generation=1, lineage=lineage)
-
-    archive.copy(first, volume, Later())
-    assert [c.step for c in archive.complete()] == [5]
-    assert [c.step for c in volume.complete()] == [15, 10, 5]
 
 
 # ---- servers of object stores ----------------------------------------------------------------------------------------

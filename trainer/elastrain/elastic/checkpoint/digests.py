@@ -129,10 +129,6 @@ class VerifyingReader(io.RawIOBase):
         """Yes."""
         return True
 
-    def tell(self) -> int:
-        """The position."""
-        return self._at
-
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
         """As of ``io``."""
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._digest.size}[whence]

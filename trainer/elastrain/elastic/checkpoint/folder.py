@@ -142,6 +142,8 @@ class Pace:
         self._left = REST_SECONDS
         self._hurry, self._over = threading.Event(), threading.Event()
         self._worked = 0.0
+        self.moved = time.monotonic()
+        """When the work has begun, or made progress last."""
         self.waits = False
         """Whether this rank has written its part and waits for those of others."""
 
@@ -154,7 +156,7 @@ class Pace:
         seconds = min((time.thread_time() - self._worked) * self._rest, self._left)
         self._left -= seconds
         self._hurry.wait(seconds)
-        self._worked = time.thread_time()
+        self._worked, self.moved = time.thread_time(), time.monotonic()
 
     def hurry(self) -> None:
         """End the present rest and allow no further one: training waits for the save. Any thread."""
@@ -162,6 +164,7 @@ class Pace:
 
     def wait(self, seconds: float) -> bool:
         """For parts of other ranks. Returns whether to go on waiting."""
+        self.moved = time.monotonic()
         return not self._over.wait(seconds)
 
     def end(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ from elastrain.elastic.checkpoint.resume import ColdStart, Ranks, survey
 from elastrain.elastic.checkpoint.rules import BUSY, Checkpoint, wanted
 from elastrain.elastic.state.host_copy import Copied, HostCopy
 
+_REMIND_SECONDS = 60.0
 FINISH_SECONDS = 300.0
 """Longest wait of an ending rank for its running saves. The agent's limit is usually shorter: a drained worker has its
 grace period, less 5 s."""
@@ -28,11 +30,10 @@ log = structlog.get_logger(__name__)
 class CheckpointKeeper:
     """Saves and loads the checkpoints of one job; without ``spec.checkpoint`` it does neither.
 
-    Every rank has one, and rank 0 saves. A checkpoint is written to the fastest tier, and copied from there to the
-    slower ones that are due. Each tier has at most one save at a time, in a thread. A failed save does not stop
-    training: :attr:`result` reports it, and the next interval tries again. The ranks of a sharded model save together:
-    each its part, to each tier, after a step on which all have agreed. Memory: one copy of the state, from the first
-    save to :meth:`forget`.
+    Every rank has one, and rank 0 saves, to each tier that is due, in a thread for each. The next save begins when all
+    have ended. A failed save does not stop training: :attr:`result` reports it, and the next interval tries again. The
+    ranks of a sharded model save together: each its part, after a step on which all have agreed. Memory: one copy of
+    the state, from the first save to :meth:`forget`.
     """
 
     def __init__(self, levels: Sequence[Level] = (), kept: KeptState | None = None) -> None:
@@ -109,19 +110,7 @@ class CheckpointKeeper:
     # -- save --------------------------------------------------------------------------------------------------------
     def after_step(self, step: int, generation: int, tree: Callable[[], Any]) -> None:
         """Begin to save ``tree()`` where a save is due after ``step`` committed steps, and none runs. For rank 0."""
-        if not self._levels or self._levels[0].busy:
-            return
-        now, ready, before = time.monotonic(), list[Level](), False
-        for level in self._levels:
-            before = level.due(step, now, before=before) and not level.busy
-            ready += [level] * before
-        if not ready:
-            return
-        fastest, slower = self._levels[0], [level for level in ready if level is not self._levels[0]]
-        for level in {id(x): x for x in (fastest, *ready)}.values():
-            level.attempt(step, now)
-        copy, checkpoint = self._copy.take(tree()), Checkpoint(step, generation, self.lineage, "")
-        fastest.run(lambda: self._spread(copy.complete, checkpoint, fastest, slower))
+        self.after_vote(self.vote(step, leads=True), step, generation, tree, ALONE)
 
     # -- by all ranks together -----------------------------------------------------------------------------------------
     def vote(self, step: int, *, leads: bool) -> int:
@@ -140,66 +129,42 @@ class CheckpointKeeper:
         levels = [self._levels[number] for number in wanted(votes, len(self._levels))]
         if not levels:
             return
-        self._together = step, generation
-        for level in levels:
-            level.attempt(step, time.monotonic())
-        copy = self._copy.take(divided(tree(), writers))
-        checkpoint = Checkpoint(step, generation, self.lineage, "")
-        for level in levels:
-            level.run(partial(self._save, copy.complete, checkpoint, level, writers))
+        if writers.attempt:
+            self._together = step, generation
+        self._begin(levels, step, generation, self._copy.take(divided(tree(), writers)), writers)
+
+    def saved_together(self, step: int, generation: int) -> bool | None:
+        """Whether the save after ``step`` is complete on which all ranks have agreed, as rank 0 knows it; waits for its
+        end. None: they have agreed on none."""
+        if self._together != (step, generation):
+            return None
+        self._wait()
+        return self.result is not None and self.result.step == step and not self.result.error
 
     # -- in the background -----------------------------------------------------------------------------------------
-    def _spread(
-        self, state: Callable[[], Any], checkpoint: Checkpoint, fastest: Level, slower: Sequence[Level]
-    ) -> None:
-        """Save to the fastest tier, and copy from there."""
-        saved = self._save(state, checkpoint, fastest)
-        if saved is not None:
-            for level in slower:
-                level.run(partial(self._promote, saved, fastest, level))
+    def _begin(self, levels: Sequence[Level], step: int, generation: int, copied: Copied, writers: Writers) -> None:
+        checkpoint = Checkpoint(step, generation, self.lineage, "")
+        for level in levels:
+            level.attempt(step, time.monotonic())
+            level.run(partial(self._save, copied.complete, checkpoint, level, writers))
 
-    def _save(
-        self, state: Callable[[], Any], checkpoint: Checkpoint, level: Level, writers: Writers = ALONE
-    ) -> Checkpoint | None:
-        """``state()``: waits for what is under way."""
-
-        def write() -> Checkpoint | None:
-            return level.tier.save(
-                state(),
-                step=checkpoint.step,
-                generation=checkpoint.generation,
-                lineage=checkpoint.lineage,
-                pace=level.pace,
-                writers=writers,
-            )
-
-        return self._attempt("saving", checkpoint.step, level, write, reports=writers.commits)
-
-    def _promote(self, saved: Checkpoint, source: Level, level: Level) -> None:
-        self._attempt("copying", saved.step, level, lambda: level.tier.copy(saved, source.tier, level.pace))
-
-    def _attempt(
-        self, what: str, step: int, level: Level, write: Callable[[], Checkpoint | None], *, reports: bool = True
-    ) -> Checkpoint | None:
-        """Returns the checkpoint; None on a rank that does not commit it, and after a failure.
-
-        ``reports``: this rank reports a failure. The one that commits does.
-        """
-        began, tier = time.monotonic(), level.tier
+    def _save(self, state: Callable[[], Any], checkpoint: Checkpoint, level: Level, writers: Writers) -> None:
+        """``state()``: waits for what is under way. The rank that commits reports the outcome."""
+        began, tier, step = time.monotonic(), level.tier, checkpoint.step
+        how: Any = {"step": step, "generation": checkpoint.generation, "lineage": checkpoint.lineage}
         try:
-            saved = write()
+            saved = tier.save(state(), **how, pace=level.pace, writers=writers)
         except Exception as e:
             log.error("checkpoint failed", step=step, tier=tier.name, path=tier.where, error=str(e))
-            if reports:
-                self._note(level, error=f"{what} step {step} to {tier.where}: {e}")
-            return None
+            if writers.commits:
+                self._note(level, error=f"saving step {step} to {tier.where}: {e}")
+            return
         seconds = round(time.monotonic() - began, 2)
         if saved is None:
             log.info("part of a checkpoint saved", step=step, tier=tier.name, seconds=seconds)
-            return None
-        log.info("checkpoint saved", step=step, tier=tier.name, path=saved.path, seconds=seconds)
-        self._note(level, saved)
-        return saved
+        else:
+            log.info("checkpoint saved", step=step, tier=tier.name, path=saved.path, seconds=seconds)
+            self._note(level, saved)
 
     def _note(self, level: Level, saved: Checkpoint | None = None, error: str = "") -> None:
         """Change the report after an attempt."""
@@ -219,21 +184,10 @@ class CheckpointKeeper:
         """
         if not self._levels:
             return False
-        self._wait(None)
-        if self._together == (step, generation):
-            return True  # all ranks know: none of them writes it again
-        first, *others = self._levels
-        checkpoint = Checkpoint(step, generation, self.lineage, "")
-        together = bool(writers.attempt)
-        for level in self._levels if together else [first]:
-            level.attempt(step, time.monotonic())
-            level.pace.hurry()
-            mine = divided(tree(), writers) if together else tree()  # an error in it is the script's
-            saved = self._save(Copied(mine).complete, checkpoint, level, writers)
-        for level in () if together else others:
-            if saved is not None:
-                level.pace.hurry()
-                self._promote(saved, first, level)
+        self._wait()
+        mine = divided(tree(), writers)  # an error in it is the script's
+        self._begin(self._levels, step, generation, Copied(mine), writers)
+        self._wait()
         return True
 
     def keep(self, step: int, generation: int, tree: Callable[[], Any], writers: Writers = ALONE) -> bool:
@@ -250,13 +204,19 @@ class CheckpointKeeper:
             log.info("the process ends after its running save", most_seconds=seconds)
         self._wait(seconds)
 
-    def _wait(self, seconds: float | None) -> None:
-        """For all threads; the fastest level's starts those of the others."""
-        end = None if seconds is None else time.monotonic() + seconds
+    def _wait(self, seconds: float = math.inf) -> None:
+        """Return when all threads have ended, or after ``seconds``.
+
+        A save that makes no progress for :data:`FINISH_SECONDS` is not awaited, and is reported.
+        """
+        end = time.monotonic() + seconds
         for level in self._levels:
             level.pace.hurry()
-        for level in self._levels:
-            level.join(None if end is None else max(0.0, end - time.monotonic()))
+            while level.alive and (left := min(end, level.pace.moved + FINISH_SECONDS) - time.monotonic()) > 0:
+                log.info("waiting for a running save", tier=level.tier.name, path=level.tier.where, seconds=round(left))
+                level.join(min(left, _REMIND_SECONDS))
+            if level.alive and time.monotonic() < end:
+                self._note(level, error=f"a save to {level.tier.where} makes no progress: does its volume hang?")
 
     def forget(self) -> None:
         """This rank is not rank 0: its report is void. Release the copy of the state, unless this rank saves all the

@@ -23,9 +23,14 @@ class Level:
         self._thread: threads.Thread | None = None
 
     @property
+    def alive(self) -> bool:
+        """Whether it has a thread."""
+        return self._thread is not None and self._thread.is_alive()
+
+    @property
     def busy(self) -> bool:
         """Whether a thread works for it. One that waits for the parts of other ranks does not."""
-        return self._thread is not None and self._thread.is_alive() and not self.pace.waits
+        return self.alive and not self.pace.waits
 
     def due(self, step: int, now: float, *, before: bool) -> bool:
         """Whether to save after ``step`` committed steps. ``before``: whether the level before it is due."""

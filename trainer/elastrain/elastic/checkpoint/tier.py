@@ -55,7 +55,6 @@ class Tier:
         from elastrain.elastic.checkpoint import dcp
 
         self.name, self._store, self._keep, self._format = name, store, keep, dcp
-        self._held: list[Checkpoint] = []  # not deleted: being copied
 
     @property
     def where(self) -> str:
@@ -159,37 +158,13 @@ class Tier:
         with the system's own reason. On any failure the partial checkpoint is removed and all complete ones stay.
         """
         how: Any = {"syncs": self._store.syncs, "where": self.where}
-
-        at = pace or Pace(share=1.0)
+        checkpoint, at = Checkpoint(step, generation, lineage, "", torch.__version__), pace or Pace(share=1.0)
 
         def write(folder: NewFolder) -> None:
             mine = self._format.write(state, folder.create, at, writers, **how)
             if parts := folder.parts(mine, at):
                 self._format.finish(parts, folder.create, **how)
 
-        return self._add(Checkpoint(step, generation, lineage, "", torch.__version__), write, writers)
-
-    def copy(self, checkpoint: Checkpoint, source: Tier, pace: Pace | None = None) -> Checkpoint | None:
-        """The same as :meth:`save`, for a checkpoint of another tier, which stays until it is copied."""
-
-        def write(folder: NewFolder) -> None:
-            opened = source._reader(checkpoint)
-            for file in source._digests(checkpoint):
-                with opened(file) as original, folder.create(file) as copy:
-                    while data := original.read(digests.PIECE_BYTES):
-                        copy.write(data)
-                        if pace is not None:
-                            pace.rest()
-
-        source._held.append(checkpoint)
-        try:
-            return self._add(replace(checkpoint, path=""), write)
-        finally:
-            source._held.remove(checkpoint)
-
-    def _add(
-        self, checkpoint: Checkpoint, write: Callable[[NewFolder], None], writers: Writers = ALONE
-    ) -> Checkpoint | None:
         self._refuse_stale(checkpoint.lineage)
         if same := self._saved(checkpoint):
             return same
@@ -252,8 +227,7 @@ class Tier:
         """After a save: delete surplus checkpoints and leftovers. Raises nothing: the checkpoint is there."""
         try:
             for old in rules.surplus(self.complete(), self._keep, saved):
-                if old not in self._held:
-                    self.delete(old.name)
+                self.delete(old.name)
             found = self._store.listing()
             for name in found.aside[self._keep :]:
                 self.delete(name, "a newer one is set aside")

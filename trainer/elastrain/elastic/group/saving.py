@@ -10,7 +10,7 @@ from typing import Any
 from elastrain.api.shape import Shape
 from elastrain.data.share import Place
 from elastrain.elastic.checkpoint import ALONE, CheckpointKeeper, Cut, Grid, Ranks, Writers
-from elastrain.elastic.comm.communicator import Communicator
+from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
 from elastrain.elastic.comm.header import Kind
 from elastrain.elastic.group.entry import Entry
 from elastrain.elastic.state import parts
@@ -49,27 +49,35 @@ class Saving:
         """Begin to save if it is time. ``votes``: of all ranks. ``holds``: this rank has the whole state."""
         number = self._place.generation
         if self._together:
-            self._keeper.after_vote(votes, step, number, self._tree, self._writers(step))
+            self._keeper.after_vote(votes, step, number, self._tree, self._writers(self._attempt(step)))
         elif holds and not self._place.rank:
             self._keeper.after_step(step, number, self._tree)
 
-    def save_now(self, step: int, *, healthy: bool) -> bool:
+    def save_now(self, step: int, communicator: Communicator | None) -> bool:
         """Save durably, and return when it is done or has failed. Returns whether there is a result to report.
 
-        ``healthy``: all ranks of the generation do so; else it is not known which are left. In a healthy generation of
-        replicas rank 0 saves. After a loss the ranks cannot tell which of them is first, and writing the same step
-        twice is harmless.
+        ``communicator``: of a healthy generation, whose ranks all do so; None: it is not known which are left. In a
+        healthy generation of replicas rank 0 saves. After a loss the ranks cannot tell which of them is first, and
+        writing the same step twice is harmless.
         """
-        if healthy and self._place.rank and not self._together:
+        if communicator is not None and self._place.rank and not self._together:
             return False
-        writers = self._writers(step)
-        if not healthy and self._together:
-            writers = writers.of_one_group(self._attempt(step))
+        attempt, saved = self._attempt(step), self._keeper.saved_together(step, self._place.generation)
+        if communicator is not None and saved is not None:  # they know alone what became of their parts
+            try:
+                if communicator.all_gather_ints([int(saved)])[0][0]:
+                    return True
+                attempt += "/again"
+            except GenerationBroken:
+                communicator = None
+        writers = self._writers(attempt)
+        if communicator is None and self._together:
+            writers = writers.of_one_group(attempt)
         return self._keeper.save_now(step, self._place.generation, self._tree, writers)
 
     def keep(self, step: int) -> bool:
         """Keep the state for the next process, since this one starts again. Returns whether it is there."""
-        writers = self._writers(step).for_itself() if self._together else ALONE
+        writers = self._writers("").for_itself() if self._together else ALONE
         return self._keeper.keep(step, self._place.generation, self._tree, writers)
 
     def take_kept(self, shards: int, shard: int, load: Callable[[Any], None]) -> bool:
@@ -107,9 +115,10 @@ class Saving:
         """``flat``: of a group, unless the job names its dimensions."""
         return Cut(Grid(shard, self._shape_of(flat)), partial(parts.dims_of, self._tracked))
 
-    def _writers(self, step: int) -> Writers:
-        rank, attempt, flat = self._place.rank, self._attempt(step), Shape.flat(max(self._shards) + 1)
-        return Writers.of(self._shards, rank, attempt, self._shape_of(flat)) if self._together else ALONE
+    def _writers(self, attempt: str) -> Writers:
+        flat = Shape.flat(max(self._shards) + 1)
+        shape = self._shape_of(flat)
+        return Writers.of(self._shards, self._place.rank, attempt, shape) if self._together else ALONE
 
     def _shape_of(self, flat: Shape) -> Shape:
         return self._shape if self._shape.dimensions else flat

@@ -403,7 +403,8 @@ class World:
 
     def save_now(self, *, healthy: bool) -> None:
         """Save before this rank may end, and report the result. As of :meth:`Saving.save_now`."""
-        if self.has_state and self.saving.save_now(self.step, healthy=healthy) and not (healthy and self.place.rank):
+        healthy_one = self.communicator if healthy else None
+        if self.has_state and self.saving.save_now(self.step, healthy_one) and not (healthy and self.place.rank):
             self._report()
 
     def _report(self) -> None:
