@@ -28,15 +28,15 @@ from lightning.fabric import strategies as of_fabric
 from lightning.pytorch import callbacks
 from lightning.pytorch import strategies as of_trainer
 
-from elastrain.integrations import accelerate as with_accelerate
-from elastrain.integrations.huggingface import adapter as huggingface
-from elastrain.integrations.huggingface import loop as trainer_loop
-from elastrain.integrations.lightning import fabric as with_fabric
-from elastrain.integrations.lightning import loggers as lightning_loggers
-from elastrain.integrations.lightning import options as lightning_options
-from elastrain.integrations.lightning import progress as lightning_state
-from elastrain.integrations.lightning import trainer as lightning_trainer
-from elastrain.integrations.refusals import Refusal
+from elastrain_frameworks import accelerate as with_accelerate
+from elastrain_frameworks.huggingface import adapter as huggingface
+from elastrain_frameworks.huggingface import loop as trainer_loop
+from elastrain_frameworks.lightning import fabric as with_fabric
+from elastrain_frameworks.lightning import loggers as lightning_loggers
+from elastrain_frameworks.lightning import options as lightning_options
+from elastrain_frameworks.lightning import progress as lightning_state
+from elastrain_frameworks.lightning import trainer as lightning_trainer
+from elastrain_frameworks.refusals import Refusal
 
 PAGE = Path("docs/reference/frameworks.md")
 FRAMEWORKS = ("transformers", "trl", "accelerate", "lightning")

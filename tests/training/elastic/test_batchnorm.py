@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from elastrain.elastic.state.buffers import Buffers
+from elastrain.elastic.state.leaves import Leaves
+from elastrain.elastic.state.trained import TrainedSet
 from elastrain.elastic.strategies import batchnorm
 
 SCRIPT = Path(__file__).parent / "train_options.py"
@@ -68,21 +69,25 @@ def test_it_is_local_outside_of_the_loop_and_fixed_in_evaluation() -> None:
 def test_a_discarded_step_leaves_no_trace_in_running_statistics() -> None:
     net = network(nn.BatchNorm2d)
     net.register_buffer("constant", torch.ones(3))
-    buffers = Buffers(net)
+    leaves = Leaves({"model": net}, TrainedSet({"model": net}))
+    leaves.begin(whole=True)
     fresh = {name: b.clone() for name, b in net.named_buffers()}
 
     def assert_like(expected: dict[str, torch.Tensor]) -> None:
         assert all(torch.equal(b, expected[name]) for name, b in net.named_buffers())
 
     net(INPUTS)
-    assert buffers.after_warm_up() == ["1.running_mean", "1.running_var", "1.num_batches_tracked"]
+    leaves.end(first=True)
+    assert not leaves.restore()
+    assert [*leaves.tensors.changing] == ["model.1.running_mean", "model.1.running_var", "model.1.num_batches_tracked"]
     assert_like(fresh)
-    buffers.save()
+    leaves.begin(whole=False)
     net(INPUTS)  # committed
+    leaves.end(first=False)
     committed = {name: b.clone() for name, b in net.named_buffers()}
-    buffers.save()
+    leaves.begin(whole=False)
     net(INPUTS[:5])
-    buffers.restore()
+    assert not leaves.restore()
     assert_like(committed)
 
 

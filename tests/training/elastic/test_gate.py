@@ -9,7 +9,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from elastrain.elastic.body.several import SeveralBackwards
 from elastrain.elastic.contract import Contract, Phase
-from elastrain.elastic.state.rollback import Snapshot
+from elastrain.elastic.state.leaves import Leaves
 from elastrain.elastic.state.tracked import Tracker
 from elastrain.elastic.state.trained import TrainedSet
 
@@ -20,7 +20,7 @@ class Script:
     def __init__(self, phase: Phase = Phase.COMMITTED) -> None:
         self.phase, self.tracked = phase, {}
         contract = Contract(lambda: self.phase)
-        several = SeveralBackwards(Snapshot(self.tracked, TrainedSet(self.tracked)), contract, lambda: None)
+        several = SeveralBackwards(Leaves(self.tracked, TrainedSet(self.tracked)), contract, lambda: None)
         self._tracker = Tracker(self.tracked, contract, several.step_with)
         self.unscaled = self._tracker.unscaled
 

@@ -12,11 +12,11 @@ from torch import nn
 from elastrain.api.settings import CheckpointSpec
 from elastrain.elastic.checkpoint import CheckpointKeeper, levels_of
 from elastrain.elastic.encoding.leaves import is_dense
-from elastrain.elastic.state import capture, digest, rollback, transfer
+from elastrain.elastic.state import capture, digest, host_copy, transfer
 from elastrain.elastic.state.capture import NotTheSame, fingerprints
+from elastrain.elastic.state.leaves import Leaves
 from elastrain.elastic.state.portions import Transfer
 from elastrain.elastic.state.receiver import StateReceiver
-from elastrain.elastic.state.rollback import Snapshot
 from elastrain.elastic.state.sender import StateSender
 from elastrain.elastic.state.trained import TrainedSet
 
@@ -120,13 +120,17 @@ def moved(request, connect, each, tmp_path, monkeypatch) -> Callable[[Tracked, T
         resumed.resume(lambda tree: capture.restore(here, tree), saved_step=5, reached=5, partial_state="")
 
     def by_snapshot(there: Tracked, here: Tracked) -> None:
-        snapshot = Snapshot(there, TrainedSet(there))
-        snapshot.save()
-        snapshot._tracked, snapshot._trained = here, TrainedSet(here)
-        snapshot.restore()
+        capture.restore(here, capture.copied(capture.capture(there)))
+        snapshot = Leaves(here, TrainedSet(here))
+        snapshot.begin(whole=True)
+        with torch.no_grad():
+            for leaf in torch.utils._pytree.tree_leaves(capture.capture(here)):
+                if torch.is_tensor(leaf) and leaf.layout is torch.strided:
+                    leaf.zero_()
+        assert not snapshot.restore()
 
     def by_snapshot_on_the_host(there: Tracked, here: Tracked) -> None:
-        monkeypatch.setattr(rollback, "_memory_of", lambda _device: 1)
+        monkeypatch.setattr(host_copy, "_memory_of", lambda _device: 1)
         by_snapshot(there, here)
 
     ways = (by_transfer, by_checkpoint, by_snapshot, by_snapshot_on_the_host)

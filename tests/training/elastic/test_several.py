@@ -15,9 +15,9 @@ from elastrain.elastic.commit.control import Summed
 from elastrain.elastic.commit.decide import Known
 from elastrain.elastic.commit.step import Step
 from elastrain.elastic.contract import Contract
-from elastrain.elastic.state import capture, rollback
-from elastrain.elastic.state.host_copy import HostCopy
-from elastrain.elastic.state.rollback import DEVICE_SHARE, Snapshot, crowded
+from elastrain.elastic.state import capture, host_copy
+from elastrain.elastic.state.host_copy import DEVICE_SHARE, HostCopy, crowded
+from elastrain.elastic.state.leaves import Leaves
 from elastrain.elastic.state.tracked import Tracker
 from elastrain.elastic.state.trained import TrainedSet
 from elastrain.elastic.torch_private import pytree
@@ -36,7 +36,8 @@ class Body:
         part = Slice((0,), (0,), weight=1.0, epoch=0)
         self.step = Step(0, Place(0, 0, 1), Share(0, 1), (part,), warm_up=warm_up, begun=1)
         contract, tracked = Contract(lambda: self.step.phase), {}
-        self.several = SeveralBackwards(Snapshot(tracked, TrainedSet(tracked)), contract, lambda: self.step)
+        self.leaves = Leaves(tracked, TrainedSet(tracked))
+        self.several = SeveralBackwards(self.leaves, contract, lambda: self.step)
         tracker = Tracker(tracked, contract, self.several.step_with)
         self.optimizer = kind(self.net.parameters(), lr=0.1)
         tracker.track({"optimizer": self.optimizer})
@@ -80,12 +81,12 @@ def test_the_closure_that_loses_a_worker_is_the_last_one_and_the_state_is_put_ba
     body = Body(torch.optim.LBFGS, lost=4)
     body.several.allowed = True
     before = body.weights()
-    body.several.snapshot.save()
+    body.leaves.begin(whole=True)
     value = body.optimizer.step(body.closure)
     assert body.evaluations == 4
     assert body.weights() != before, "the optimizer had begun to update"
     assert value == body.net(body.x).pow(2).mean(), "the script sees the value of the last evaluation"
-    body.several.snapshot.restore()
+    assert not body.leaves.restore()
     assert body.weights() == before
     assert not body.optimizer.state_dict()["state"]
     assert body.optimizer.step(body.closure) == body.net(body.x).pow(2).mean(), "the rest of the body is harmless"
@@ -114,7 +115,7 @@ def bytes_of(tree: Any) -> int:
 
 def has(monkeypatch: pytest.MonkeyPatch, memory: int | None) -> None:
     """The tensors lie on a device with so much memory."""
-    monkeypatch.setattr(rollback, "_memory_of", lambda _device: memory)
+    monkeypatch.setattr(host_copy, "_memory_of", lambda _device: memory)
 
 
 @pytest.mark.parametrize("memory", [None, 1])
@@ -142,14 +143,14 @@ def test_snapshot_holds_nothing_that_changes_with_the_objects(memory, monkeypatc
         return {name: obj.state_dict() for name, obj in tracked.items()}
 
     change()
-    snapshot = Snapshot(tracked, TrainedSet(tracked))
+    snapshot = Leaves(tracked, TrainedSet(tracked))
     for _ in range(2):  # the second copy must not share memory with objects that keep the first one's tensors
-        snapshot.save()
+        snapshot.begin(whole=True)
         expected = repr(state())
         change()
         scaler.unscale_(optimizer)
         assert repr(state()) != expected
-        snapshot.restore()
+        assert not snapshot.restore()
         assert repr(state()) == expected
         scaler.unscale_(optimizer)  # not "already called since the last update()"
         scaler.update()
@@ -229,40 +230,40 @@ class Script:
 def test_a_discarded_body_is_undone_to_the_bit_from_memory_of_the_host(kind, steps, whole, monkeypatch) -> None:
     has(monkeypatch, 1)
     script = Script(kind)
-    snapshot = Snapshot(script.tracked, TrainedSet(script.tracked))
+    snapshot = Leaves(script.tracked, TrainedSet(script.tracked))
     for _ in range(steps):
-        snapshot.save()
+        snapshot.begin(whole=True)
         script.body(whole=True)
-    snapshot.save()
+    snapshot.begin(whole=True)
     before = script.state()
     script.body(whole=whole)
     assert script.state() != before
-    snapshot.restore()
+    assert not snapshot.restore()
     assert script.state() == before
     script.body(whole=True)
     changed = script.state()
     assert changed != before
-    snapshot.save()
+    snapshot.begin(whole=True)
     script.body(whole=whole)
-    snapshot.restore()
+    assert not snapshot.restore()
     assert script.state() == changed
 
 
 def test_a_copy_on_the_host_takes_no_memory_of_the_device_to_be_put_back(on_host, monkeypatch) -> None:
     script = Script("gan")
-    snapshot = Snapshot(script.tracked, TrainedSet(script.tracked))
+    snapshot = Leaves(script.tracked, TrainedSet(script.tracked))
     script.body(whole=True)
     nbytes = bytes_of(capture.capture(script.tracked))
     has(monkeypatch, int(nbytes / DEVICE_SHARE) + 1)
-    snapshot.save()
+    snapshot.begin(whole=True)
     assert not on_host
     has(monkeypatch, int((nbytes - 1) / DEVICE_SHARE))
     for _ in range(2):
-        snapshot.save()
+        snapshot.begin(whole=True)
         script.body(whole=True)
     assert on_host == [nbytes] * 2
     at = script.tensors()
-    snapshot.restore()
+    assert not snapshot.restore()
     assert script.tensors() == at
 
 
@@ -282,10 +283,10 @@ class Pair:
 def test_entries_that_have_come_to_share_memory_are_put_back_apart(monkeypatch) -> None:
     has(monkeypatch, 1)
     pair = Pair()
-    snapshot = Snapshot({"pair": pair}, TrainedSet({}))
-    snapshot.save()
+    snapshot = Leaves({"pair": pair}, TrainedSet({}))
+    snapshot.begin(whole=True)
     pair.values["one"] = pair.values["other"].add_(5)
-    snapshot.restore()
+    assert not snapshot.restore()
     assert [value.tolist() for value in pair.values.values()] == [[0.0] * 3, [1.0] * 3]
 
 
@@ -295,12 +296,12 @@ def test_a_card_copies_the_state_before_the_body_changes_it_and_no_page_locked_m
     has(monkeypatch, 1)
     pair = Pair()
     pair.values = {name: value.as_subclass(OnCard) for name, value in pair.values.items()}
-    snapshot = Snapshot({"pair": pair}, TrainedSet({}))
+    snapshot = Leaves({"pair": pair}, TrainedSet({}))
     for number in range(3):
-        snapshot.save()
+        snapshot.begin(whole=True)
         for value in pair.values.values():
             value.copy_(torch.full((3,), 7.0 + number), non_blocking=True)
         assert card.queued > card.done, "the host goes on"
     assert len(card.page_locked) == 1
-    snapshot.restore()
+    assert not snapshot.restore()
     assert [value.tolist() for value in pair.values.values()] == [[8.0] * 3] * 2

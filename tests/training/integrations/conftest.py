@@ -105,7 +105,7 @@ def fit(require, tmp_path):
     from lightning.pytorch import LightningModule, Trainer
     from lightning.pytorch.loggers import Logger
 
-    from elastrain.integrations.lightning_trainer import ElasticTrainerStrategy
+    from elastrain_frameworks.lightning_trainer import ElasticTrainerStrategy
 
     class Module(LightningModule):
         def __init__(self) -> None:

@@ -50,7 +50,7 @@ def loop_of_fabric(job, way, folder, loops=1):
     from lightning.fabric import Fabric
     from lightning.fabric.loggers import CSVLogger, TensorBoardLogger
 
-    from elastrain.integrations.lightning import ElasticStrategy
+    from elastrain_frameworks.lightning import ElasticStrategy
 
     logger = {"csv": CSVLogger, "tensorboard": TensorBoardLogger}[way](folder)
     fabric = Fabric(accelerator="cpu", devices=1, strategy=ElasticStrategy(job), loggers=logger)
@@ -72,7 +72,7 @@ def loop_of_fabric(job, way, folder, loops=1):
 
 
 def loop_of_accelerate(job, way, folder, loops=1):
-    from elastrain.integrations.accelerate import ElasticAccelerator
+    from elastrain_frameworks.accelerate import ElasticAccelerator
 
     accelerator = ElasticAccelerator(job, cpu=True, log_with="tensorboard", project_dir=folder)
     net = torch.nn.Linear(1, 1)

@@ -84,8 +84,8 @@ def test_adapters_override_nothing_that_the_frameworks_do_not_have(table):
     from lightning.pytorch.loggers.csv_logs import ExperimentWriter
     from transformers import Trainer
 
-    from elastrain.integrations.huggingface.loop import SEAMS
-    from elastrain.integrations.lightning.loggers import OfCsv, OfTensorBoard
+    from elastrain_frameworks.huggingface.loop import SEAMS
+    from elastrain_frameworks.lightning.loggers import OfCsv, OfTensorBoard
 
     assert not [name for name in SEAMS if not hasattr(Trainer, name)]
     for logger, adapter in ((CSVLogger, OfCsv), (TensorBoardLogger, OfTensorBoard)):

@@ -15,7 +15,7 @@ WAY_OUT = r"in training the ranks may change .*job\.add\(name=number\).*job\.sum
 @pytest.mark.parametrize("call", ["gather", "gather_for_metrics", "reduce"])
 def test_accelerates_call_outside_of_evaluation_names_the_way_out(require, call):
     require("accelerate", "ELASTRAIN_REQUIRE_HUGGINGFACE")
-    from elastrain.integrations.accelerate import ElasticAccelerator
+    from elastrain_frameworks.accelerate import ElasticAccelerator
 
     accelerator = ElasticAccelerator(ScriptedJob(), cpu=True)
     with pytest.raises(RuntimeError, match=rf"accelerator\.{call}\(\): only in a loop over .*{WAY_OUT}"):
@@ -32,7 +32,7 @@ def test_fabrics_call_names_the_way_out(require, call):
     require("lightning", "ELASTRAIN_REQUIRE_LIGHTNING")
     from lightning.fabric import Fabric
 
-    from elastrain.integrations.lightning import ElasticStrategy
+    from elastrain_frameworks.lightning import ElasticStrategy
 
     fabric = Fabric(accelerator="cpu", devices=1, strategy=ElasticStrategy(ScriptedJob()))
     way_out = r"job\.track" if call == "broadcast" else r"job\.add\(name=number\)"
@@ -43,7 +43,7 @@ def test_fabrics_call_names_the_way_out(require, call):
 @pytest.mark.parametrize("call", ["gather", "gather_for_metrics", "reduce"])
 def test_call_in_a_training_step_of_transformers_names_the_way_out(require, call):
     require("transformers", "ELASTRAIN_REQUIRE_HUGGINGFACE")
-    from elastrain.integrations.huggingface.accelerator import JobsAccelerator
+    from elastrain_frameworks.huggingface.accelerator import JobsAccelerator
 
     accelerator = JobsAccelerator(cpu=True)
     accelerator.job = ScriptedJob()
@@ -60,7 +60,7 @@ def test_epochs_of_a_job_can_be_those_of_accelerates_loader(require):
     require("accelerate", "ELASTRAIN_REQUIRE_HUGGINGFACE")
     from elastrain.data.options import order_of
     from elastrain.elastic.arguments import epochs
-    from elastrain.integrations.training_data import Epochs
+    from elastrain_frameworks.training_data import Epochs
 
     data = range(6)
     loader = ElasticLoader(data, order_of(data, global_batch_size=2, seed=0, shuffle=False, drop_last=False))
@@ -75,7 +75,7 @@ def test_epochs_of_a_job_can_be_those_of_accelerates_loader(require):
 )
 def test_decorated_function_of_accelerate_is_called_by_rank_0_alone(require, name, options):
     require("accelerate", "ELASTRAIN_REQUIRE_HUGGINGFACE")
-    from elastrain.integrations.accelerate import ElasticAccelerator
+    from elastrain_frameworks.accelerate import ElasticAccelerator
 
     job = ScriptedJob()
     accelerator, calls = ElasticAccelerator(job, cpu=True), []

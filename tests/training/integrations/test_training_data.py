@@ -16,7 +16,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from elastrain.integrations.training_data import in_order_of
+from elastrain_frameworks.training_data import in_order_of
 
 DATA = TensorDataset(torch.arange(12.0))
 

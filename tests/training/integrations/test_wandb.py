@@ -34,7 +34,7 @@ def with_lightning(job, tmp_path, fit):
 
 
 def with_accelerate(job, tmp_path, fit):
-    from elastrain.integrations.accelerate import ElasticAccelerator
+    from elastrain_frameworks.accelerate import ElasticAccelerator
 
     accelerator = ElasticAccelerator(job, cpu=True, log_with="wandb")
     net = torch.nn.Linear(1, 1)
@@ -49,7 +49,7 @@ def with_accelerate(job, tmp_path, fit):
 
 
 def with_transformers(job, tmp_path, fit):
-    from elastrain.integrations.huggingface import ElasticTrainer, ElasticTrainingArguments
+    from elastrain_frameworks.huggingface import ElasticTrainer, ElasticTrainingArguments
 
     class Net(torch.nn.Linear):
         def forward(self, x):

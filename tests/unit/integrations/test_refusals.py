@@ -6,7 +6,7 @@ from enum import Enum
 
 import pytest
 
-from elastrain.integrations.refusals import Refusal, refuse
+from elastrain_frameworks.refusals import Refusal, refuse
 
 
 class Strategy(Enum):

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-RUNTIME = Path(__file__).parents[3] / "trainer" / "elastrain"
-FILES = sorted(path for folder in ("integrations", "elastic/checkpoint") for path in (RUNTIME / folder).rglob("*.py"))
+TRAINER = Path(__file__).parents[3] / "trainer"
+FOLDERS = "elastrain_frameworks", "elastrain/elastic/checkpoint"
+FILES = sorted(path for folder in FOLDERS for path in (TRAINER / folder).rglob("*.py"))
 MODULES = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "shelve", "marshal", "joblib"}
 CALLS = {"load": "torch", "all_gather_object": "job"}
 """Methods that unpickle, and what they are methods of."""
@@ -28,7 +29,7 @@ def unpickles(source: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(RUNTIME)))
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(TRAINER)))
 def test_nothing_is_unpickled(path) -> None:
     assert not unpickles(path.read_text())
 

@@ -65,9 +65,9 @@ class Job(JobValues):
         self._loop = Loop(session, strategy, heartbeat, self._world, self._audit, tracked=self._tracked, batch=batch)
         longer = None if batch.small is None else batch
         self._untracked = Untracked(self._tracked, lambda: self._loop.phase in BODY)
-        loop, update = self._loop, self._loop.draws.update
+        loop, update, changes = self._loop, self._loop.draws.update, self._loop.leaves.gated
         self._tracker = Tracker(
-            self._tracked, loop.contract, loop.step_with, longer, loop.bodies.updates, update=update
+            self._tracked, loop.contract, loop.step_with, longer, loop.bodies.updates, update=update, changes=changes
         )
 
     # -- set-up ------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -29,7 +30,6 @@ from elastrain.elastic.body.learning import Learning
 from elastrain.elastic.body.replica_check import ReplicaCheck
 from elastrain.elastic.body.script_sums import ScriptSums
 from elastrain.elastic.body.several import SeveralBackwards
-from elastrain.elastic.body.undo import Undo
 from elastrain.elastic.boundary import Act, Boundary
 from elastrain.elastic.commit.step import Step
 from elastrain.elastic.commit.updates import left_by_break
@@ -39,9 +39,8 @@ from elastrain.elastic.group.heartbeat import Heartbeat
 from elastrain.elastic.group.shell import ExitRequested, LoopOver, Session
 from elastrain.elastic.group.world import World
 from elastrain.elastic.state import transfer
-from elastrain.elastic.state.buffers import Buffers
 from elastrain.elastic.state.capture import Stateful
-from elastrain.elastic.state.rollback import Snapshot, Touched, Trace
+from elastrain.elastic.state.leaves import Leaves
 from elastrain.elastic.state.tracked import Closure
 from elastrain.elastic.strategies.scheduled import Scheduled
 from elastrain.elastic.strategies.strategy import Strategy
@@ -78,18 +77,16 @@ class Loop:
     ) -> None:
         self.contract = Contract(lambda: self.phase)
         """What the calls of the script do now."""
-        self.bodies = Bodies(world, heartbeat, batch, audit, together=strategy.votes)
+        self.leaves = Leaves(tracked, world.state.trained)
+        """What loop bodies change."""
+        self.bodies = Bodies(world, heartbeat, batch, audit, self.leaves, together=strategy.votes)
         """What becomes of the steps."""
         self.bodies.before_commit = self.contract.check_applied
-        self.several = SeveralBackwards(
-            Snapshot(tracked, world.state.trained), self.contract, lambda: self.step if self.bodies.running else None
-        )
+        self.several = SeveralBackwards(self.leaves, self.contract, lambda: self.step if self.bodies.running else None)
         self._session, self._strategy = session, strategy
         self._heartbeat, self._world = heartbeat, world
         self._audit, self.batch, self.draws = audit, batch, Draws()
         self._loader: ElasticLoader | None = None
-        self._undo: Undo | None = None
-        self._tracked = tracked
         self._learning = Learning(world, heartbeat)
         self._check = ReplicaCheck(world)
         self.sums = ScriptSums()
@@ -152,7 +149,10 @@ class Loop:
                 if self._world.joins:
                     if self._warmed_by is not loader:
                         bodies = self._warm_up(loader)
-                        yield from bodies if warm_up is None else _all(bodies, warm_up)
+                        if warm_up is None:
+                            yield from bodies
+                        else:
+                            deque(map(warm_up, bodies))
                         self._world.position.look_again()
                         self._begin_loop(loader, loop)
                     self._world.say_ready()
@@ -216,8 +216,7 @@ class Loop:
             with within_backward(step):
                 loss.backward(retain_graph=retain_graph)
         else:
-            assert self._undo is not None
-            self._backward.run(step, part, loss, unscaled, self._undo.buffers, retain_graph=retain_graph)
+            self._backward.run(step, part, loss, unscaled, self.leaves, retain_graph=retain_graph)
             if step.complete and not step.counts:
                 model.stand_in_gradients()
         if step.complete:
@@ -295,15 +294,12 @@ class Loop:
         It warms allocator, threads and kernels: without it a joiner's first step would hold up all ranks.
         """
         assert self._world.model is not None
-        buffers = Buffers(self._world.model.module)
-        self._undo = undo = Undo(self._world, self.several, buffers, Touched(self._tracked, []))
-        self.bodies.restore = undo.restore
         mine = self._learning.warm_share = Place(0, 0, self._session.expected_world_size(), self._strategy.shape).share
         if (learner := self._world.model.learner) is not None:
             learner.outputs.forget()
         self._world.state.kept.begin_step()
         transfer.header_of(self._world.state.tree())  # what cannot be sent is refused here, and not by the first joiner
-        trace = Trace(self._tracked, self._world.state.trained)
+        self.leaves.begin(whole=True)
         with Kept():
             first, *_ = loader.begin(loader.order.first_step, mine, self.batch.single)
             cut = loader.order.in_micro_batches or self.batch.small is not None
@@ -313,18 +309,25 @@ class Loop:
             with self._body(step):
                 yield batch.data
             self._world.model.warms_up = False
-        undo.drop_gradients()
+        self.leaves.end(first=True)
+        self.bodies.first = False
+        self.bodies.drop_gradients()
         self._world.model.detach()
         self._warmed_by = loader
         if step.backwards > 1 or step.closures:
             self._allow_several_backwards()
         self.bodies.step = None
-        self._strategy.check_warm_up(buffers.after_warm_up())
-        undo.touched = Touched(self._tracked, trace.remove())
-        self._world.state.replicas.leave_out(buffers.changing)
+        self._strategy.check_warm_up([*self.leaves.tensors.changing])
+        if lost := self.leaves.restore():
+            raise RuntimeError(
+                f"the loop body changes {', '.join(lost[:3])} in the warm-up of each process, and it cannot be put "
+                "back: change it under 'if job.committed:', or in a function given to job.on_commit()"
+            )
+        changing = self.leaves.tensors.changing.values()
+        self._world.state.replicas.leave_out(changing)
         # Buffers that forward changes can be sent while training goes on only if they are small, and so copied before.
         learns = self._world.model.learner is not None
-        self._world.overlaps_transfer = learns and buffers.largest < transfer.SMALL_BYTES
+        self._world.overlaps_transfer = learns and all(b.nbytes < transfer.SMALL_BYTES for b in changing)
 
     def _train_step(self, loader: ElasticLoader) -> Iterator[Any]:
         """One execution of a step, in this order:
@@ -382,8 +385,7 @@ class Loop:
             loader.renew()  # they may have changed what worker processes have a copy of
         parts, order = self._learning.parts(loader, share, spans), loader.order
         self.bodies.order, span = order, spans.at(number, order.left(number))
-        assert self._undo is not None
-        self._undo.save()
+        self.leaves.begin(whole=self.several.allowed or self.bodies.first)
         self._strategy.begin_step()
         state.kept.begin_step()
         self.contract.waiting.clear()
@@ -411,10 +413,3 @@ class Loop:
         self._left = True
         self._session.send(Left(step=self._world.step))
         return Drained(0)
-
-
-def _all(bodies: Iterator[Any], function: Callable[[Any], object]) -> tuple[()]:
-    """Call ``function`` as the loop body of each of ``bodies``."""
-    for batch in bodies:
-        function(batch)
-    return ()

@@ -9,6 +9,7 @@ Modules of torch that would delay the start of every job are imported where they
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -253,6 +254,40 @@ def replace_shard(tensor: Any, local: torch.Tensor, padded: torch.Tensor, info: 
 
 def _fsdp_groups(model: nn.Module) -> list[Any]:
     return [group for module in fsdp_modules(model) for group in module._get_fsdp_state()._fsdp_param_groups]
+
+
+# -- writes that torch does not count ---------------------------------------------------------------------------------
+_DATA: Any = torch.Tensor.data
+_uses = threading.local()
+
+
+def uses_of_data() -> set[int]:
+    """:func:`memory_of` each tensor whose ``.data`` this thread has used: what writes to that raises no version.
+
+    Cleared by the caller. For the compiler ``.data`` is a word of its own: what it makes of it raises the version.
+    """
+
+    def get(tensor: torch.Tensor) -> torch.Tensor:
+        uses_of_data().add(memory_of(tensor))
+        data: torch.Tensor = _DATA.__get__(tensor)
+        return data
+
+    def put(tensor: torch.Tensor, value: torch.Tensor) -> None:
+        _DATA.__set__(tensor, value)
+        uses_of_data().add(memory_of(tensor))
+
+    if torch.Tensor.data is _DATA:
+        setattr(torch.Tensor, "data", property(get, put))  # noqa: B010 - torch declares it in another class
+    used: set[int] = vars(_uses).setdefault("memory", set())
+    return used
+
+
+def memory_of(tensor: torch.Tensor) -> int:
+    """A number that tensors share which share memory; of one that wraps others, its own."""
+    try:
+        return tensor.untyped_storage().data_ptr() or id(tensor)
+    except (RuntimeError, NotImplementedError):
+        return id(tensor)
 
 
 # -- other -------------------------------------------------------------------------------------------------------------

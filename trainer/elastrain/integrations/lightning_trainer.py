@@ -1,5 +1,5 @@
-"""Lightning's ``Trainer`` (docs/integrations.md)."""
+"""As of :mod:`elastrain_frameworks.lightning_trainer`."""
 
-from elastrain.integrations.lightning.trainer import ElasticTrainerStrategy
+from elastrain_frameworks.lightning_trainer import ElasticTrainerStrategy
 
 __all__ = ["ElasticTrainerStrategy"]

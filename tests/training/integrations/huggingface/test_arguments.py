@@ -12,7 +12,7 @@ import pytest
 def arguments(require, monkeypatch):
     """Makes arguments in a rank's environment."""
     require("transformers", "ELASTRAIN_REQUIRE_HUGGINGFACE")
-    from elastrain.integrations.huggingface import ElasticTrainingArguments
+    from elastrain_frameworks.huggingface import ElasticTrainingArguments
 
     monkeypatch.setenv("LOCAL_RANK", "1")
 
@@ -82,7 +82,7 @@ def test_the_remedy_is_named_if_the_arguments_are_the_trainers_own(arguments, mo
     import torch
     from transformers import TrainingArguments
 
-    from elastrain.integrations.huggingface import ElasticTrainer
+    from elastrain_frameworks.huggingface import ElasticTrainer
 
     monkeypatch.delenv("LOCAL_RANK")  # with it accelerate would look for a process group
     own = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to=[])
@@ -94,8 +94,8 @@ def test_samples_of_similar_length_share_a_global_batch_if_they_are_grouped_by_l
     import torch
 
     from elastrain.data.options import order_of
-    from elastrain.integrations.huggingface import ElasticTrainer
-    from elastrain.integrations.huggingface.loop import loader_of
+    from elastrain_frameworks.huggingface import ElasticTrainer
+    from elastrain_frameworks.huggingface.loop import loader_of
 
     monkeypatch.delenv("LOCAL_RANK")
     lengths = [1 + (7 * i) % 40 for i in range(800)]

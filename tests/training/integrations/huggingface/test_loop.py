@@ -23,7 +23,7 @@ def train(require, tmp_path):
     from transformers import EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments
     from transformers.trainer_callback import ExportableState
 
-    from elastrain.integrations.huggingface import ElasticTrainer, ElasticTrainingArguments
+    from elastrain_frameworks.huggingface import ElasticTrainer, ElasticTrainingArguments
 
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -328,7 +328,7 @@ def test_events_of_tensorboard_are_those_of_the_trainer_alone_if_rank_0_is_lost(
 def test_transformers_without_a_seam_is_refused_by_its_name(train, monkeypatch):
     from transformers import Trainer
 
-    from elastrain.integrations.huggingface import loop as trainer_loop
+    from elastrain_frameworks.huggingface import loop as trainer_loop
 
     overridden = {
         name for name, value in vars(trainer_loop.Seams).items() if callable(value) and hasattr(Trainer, name)

@@ -38,7 +38,7 @@ class RecordingJob:
 def strategy(require):
     """Makes a strategy of a recording job, in a precision."""
     require("lightning", "ELASTRAIN_REQUIRE_LIGHTNING")
-    from elastrain.integrations.lightning import ElasticStrategy
+    from elastrain_frameworks.lightning import ElasticStrategy
 
     def make(precision=None):
         job = RecordingJob()

@@ -74,7 +74,7 @@ def test_callback_of_one_rank_that_ends_training_is_named(fit):
 def test_the_loss_scale_is_tracked_and_the_optimizer_steps_by_it(fit):
     from lightning.pytorch.plugins import MixedPrecision
 
-    from elastrain.integrations.lightning_trainer import ElasticTrainerStrategy
+    from elastrain_frameworks.lightning_trainer import ElasticTrainerStrategy
 
     job, module = ScriptedJob("discarded"), fit.module()
     before = module.net.weight.detach().clone()

@@ -59,7 +59,7 @@ def world(tmp_path, monkeypatch):
     # Fabric notes in a global variable whether its backward runs: ranks that are threads would clear each other's.
     monkeypatch.setattr(wrappers, "_backward_hook", lambda *_: None)
 
-    from elastrain.integrations.lightning import ElasticStrategy
+    from elastrain_frameworks.lightning import ElasticStrategy
 
     def script(job, rank):
         gan = Gan()

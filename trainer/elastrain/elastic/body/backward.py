@@ -26,7 +26,7 @@ from elastrain.elastic.commit.vote import Vote, cast
 from elastrain.elastic.group.heartbeat import Heartbeat
 from elastrain.elastic.group.shell import ExitRequested, Session
 from elastrain.elastic.group.world import World
-from elastrain.elastic.state.buffers import Buffers
+from elastrain.elastic.state.leaves import Leaves
 from elastrain.elastic.strategies.scheduled import Scheduled
 from elastrain.elastic.strategies.strategy import Strategy
 
@@ -75,20 +75,20 @@ class Backward:
         part: Slice,
         loss: torch.Tensor | Scheduled,
         unscaled: torch.Tensor,
-        buffers: Buffers,
+        leaves: Leaves,
         *,
         retain_graph: bool,
     ) -> None:
         """One backward of ``step``, of ``part``. After the last one: gradients summed, vote, decide.
 
-        ``unscaled``: the loss before a scaler multiplied it. ``buffers``: those of the model when the step began.
+        ``unscaled``: the loss before a scaler multiplied it. ``leaves``: what they were when the step began.
         """
         communicator = self._world.communicator
         assert communicator is not None
         self._put_aside(step)
         summed: Summed | None = None
         if step.share.learner:
-            self._learning.gradients(buffers)
+            self._learning.gradients(leaves)
             summed = self._vote(step, communicator)
         else:
             with self._guarded(communicator):
@@ -96,7 +96,7 @@ class Backward:
                 if step.complete:
                     summed = self._vote(step, communicator)
         if step.complete:
-            self._decide(step, summed, communicator, buffers)
+            self._decide(step, summed, communicator, leaves)
             self._weigh(step)
         self._heartbeat.resumed(step.result.summed.sums[control.COMPUTE] if step.counts else None)
 
@@ -184,14 +184,15 @@ class Backward:
         return 0.0 if of_step is None else of_step.number()
 
     # -- decide --------------------------------------------------------------------------------------------------------
-    def _decide(self, step: Step, summed: Summed | None, communicator: Communicator, buffers: Buffers) -> None:
+    def _decide(self, step: Step, summed: Summed | None, communicator: Communicator, leaves: Leaves) -> None:
         """Whether ``step`` counts, by the sum of the votes. Returns when the optimizers may change the state."""
         world, generation = self._world, communicator.generation
         # Read first: if the transfer to a joiner breaks in before_update(), the sums of this step still count.
         vouched = self._session.vouched(communicator)
         holds = world.before_update()
         if world.share != world.place.share:
-            holds &= self._learning.share_buffers(communicator, buffers)
+            holds &= self._learning.share_buffers(communicator, leaves)
+            leaves.note()  # what a learner has received meanwhile
         known = Known(
             generation,
             summed,

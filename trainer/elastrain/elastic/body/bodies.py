@@ -15,11 +15,12 @@ from elastrain.elastic.comm.peer import GroupLost
 from elastrain.elastic.comm.transport import described
 from elastrain.elastic.commit.decide import End, left
 from elastrain.elastic.commit.step import Step
-from elastrain.elastic.commit.updates import Applied, Updates
+from elastrain.elastic.commit.updates import Updates
 from elastrain.elastic.group.ending import start_anew
 from elastrain.elastic.group.heartbeat import Heartbeat
 from elastrain.elastic.group.shell import Session
 from elastrain.elastic.group.world import World
+from elastrain.elastic.state.leaves import Leaves
 
 log = structlog.get_logger(__name__)
 
@@ -43,9 +44,17 @@ class Bodies:
     """The loop bodies of one rank's script. For the training thread."""
 
     def __init__(
-        self, world: World, heartbeat: Heartbeat, batch: ScriptsBatch, audit: AuditLog | None, *, together: bool
+        self,
+        world: World,
+        heartbeat: Heartbeat,
+        batch: ScriptsBatch,
+        audit: AuditLog | None,
+        leaves: Leaves,
+        *,
+        together: bool,
     ) -> None:
-        """``together``: a forward needs other ranks, and sees stand-ins for what a lost one would have given."""
+        """``leaves``: of the tracked objects. ``together``: a forward needs other ranks, and sees stand-ins for what a
+        lost one would have given."""
         self.step: Step | None = None
         """The step that is being computed."""
         self.executions = 0
@@ -62,11 +71,10 @@ class Bodies:
         """Called with the number of each step that is about to be committed; may raise."""
         self.after_commit: Callable[[Step], None] = lambda _: None
         """Called with each step that was committed here, after the script's callbacks."""
-        self.restore: Callable[[], bool] = lambda: False
-        """Puts the state back to the one with which the step has begun, as far as bodies change it before an update;
-        returns whether its copy holds all of the state."""
+        self.first = True
+        """No body of this process has counted, and no warm-up has run."""
         self._world, self._heartbeat, self._batch, self._audit = world, heartbeat, batch, audit
-        self._together = together
+        self._leaves, self._together = leaves, together
         self._applied = False
         """Whether the last body was left by an exception after all of its update: the step counts if the script goes
         on."""
@@ -103,8 +111,10 @@ class Bodies:
         if void := self._world.model.void:
             log.warning("the update of this rank is void; it takes its peers' state", step=step.number + 1, cause=void)
             step.leave()
-            self._world.leave(void, void=not self._discard(step))
+            self._world.leave(void, void=bool(self._discard(step)))
             return
+        self._leaves.end(first=self.first)
+        self.first = False
         self.before_commit(step.number)
         self._heartbeat.committed()
         self._log(step, "commit")
@@ -134,11 +144,10 @@ class Bodies:
         if end is End.COMMITS:
             self.commit(step)
         elif end is End.LEAVES:
-            counted = step.counts
             step.leave()
-            whole = self._discard(step)
+            lost = self._discard(step)
             why = f"the loop body of step {step.number + 1} was left before its update was complete"
-            self._world.leave(why, void=counted and applied is not Applied.NOTHING and not whole)
+            self._world.leave(why, void=bool(lost))
         if finished:
             self._world.position.end_loop()
             self._world.complete()
@@ -183,16 +192,30 @@ class Bodies:
             self._applied = False
             self.commit(step)
         else:
-            self._discard(step)
+            lost = self._discard(step)
+            if lost and self._world.has_state:
+                log.warning("a discarded loop body cannot be put back: this rank is out of date", entries=lost)
+                why = (
+                    f"no copy of {', '.join(lost[:3])}, which the discarded body of step {step.number + 1} has changed"
+                )
+                self._world.leave(why, void=True)
             self._unfinished = step
         self.step = None
 
-    def _discard(self, step: Step) -> bool:
-        """Put the state back to the one with which the step began, once. Returns whether all of it was copied."""
+    def _discard(self, step: Step) -> list[str]:
+        """Put the state back to the one with which the step began, once. Returns as of :meth:`Leaves.restore`."""
         if step.discarded:
-            return True
+            return []
         step.discarded = True
-        return self.restore()
+        self.drop_gradients()
+        return self._leaves.restore()
+
+    def drop_gradients(self) -> None:
+        """The gradients are those with which the step began; of the warm-up as of a discarded one."""
+        kept = self._world.state.kept
+        if kept.begun and self._world.model is not None:
+            self._world.model.drop_gradients()
+        kept.restore()
 
     def _adopt(self) -> None:
         """The state that is about to be loaded is that of the step which this rank has discarded, and peers committed.

@@ -13,7 +13,7 @@ from elastrain.elastic.comm.header import Kind
 from elastrain.elastic.encoding import decode, encode
 from elastrain.elastic.group.heartbeat import Heartbeat
 from elastrain.elastic.group.world import World
-from elastrain.elastic.state.buffers import Buffers
+from elastrain.elastic.state.leaves import Leaves
 
 
 class Learning:
@@ -43,27 +43,27 @@ class Learning:
         learner.outputs.forget()
         return nullcontext()
 
-    def gradients(self, buffers: Buffers) -> None:
+    def gradients(self, leaves: Leaves) -> None:
         """Take the gradients of the other ranks, which have computed the whole batch.
 
-        The loss of the loop body is ignored, and the changes of its forward to the model's ``buffers`` are undone.
+        The loss of the loop body is ignored, and the changes of its forward to the models' buffers are undone.
         """
         assert self._world.model is not None and self._world.model.learner is not None
         self._heartbeat.waits()
-        buffers.restore()
+        leaves.restore_buffers()
         self._world.model.learner.finish()
 
-    def share_buffers(self, communicator: Communicator, buffers: Buffers) -> bool:
-        """The first rank that has computed a step with learners gives them its ``buffers``, as of the step's end.
+    def share_buffers(self, communicator: Communicator, leaves: Leaves) -> bool:
+        """The first rank that has computed a step with learners gives them its models' buffers, as of the step's end.
 
         On all ranks, once the gradients are there. Returns whether this rank's own are those of the step.
         """
         share = self._world.share
-        mine = encode(buffers.sent(), "model") if share.part == 0 and not share.learner else b""
+        mine = encode(leaves.sent(), "model") if share.part == 0 and not share.learner else b""
         try:
             rows = communicator.all_gather_bytes(mine, Kind.BUFFERS)
         except GenerationBroken:
             return not share.learner
         if share.learner:
-            buffers.take(decode(next(filter(None, rows))))
+            leaves.take(decode(next(filter(None, rows))))
         return True

@@ -1,6 +1,6 @@
 """Loop bodies that update the state before their last backward: with several backwards, or with L-BFGS.
 
-Such a body is one transaction. The tracked state is copied when it begins. If a backward fails, the rest of the body
+Such a body is one transaction. All of the tracked state is copied when it begins. If a backward fails, the rest of it
 changes nothing, the copy is put back and the whole body runs again. Its forwards, rollouts and decisions then see what
 they saw the first time: parameters, statistics, random numbers. Ranks therefore never hold a state of the middle of a
 step, and a change of generation needs to know nothing of it.
@@ -13,22 +13,16 @@ from typing import Any
 
 from elastrain.elastic.commit.step import Step
 from elastrain.elastic.contract import Call, Contract, Phase
-from elastrain.elastic.state.rollback import Snapshot
+from elastrain.elastic.state.leaves import Leaves
 from elastrain.elastic.state.tracked import Closure
-
-_UNSEEN = (
-    "did not take place in the warm-up, so there is no copy of the state for the case that a worker is lost: announce "
-    "it by job.steps(…, several_backwards=True)"
-)
 
 
 class SeveralBackwards:
     """What the loop does for such bodies. For the training thread."""
 
-    def __init__(self, snapshot: Snapshot, contract: Contract, current: Callable[[], Step | None]) -> None:
+    def __init__(self, leaves: Leaves, contract: Contract, current: Callable[[], Step | None]) -> None:
         """``current()``: the step whose loop body runs; None outside of a body."""
-        self.snapshot = snapshot
-        self._contract, self._current = contract, current
+        self._leaves, self._contract, self._current = leaves, contract, current
         self.allowed = False
         """Whether each body begins with a copy of the state. It was announced, or seen in the warm-up."""
 
@@ -36,7 +30,10 @@ class SeveralBackwards:
         """``what`` needs such a body. Raises ``RuntimeError`` if ``step`` has none."""
         self._check_whole_batch(step, what)
         if not (step.warm_up or self.allowed):
-            raise RuntimeError(f"{what} {_UNSEEN}")
+            raise RuntimeError(
+                f"{what} did not take place in the warm-up, so there is no copy of the state if a worker is lost: "
+                "announce it by job.steps(…, several_backwards=True)"
+            )
 
     def step_with(self, step: Callable[[Closure], Any], closure: Closure, *, once: bool) -> Any:
         """Run ``step(closure)`` of a tracked optimizer. ``once``: as of :class:`StepWith`.
@@ -61,7 +58,8 @@ class SeveralBackwards:
             return value
 
         try:
-            return step(evaluated)
+            with self._leaves.gated():
+                return step(evaluated)
         except _Discarded as e:
             return e.value
 

@@ -23,6 +23,7 @@ from elastrain.elastic.contract import Phase
 
 _DEPTH, _SHORT = 3, 200
 """Objects within tracked ones are tracked with them: so deep, in lists of this length."""
+_OURS = "elastrain.", "elastrain_frameworks."
 
 
 class Untracked:
@@ -42,7 +43,7 @@ class Untracked:
 
     def early(self, name: str, phase: Phase) -> None:
         """The script reads ``job.name``. Warns, in its line, of a value that is the same on every worker."""
-        if phase is not Phase.SETUP or sys._getframe(2).f_globals.get("__name__", "").startswith("elastrain."):
+        if phase is not Phase.SETUP or sys._getframe(2).f_globals.get("__name__", "").startswith(_OURS):
             return
         warnings.warn(
             f"job.{name} is {int(name != 'rank')} on every worker before the first loop: no generation has formed. "

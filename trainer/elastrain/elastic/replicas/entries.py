@@ -96,7 +96,7 @@ def combined(digests: Mapping[str, int]) -> int:
 
 def _local(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     """This rank's part of a tensor; nothing of a sparse one."""
-    mine: torch.Tensor = tensor.to_local() if parts.is_sharded(tensor) else tensor
+    mine = parts.local_of(tensor)
     if mine.layout is torch.strided and not mine.is_meta:
         yield mine
 

@@ -72,7 +72,7 @@ def restore(
     optimizers = [obj for obj in tracked.values() if isinstance(obj, torch.optim.Optimizer)]
     shared = [(a, b) for a in optimizers for b in optimizers if a is not b and a.param_groups is b.param_groups]
     for name, obj in tracked.items():
-        _load(name, obj, state[name], tracked.values(), missing)
+        load(name, obj, state[name], tracked.values(), missing)
         if isinstance(obj, nn.Module) and name in hidden:
             buffers.put(obj, parts.put_sparse(hidden[name]))
     for inner, outer in shared:  # an optimizer within another one comes first
@@ -89,18 +89,14 @@ def structure(tree: Any) -> int:
     return digest.of_value(described)
 
 
-def copied(tree: Any, into: Any = None, *, device: str | None = None) -> Any:
-    """A copy that shares no memory with ``tree``. ``device``: of its tensors; default: that of the copied ones.
-
-    The copy reuses the tensors of ``into``, an earlier copy that is no longer needed, where they fit. The first write
-    to each page of new memory would take longer than the copy itself.
-    """
-    homes = dict(pytree.tree_flatten_with_path(into)[0])
-    return pytree.tree_map_with_path(lambda path, leaf: copy_of(leaf, homes.get(path), device), tree)
+def copied(tree: Any, *, device: str | None = None) -> Any:
+    """A copy that shares no memory with ``tree``. ``device``: of its tensors; default: that of the copied ones."""
+    return pytree.tree_map(lambda leaf: copy_of(leaf, None, device), tree)
 
 
 def copy_of(leaf: Any, home: Any = None, device: str | None = None) -> Any:
-    """A copy of one leaf, as of :func:`copied`. ``home``: the leaf of the earlier copy."""
+    """A copy of one leaf, as of :func:`copied`. ``home``: the leaf of an earlier copy that is no longer needed: the
+    first write to each page of new memory would take longer than the copy itself."""
     if not isinstance(leaf, torch.Tensor):
         return deepcopy(leaf)
     if home is not None and _alike(home, leaf):
@@ -135,7 +131,9 @@ class NotTheSame(RuntimeError):
     """An object's state differs from the one that it has loaded."""
 
 
-def _load(name: str, obj: Any, state: Any, objects: Iterable[object], missing: Callable[[Any], bool]) -> None:
+def load(
+    name: str, obj: Any, state: Any, objects: Iterable[object], missing: Callable[[Any], bool] = lambda _: False
+) -> None:
     """``obj.load_state_dict(state)``, with the values, types and shapes that ``state`` has.
 
     ``name``: of the object. ``state``: as of :func:`elastrain.elastic.state.parts.taken`. ``objects``: all that are

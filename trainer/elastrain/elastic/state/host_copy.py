@@ -3,13 +3,15 @@
 Tensors on a CUDA device are copied into page-locked memory by the stream that trains. All that changes the state later
 is queued behind the copies: an update, but also the statistics that a forward keeps, a perturbation of the weights or
 an average. On a stream of their own the copies would run beside the next step, up to its first write, and those writes
-have no one place (:mod:`elastrain.elastic.state.rollback`). The host waits for nothing; a reader waits for an event.
+have no one place (:mod:`elastrain.elastic.state.leaves`). The host waits for nothing; a reader waits for an event.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import chain, repeat
 from typing import Any
 
 import torch
@@ -21,6 +23,9 @@ from elastrain.elastic.torch_private import pytree
 
 BLOCK_BYTES = 64 * 2**20
 """Of page-locked memory that is requested at a time, if no tensor is larger."""
+DEVICE_SHARE = 1 / 16
+"""Part of a device's memory up to which it holds a copy of its own tensors. A larger copy lies in page-locked memory of
+the host: a script that fills its device still fits, and its steps are long beside the copy."""
 _ALIGNED = 64
 """Bytes; a multiple of every type's size."""
 Path = tuple[Any, ...]
@@ -121,3 +126,34 @@ def packed(sizes: Sequence[int], block_bytes: int = BLOCK_BYTES) -> tuple[list[i
 
 def _aligned(size: int) -> int:
     return -(-max(size, 1) // _ALIGNED) * _ALIGNED
+
+
+# -- of a loop body ----------------------------------------------------------------------------------------------------
+class Memory:
+    """Of the copies with which a loop body begins; the next ones use it again. For one thread."""
+
+    def __init__(self) -> None:
+        self._homes, self._host = list[torch.Tensor](), HostCopy()
+
+    def copy(self, tensors: list[torch.Tensor]) -> Copied:
+        """Copies of ``tensors``: on their devices, or on the host if one of them is :func:`crowded`."""
+        sizes = Counter[torch.device]()
+        for tensor in tensors:
+            sizes[tensor.device] += tensor.nbytes if tensor.layout is torch.strided else 0
+        if any(crowded(nbytes, _memory_of(device)) for device, nbytes in sizes.items()):
+            self._homes = []
+            return self._host.take(tensors)
+        self._host.forget()
+        homes = chain(self._homes, repeat(None))
+        self._homes = [capture.copy_of(tensor, home) for tensor, home in zip(tensors, homes, strict=False)]
+        return Copied(self._homes)
+
+
+def crowded(nbytes: int, memory: int | None) -> bool:
+    """Whether a device with ``memory`` bytes has no room for a copy of ``nbytes``; None: it is the host. Pure."""
+    return memory is not None and nbytes > DEVICE_SHARE * memory
+
+
+def _memory_of(device: torch.device) -> int | None:
+    """Bytes that ``device`` has, used or free; None: its memory is the host's."""
+    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None

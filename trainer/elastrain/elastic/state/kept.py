@@ -45,8 +45,6 @@ class KeptGradients:
         """Whether there were gradients when the step began."""
         self._before: Gradients | None = None
         """Copies of the kept gradients with which the step began; None before its first backward."""
-        self._homes: Gradients = {}
-        """Memory of copies, for the next ones."""
 
     def begin_loop(self) -> None:
         """Look up the models and the optimizers."""
@@ -74,14 +72,17 @@ class KeptGradients:
         found = {p: p.grad for p in self._parameters if p.grad is not None}
         if not first:
             self.aside = found
-            self._clear(found)
+            for p in found:
+                p.grad = None
             return False
         keeps = bool(found) and not _are_zero(found.values())
         self._notice(found if keeps else {})
         # Zeros, of zero_grad(set_to_none=False), stay: backward adds to them in place, and their sum is zero.
-        self._before = {p: self._copy(p, gradient) for p, gradient in found.items()} if keeps else {}
+        # In memory of their own: that of a gradient may be a buffer in which the next ones are summed.
+        self._before = {p: gradient.detach().clone() for p, gradient in found.items()} if keeps else {}
         self.aside = self._before
-        self._clear(self.aside)
+        for p in self.aside:
+            p.grad = None
         return keeps
 
     def add(self) -> None:
@@ -148,27 +149,10 @@ class KeptGradients:
         if applied and self._any_before:
             self._drops = applied.isdisjoint(kept)
 
-    def _copy(self, p: nn.Parameter, gradient: torch.Tensor) -> torch.Tensor:
-        """A copy in memory of its own: that of ``gradient`` may be a buffer in which the next ones are summed."""
-        home = self._homes.get(p)
-        if home is gradient:
-            return gradient  # it was put back after a discarded step
-        if home is None or home.layout is not torch.strided or home.shape != gradient.shape:
-            home = gradient.detach().clone()
-        else:
-            home.copy_(gradient)
-        self._homes[p] = home
-        return home
-
-    @staticmethod
-    def _clear(gradients: Iterable[nn.Parameter]) -> None:
-        for p in gradients:
-            p.grad = None
-
 
 def _are_zero(gradients: Iterable[torch.Tensor]) -> bool:
     """Whether all are zero, or so small that their squares are. On a device the host waits for it."""
-    values = [_local(g) for g in gradients]
+    values = [parts.local_of(g) for g in gradients]
     dense = [g.coalesce().values() if g.is_sparse else g for g in values]
     norms = foreach_norm([g for g in dense if g.numel()])
     return not any(bool(norm) for norm in norms) if len(norms) < 2 or norms[0].is_cpu else not _any(norms)
@@ -196,11 +180,5 @@ def _of_parameter(p: nn.Parameter, gradient: Any) -> torch.Tensor:
         home: torch.Tensor = gradient.to(p.device, copy=True)
         return home
     sharded = torch.zeros_like(p)
-    _local(sharded).copy_(gradient.local)
+    parts.local_of(sharded).copy_(gradient.local)
     return sharded
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part of it."""
-    mine: torch.Tensor = tensor.to_local() if parts.is_sharded(tensor) else tensor
-    return mine

@@ -144,6 +144,12 @@ def dims(tensor: Any) -> Dims:
     return tuple(zip(tensor.device_mesh.mesh_dim_names, over, strict=True))
 
 
+def local_of(tensor: Any) -> torch.Tensor:
+    """This rank's part of it."""
+    mine: torch.Tensor = tensor.to_local() if is_sharded(tensor) else tensor
+    return mine
+
+
 def is_sharded(tensor: torch.Tensor) -> bool:
     """Whether it is a ``DTensor``. By the module of its class: importing DTensor would delay the start of every job."""
     return type(tensor).__module__.startswith("torch.distributed.tensor")

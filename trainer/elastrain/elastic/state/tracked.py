@@ -63,12 +63,14 @@ class Tracker:
         updates: Updates | None = None,
         *,
         update: Callable[[], AbstractContextManager[object]] = nullcontext,
+        changes: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         """``tracked`` is shared with the runtime. ``step_with`` runs an optimizer's ``step(closure)``. ``longer``: of a
         job whose steps take several batches of the script. ``updates``: notes the calls. ``update()``: around an
-        optimizer's ``step()``."""
+        optimizer's ``step()``. ``changes()``: around each call that changes tensors of the state."""
         self._tracked, self._contract, self._step_with = tracked, contract, step_with
         self._longer, self._update, self._updates = longer, update, updates or Updates()
+        self._changes = changes
         self._models = 0
         """Those that were wrapped."""
         self._scaled: tuple[torch.Tensor, torch.Tensor] | None = None
@@ -138,7 +140,9 @@ class Tracker:
             original = getattr(type(obj), name) if in_instance is None else _without_self(in_instance)
             if self._longer is not None and name == "step":
                 original = _lengthened(obj, original, self._longer)
-            within = _within(original, self._update) if name == "step" and not _is_schedule(obj) else original
+            within = original if _is_schedule(obj) else _within(original, self._changes)
+            if name == "step" and not _is_schedule(obj):
+                within = _within(within, self._update)
             around = functools.partial(self._updates.of, Update(id(obj), name, _steps(obj, name)))
             label = f"{type(obj).__name__}.{name}()"
             gated = _gated(within, functools.partial(self._contract.acts, call, label, of=(id(obj), name)), around)

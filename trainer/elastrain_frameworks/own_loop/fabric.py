@@ -8,8 +8,8 @@ import torch
 from lightning.fabric.strategies import SingleDeviceStrategy
 from torch import nn
 
-from elastrain.integrations.lightning.fabric import ElasticStrategy, RankOfJob
-from elastrain.integrations.own_loop import as_mean, of_framework
+from elastrain_frameworks.lightning.fabric import ElasticStrategy, RankOfJob
+from elastrain_frameworks.own_loop import as_mean, of_framework
 
 
 @of_framework(SingleDeviceStrategy, ElasticStrategy, RankOfJob, keeps=("setup_optimizer",))

@@ -16,7 +16,7 @@ from elastrain.data.rng import Kept
 from elastrain.elastic.contract import Call
 from elastrain.elastic.job import Job
 from elastrain.elastic.state.tracked import subclass
-from elastrain.integrations.arrives import Arrives
+from elastrain_frameworks.arrives import Arrives
 
 Row = tuple[dict[str, Any], int | None, dict[str, Any]]
 """Numbers by name, their step, options of the logger."""

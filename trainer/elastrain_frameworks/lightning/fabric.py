@@ -30,11 +30,11 @@ from torch.distributed.tensor import DTensor
 
 from elastrain.elastic.contract import Call
 from elastrain.elastic.job import Job
-from elastrain.integrations.arrives import track_next
-from elastrain.integrations.files import FilesOfScript
-from elastrain.integrations.lightning.loggers import of_job
-from elastrain.integrations.own_loop import HasOwnLoop
-from elastrain.integrations.refusals import SUMS, refused
+from elastrain_frameworks.arrives import track_next
+from elastrain_frameworks.files import FilesOfScript
+from elastrain_frameworks.lightning.loggers import of_job
+from elastrain_frameworks.own_loop import HasOwnLoop
+from elastrain_frameworks.refusals import SUMS, refused
 
 
 class RankOfJob:

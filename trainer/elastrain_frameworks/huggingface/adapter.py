@@ -8,7 +8,7 @@
         trainer.train()
 
 The Trainer is built for a single process, whose steps the job computes on all ranks, and its own loop runs:
-:mod:`elastrain.integrations.huggingface.loop` has the seams.
+:mod:`elastrain_frameworks.huggingface.loop` has the seams.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from transformers.trainer_utils import TrainOutput
 from elastrain.api import names
 from elastrain.elastic.comm.backend import device_of_rank
 from elastrain.elastic.job import Job
-from elastrain.integrations.huggingface.loop import Seams, check_seams
-from elastrain.integrations.launcher import single_process
-from elastrain.integrations.refusals import Refusal, refuse, refuse_chosen_batch, word
+from elastrain_frameworks.huggingface.loop import Seams, check_seams
+from elastrain_frameworks.launcher import single_process
+from elastrain_frameworks.refusals import Refusal, refuse, refuse_chosen_batch, word
 
 _ONE_PART = "each rank would count its own part of the batch"
 _REFUSALS = (
@@ -122,7 +122,7 @@ class ElasticTrainer(Trainer):
 
     def __new__(cls, *args: Any, job: Job | None = None, **kwargs: Any) -> Any:
         if getattr(job, "is_reference", False):
-            from elastrain.integrations.own_loop.huggingface import OwnLoop
+            from elastrain_frameworks.own_loop.huggingface import OwnLoop
 
             first: type[Trainer] = OwnLoop
         else:

@@ -7,7 +7,7 @@ from typing import Any
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from elastrain.integrations.arrives import Arrives
+from elastrain_frameworks.arrives import Arrives
 
 _OF_SAVES = ("_last_global_step_saved", "_last_checkpoint_saved", "_defer_save_until_validation")
 """Of a ``ModelCheckpoint``, besides its ``state_dict()``."""

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from elastrain.integrations.accelerate import OfJob
-from elastrain.integrations.huggingface.numbers import Numbers
-from elastrain.integrations.refusals import one_part
+from elastrain_frameworks.accelerate import OfJob
+from elastrain_frameworks.huggingface.numbers import Numbers
+from elastrain_frameworks.refusals import one_part
 
 
 class JobsAccelerator(OfJob):

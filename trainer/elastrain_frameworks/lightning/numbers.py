@@ -14,7 +14,7 @@ from lightning.pytorch import Trainer
 from torchmetrics import Metric
 
 from elastrain.elastic.job import Job
-from elastrain.integrations.arrives import Arrives
+from elastrain_frameworks.arrives import Arrives
 
 _STEP = "training_step"
 _WEIGHT = "/weight"

@@ -31,13 +31,13 @@ from elastrain.data.loader import ElasticLoader
 from elastrain.data.rng import Kept
 from elastrain.elastic.contract import Call
 from elastrain.elastic.job import Job
-from elastrain.integrations.files import Files
-from elastrain.integrations.huggingface.accelerator import JobsAccelerator
-from elastrain.integrations.huggingface.board import boards_of
-from elastrain.integrations.huggingface.numbers import Numbers
-from elastrain.integrations.huggingface.state import Carried, plain_attributes, put_back
-from elastrain.integrations.stops import say, watch
-from elastrain.integrations.training_data import KEPT, in_order_of
+from elastrain_frameworks.files import Files
+from elastrain_frameworks.huggingface.accelerator import JobsAccelerator
+from elastrain_frameworks.huggingface.board import boards_of
+from elastrain_frameworks.huggingface.numbers import Numbers
+from elastrain_frameworks.huggingface.state import Carried, plain_attributes, put_back
+from elastrain_frameworks.stops import say, watch
+from elastrain_frameworks.training_data import KEPT, in_order_of
 
 SEAMS = (
     "create_accelerator_and_postprocess", "is_world_process_zero", "is_local_process_zero",
@@ -73,7 +73,7 @@ def check_seams() -> None:
 def loader_of(trainer: Any, source: Any) -> ElasticLoader:
     """The data of ``source``, which ``trainer.get_train_dataloader()`` has returned, in the order of the job.
 
-    Raises ``ValueError`` as of :func:`elastrain.integrations.training_data.in_order_of`.
+    Raises ``ValueError`` as of :func:`elastrain_frameworks.training_data.in_order_of`.
     """
     args = trainer.args
     if isinstance(source, DataLoader) and source.batch_size is None:  # accelerate has prepared it

@@ -9,10 +9,10 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 
-from elastrain.integrations.lightning.fabric import RankOfJob
-from elastrain.integrations.lightning.options import total_steps
-from elastrain.integrations.lightning.trainer import ElasticTrainerStrategy
-from elastrain.integrations.own_loop import of_framework
+from elastrain_frameworks.lightning.fabric import RankOfJob
+from elastrain_frameworks.lightning.options import total_steps
+from elastrain_frameworks.lightning.trainer import ElasticTrainerStrategy
+from elastrain_frameworks.own_loop import of_framework
 
 
 @of_framework(SingleDeviceStrategy, ElasticTrainerStrategy, RankOfJob)

@@ -32,17 +32,17 @@ from elastrain.data.loader import ElasticLoader
 from elastrain.data.rng import Kept
 from elastrain.elastic.contract import Call
 from elastrain.elastic.job import Job
-from elastrain.integrations.arrives import track_next
-from elastrain.integrations.lightning.fabric import RankOfJob
-from elastrain.integrations.lightning.files import FilesOfTrainer
-from elastrain.integrations.lightning.numbers import Numbers
-from elastrain.integrations.lightning.options import check, total_steps
-from elastrain.integrations.lightning.progress import Callbacks, follow
-from elastrain.integrations.lightning.stand_ins import Applied, Schedule, Steps
-from elastrain.integrations.own_loop import HasOwnLoop
-from elastrain.integrations.refusals import one_part, refuse_chosen_batch
-from elastrain.integrations.stops import say, watch
-from elastrain.integrations.training_data import in_order_of
+from elastrain_frameworks.arrives import track_next
+from elastrain_frameworks.lightning.fabric import RankOfJob
+from elastrain_frameworks.lightning.files import FilesOfTrainer
+from elastrain_frameworks.lightning.numbers import Numbers
+from elastrain_frameworks.lightning.options import check, total_steps
+from elastrain_frameworks.lightning.progress import Callbacks, follow
+from elastrain_frameworks.lightning.stand_ins import Applied, Schedule, Steps
+from elastrain_frameworks.own_loop import HasOwnLoop
+from elastrain_frameworks.refusals import one_part, refuse_chosen_batch
+from elastrain_frameworks.stops import say, watch
+from elastrain_frameworks.training_data import in_order_of
 
 _END = object()
 """In place of a batch: the job has no further step."""
@@ -138,7 +138,7 @@ class ElasticTrainerStrategy(HasOwnLoop, RankOfJob, SingleDeviceStrategy):
     def process_dataloader(self, dataloader: Any) -> Any:
         """The training data in the job's order. Every rank reads all of the other data.
 
-        Raises ``ValueError`` as :func:`elastrain.integrations.training_data.in_order_of`.
+        Raises ``ValueError`` as :func:`elastrain_frameworks.training_data.in_order_of`.
         """
         trainer = self._trainer
         if trainer is None or trainer.state.fn != TrainerFn.FITTING or not trainer.training:

@@ -12,8 +12,8 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from elastrain.elastic.job import Job
-from elastrain.integrations.files import Files
-from elastrain.integrations.lightning.loggers import of_job
+from elastrain_frameworks.files import Files
+from elastrain_frameworks.lightning.loggers import of_job
 
 
 class FilesOfTrainer(Files):

@@ -15,15 +15,15 @@ from lightning.fabric.utilities.logger import _convert_params
 from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 
-from elastrain.integrations import events
-from elastrain.integrations.files import Logs, becomes, new_id
+from elastrain_frameworks import events
+from elastrain_frameworks.files import Logs, becomes, new_id
 
 
 class OfJob(Logger, Logs):  # in this order: an object of Logger can become one of it
     """First base of the class of a logger's object. Its rows go to files only on rank 0."""
 
     acts: Any = staticmethod(lambda name: True)
-    """As of :meth:`elastrain.integrations.files.FilesOfScript.acts`."""
+    """As of :meth:`elastrain_frameworks.files.FilesOfScript.acts`."""
 
     @property
     def experiment(self) -> Any:

@@ -10,8 +10,8 @@ import torch
 from transformers import Trainer
 
 from elastrain.data.loader import ElasticLoader
-from elastrain.integrations.huggingface.loop import loader_of
-from elastrain.integrations.training_data import Epochs
+from elastrain_frameworks.huggingface.loop import loader_of
+from elastrain_frameworks.training_data import Epochs
 
 
 class OwnLoop(Trainer):

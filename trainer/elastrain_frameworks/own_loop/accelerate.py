@@ -10,9 +10,9 @@ from accelerate import Accelerator
 from torch.utils.data import DataLoader
 
 from elastrain.data.loader import ElasticLoader
-from elastrain.integrations.accelerate import ElasticAccelerator
-from elastrain.integrations.own_loop import as_mean, of_framework
-from elastrain.integrations.training_data import Epochs
+from elastrain_frameworks.accelerate import ElasticAccelerator
+from elastrain_frameworks.own_loop import as_mean, of_framework
+from elastrain_frameworks.training_data import Epochs
 
 
 @of_framework(

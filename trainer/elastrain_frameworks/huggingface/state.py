@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers.trainer_callback import ExportableState
 
-from elastrain.integrations.arrives import Arrives
+from elastrain_frameworks.arrives import Arrives
 
 _OF_A_RANK = ("is_world_process_zero", "is_local_process_zero", "stateful_callbacks")
 _DATA = ("train_dataset", "eval_dataset")

@@ -11,8 +11,8 @@ from typing import Any
 
 from transformers.integrations import TensorBoardCallback, WandbCallback
 
-from elastrain.integrations import events
-from elastrain.integrations.files import Logs, becomes, new_id
+from elastrain_frameworks import events
+from elastrain_frameworks.files import Logs, becomes, new_id
 
 
 class _OfJob(Logs):

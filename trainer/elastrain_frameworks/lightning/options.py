@@ -9,7 +9,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint, Timer
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from elastrain.data.order import ENDLESS
-from elastrain.integrations.refusals import Refusal, refuse
+from elastrain_frameworks.refusals import Refusal, refuse
 
 
 def total_steps(trainer: Trainer) -> int:

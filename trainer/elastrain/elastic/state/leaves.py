@@ -1,0 +1,241 @@
+"""What a loop body changes of the tracked state, and how it is put back. The one undo.
+
+What a body may change is a set of leaves. One that is no tensor is copied when the body begins: it is small. Of tensors
+torch counts the changes in place (``_version``), so that a copy is needed only of those that the script changes itself.
+Gates by the name of a method cannot show them: SAM perturbs the weights by ``first_step()``, a WGAN clamps them, and an
+average may be kept by ``lerp_``. The versions are compared in each body, before and behind the gated calls. A tensor
+that has moved beside them once is copied at the beginning of each body from then on. Other scripts pay for looks at the
+versions only: about 50 ns for each tensor and look.
+
+Two writes raise no version. Kernels of normalisations do not: small buffers are always copied. Writes by way of
+``tensor.data`` do not: the job sees each use of ``.data`` in a body.
+
+A body that updates the state before its last backward has a copy of all leaves: which backward is the last is known
+when it has ended. So has the first body of a process, of which nothing is known. A copy that takes much room from the
+script on a device lies on the host (:func:`~elastrain.elastic.state.host_copy.crowded`).
+
+A tensor that has moved in a discarded body and has no copy cannot be put back: this rank is out of date.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from elastrain.elastic.state import capture, parts
+from elastrain.elastic.state.buffers import fits, put_buffer
+from elastrain.elastic.state.capture import Stateful
+from elastrain.elastic.state.digest import same_bits
+from elastrain.elastic.state.host_copy import Memory
+from elastrain.elastic.state.tensors import NONE, Tensors, is_small
+from elastrain.elastic.state.trained import TrainedSet
+from elastrain.elastic.state.trees import PLAIN, Begun, Frozen, equal, frozen, look, versions
+from elastrain.elastic.torch_private import forget_stages, hidden_buffers, memory_of, uses_of_data
+
+UPDATE = "the update of the step"
+"""What cannot be put back where only some leaves have copies."""
+
+
+class Leaves:
+    """Of one rank's tracked objects. For the training thread."""
+
+    def __init__(self, tracked: Mapping[str, Stateful], trained: TrainedSet) -> None:
+        """``tracked`` is shared with the runtime. ``trained``: the parameters that train, which the body may change."""
+        self._trained = trained
+        self.tensors, self._memory = Tensors(tracked), Memory()
+        self._begun = Begun()
+
+    # -- a body --------------------------------------------------------------------------------------------------------
+    def begin(self, *, whole: bool) -> None:
+        """A loop body begins, or begins again. ``whole``: all leaves are copied."""
+        self.tensors.look_up(anew=whole or self._begun.whole)
+        begun = self._begun = Begun(whole, open=True)
+        begun.tensors = [*self.tensors.parameters.values(), *(place.buffer for place in self.tensors.places)]
+        begun.names = [*self.tensors.parameters, *(place.name for place in self.tensors.places)]
+        walked = len(begun.tensors)
+        for name, obj in self.tensors.tracked.items():
+            self._take_object(begun, name, obj)
+            begun.names += [name] * (len(begun.tensors) - len(begun.names))
+        others = range(walked, len(begun.tensors))
+        for name, _, (_, tensors) in begun.looks:
+            begun.tensors += tensors
+            begun.names += [name] * len(tensors)
+        begun.versions = versions(begun.tensors)
+        begun.walked = begun.versions[:walked]
+        uses_of_data().clear()
+        if whole:
+            begun.trains = self._trained.describe()
+            begun.modes = [(part, part.training) for _, model in self.tensors.models() for part in model.modules()]
+            begun.copied = [*range(len(begun.tensors))]
+        else:
+            small = [n for n in others if is_small(begun.tensors[n]) or begun.names[n] in self.tensors.moving]
+            begun.copied = self.tensors.copied + small
+        begun.copies = self._memory.copy([parts.local_of(begun.tensors[number]) for number in begun.copied])
+
+    @contextmanager
+    def gated(self) -> Iterator[None]:
+        """Around a call that changes the state of a step that counts: its changes are not the script's own."""
+        if not self._begun.open:
+            yield
+            return
+        self._learn()
+        yield
+        self._begun.updated, self._begun.looks = True, []  # an optimizer may give its old tensors up
+        self.note()
+
+    def note(self) -> None:
+        """What has changed so far is not the script's own."""
+        self._begun.walked = versions(self._begun.tensors[: len(self._begun.walked)])
+        uses_of_data().clear()
+
+    def end(self, *, first: bool) -> None:
+        """The body counts. ``first``: of this process; then the values of small buffers are compared, too."""
+        begun, walked, buffers = self._begun, len(self._begun.walked), len(self.tensors.parameters)
+        self._learn()
+        begun.open = False
+        in_objects = {n for *_, state in begun.objects for n in range(state.at.start, state.at.stop)}
+        now = enumerate(versions(begun.tensors[walked:]), walked)
+        self._moved(n for n, version in now if n in in_objects and version != begun.versions[n])
+        if first:
+            copies = dict(zip(begun.copied, begun.copies.complete(), strict=True))
+            places = enumerate(self.tensors.places, buffers)
+            present = [(n, p.buffer) for n, p in places if n in copies and p.buffer.layout is torch.strided]
+            self._moved(n for n, buffer in present if not same_bits(buffer, copies[n]))
+
+    def restore(self) -> list[str]:
+        """Put back what the body has changed. Returns the names of what has changed and has no copy."""
+        begun, lost = self._begun, self._without_copy()
+        begun.open = False
+        if begun.whole:
+            self._trained.adopt(begun.trains)
+            for module, mode in begun.modes:
+                module.training = mode
+        self._put_tensors_back(0, len(begun.tensors))
+        for optimizer, groups in begun.groups:
+            for group, options in zip(optimizer.param_groups, groups.thawed(begun.tensors), strict=False):
+                for key in group.keys() - options.keys() - {"params"}:
+                    del group[key]
+                group.update(options)
+        for optimizer, state in begun.states:
+            optimizer.state.clear()
+            optimizer.state.update(state.thawed(begun.tensors))
+        lost += [name for name, obj, state in begun.objects if not self._put_object_back(name, obj, state)]
+        self.tensors.note({*lost} - {UPDATE})
+        return [*dict.fromkeys(lost)]
+
+    # -- the models' buffers -------------------------------------------------------------------------------------------
+    def sent(self) -> dict[str, torch.Tensor]:
+        """By name: those that bodies have changed, and the small ones."""
+        found = self.tensors.changing | {p.name: p.buffer for p in self.tensors.places if p.of_model and p.is_copied}
+        return {n: b.detach() for n, b in found.items() if b is not NONE and b.layout is torch.strided}
+
+    def take(self, values: Mapping[str, torch.Tensor]) -> None:
+        """Give the models the buffers that another rank has sent."""
+        for place in self.tensors.places:
+            if place.name in values:
+                put_buffer(place.owner, place.key, values[place.name])
+
+    def restore_buffers(self) -> None:
+        """Put them back: the step's are those of another rank."""
+        self._put_tensors_back(len(self.tensors.parameters), len(self._begun.walked))
+
+    # -- begin ---------------------------------------------------------------------------------------------------------
+    def _take_object(self, begun: Begun, name: str, obj: Any) -> None:
+        """Copy what is no tensor of its state, and add the tensors to the leaves."""
+        if isinstance(obj, torch.optim.Optimizer):
+            options = [{key: v for key, v in group.items() if key != "params"} for group in obj.param_groups]
+            begun.groups.append((obj, frozen(options, begun.tensors)))
+            if begun.whole or name in self.tensors.moving:
+                begun.states.append((obj, frozen(dict(obj.state), begun.tensors)))
+            else:
+                begun.looks.append((name, obj, look(obj)))
+        if not isinstance(obj, nn.Module | torch.optim.Optimizer) or name in self.tensors.more:
+            begun.objects.append((name, obj, frozen(self._state_of(name, obj), begun.tensors)))
+
+    def _state_of(self, name: str, obj: Any) -> Any:
+        if isinstance(obj, torch.amp.GradScaler):  # its state_dict() waits for the device
+            return {key: v for key, v in vars(obj).items() if type(v) in PLAIN or isinstance(v, torch.Tensor)}
+        state = obj.state_dict()
+        return (
+            {key: state[key] for key in state.keys() & self.tensors.more[name]} if name in self.tensors.more else state
+        )
+
+    # -- learn ---------------------------------------------------------------------------------------------------------
+    def _learn(self) -> None:
+        """What has changed since the last gated call is the script's own: it is copied from now on."""
+        begun, first = self._begun, len(self.tensors.parameters)
+        now = versions(begun.tensors[: len(self._begun.walked)])
+        moved = [n for n, place in enumerate(self.tensors.places, first) if place.buffer is not begun.tensors[n]]
+        if now != self._begun.walked:
+            moved += [n for n, version in enumerate(now) if version != self._begun.walked[n]]
+        if used := uses_of_data():
+            begun.by_data |= used
+            moved += [n for n, tensor in enumerate(begun.tensors) if memory_of(tensor) in used]
+            uses_of_data().clear()
+        self._begun.walked = now
+        self._moved(moved)
+
+    def _moved(self, numbers: Iterable[int]) -> None:
+        self.tensors.note({self._begun.names[number] for number in numbers})
+
+    # -- restore -------------------------------------------------------------------------------------------------------
+    def _without_copy(self) -> list[str]:
+        """The names of the leaves that have moved in this body, and have no copy."""
+        begun, by_data = self._begun, self._begun.by_data | uses_of_data()
+        if begun.whole or begun.updated:
+            return [] if begun.whole else [UPDATE]
+        now, copied = versions(begun.tensors), {*begun.copied}
+        rest = [n for n in range(len(now)) if n not in copied]
+        moved = [n for n in rest if now[n] != begun.versions[n] or (by_data and memory_of(begun.tensors[n]) in by_data)]
+        looks = [name for name, optimizer, (before, _) in begun.looks if not equal(before, look(optimizer)[0])]
+        return [begun.names[number] for number in moved] + looks
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def _put_tensors_back(self, first: int, last: int) -> None:
+        """Leaves from ``first`` on and before ``last``, and the places of those that are buffers."""
+        begun, written, put = self._begun, set[int](), dict[int, torch.Tensor]()
+        for number, copy in zip(begun.copied, begun.copies.complete(), strict=True):
+            tensor = begun.tensors[number]
+            if not first <= number < last or id(tensor) in put:
+                begun.tensors[number] = put.get(id(tensor), tensor)
+                continue
+            home = parts.local_of(tensor).detach()
+            dense = home.layout is torch.strided
+            if dense and fits(home, copy) and home.data_ptr() not in written:
+                home.copy_(copy)
+            else:  # another shape; or two entries have come to share their memory; or a sparse one
+                home = copy.to(home.device, copy=True)
+                if number < len(self.tensors.parameters):
+                    tensor.data = home
+                else:
+                    begun.tensors[number] = home
+            put[id(tensor)] = begun.tensors[number]
+            written |= {home.data_ptr()} - {0} if dense else set()
+        for number, place in enumerate(self.tensors.places, len(self.tensors.parameters)):
+            now, before = place.buffer, begun.tensors[number]
+            # One that is not saved, and has come or got another shape, is a cache: what its module knows of it stays.
+            if now is not before and (fits(now, before) or place.key not in hidden_buffers(place.owner)):
+                place.owner._buffers[place.key] = None if before is NONE else before
+
+    def _put_object_back(self, name: str, obj: Any, state: Frozen) -> bool:
+        """Returns whether the object has the state with which the body began."""
+        tree, found = state.thawed(self._begun.tensors), list[torch.Tensor]()
+        if isinstance(obj, torch.amp.GradScaler):
+            vars(obj).update(tree)
+            forget_stages(obj)
+            return True
+        if equal(state.tree, frozen(self._state_of(name, obj), found).tree):
+            before = self._begun.tensors[state.at]
+            if all(a is b for a, b in zip(before, found, strict=True)):
+                return True
+        if name in self.tensors.more:
+            tree = {**obj.state_dict(), **tree}
+        try:
+            capture.load(name, obj, parts.taken(tree), self.tensors.tracked.values())
+        except capture.NotTheSame:
+            return False
+        return True

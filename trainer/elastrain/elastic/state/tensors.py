@@ -1,0 +1,115 @@
+"""The tensors of the tracked models by name, and the places of their buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from elastrain.elastic.state.tracked import is_average
+from elastrain.elastic.torch_private import Norm
+
+SMALL_BYTES = 256 * 2**10
+"""Below this size a buffer, and a tensor of an object that is neither model nor optimizer, always has a copy."""
+NONE = torch.empty(0)
+"""Stands for a buffer that is None."""
+
+
+class Place(NamedTuple):
+    """Of a buffer in a tracked module: code may give the place another tensor."""
+
+    owner: nn.Module
+    key: str
+    name: str
+    of_model: bool
+    """Of one that trains, and of no average."""
+
+    @property
+    def buffer(self) -> torch.Tensor:
+        buffer = self.owner._buffers.get(self.key)
+        return NONE if buffer is None else buffer
+
+    @property
+    def is_copied(self) -> bool:
+        """Whether it always has a copy: torch may change it without raising its version."""
+        buffer = self.buffer
+        return is_small(buffer) or isinstance(self.owner, Norm) or buffer.is_inference()
+
+
+class Tensors:
+    """Of the tracked models of one rank."""
+
+    def __init__(self, tracked: Mapping[str, Any]) -> None:
+        """``tracked`` is shared with the runtime."""
+        self.parameters: dict[str, torch.Tensor] = {}
+        self.places: list[Place] = []
+        """Of buffers."""
+        self.more: dict[str, frozenset[str]] = {}
+        """Keys in the ``state_dict`` of models and optimizers beside those that torch's classes have."""
+        self.moving: set[str] = set()
+        """What bodies have changed beside the gated calls: names of tensors, and of other objects."""
+        self._copied: list[int] | None = None
+        self.tracked = tracked
+        self._known = 0
+        """Tracked objects when they were looked up."""
+
+    def models(self) -> Iterator[tuple[str, nn.Module]]:
+        """And averages of them."""
+        return ((name, obj) for name, obj in self.tracked.items() if isinstance(obj, nn.Module))
+
+    def look_up(self, *, anew: bool) -> None:
+        """Another body begins. ``anew``: it follows code that may have registered buffers."""
+        if self._known == len(self.tracked) and not anew:
+            return
+        self._copied = None
+        self._known, self.places, seen = len(self.tracked), [], set[int]()
+        named = [(f"{name}.{path}", p) for name, model in self.models() for path, p in model.named_parameters()]
+        self.parameters = dict({id(p): (name, p) for name, p in named}.values())
+        for name, model in self.models():
+            for path, owner in model.named_modules():
+                for key, buffer in owner._buffers.items():
+                    if buffer is None or id(buffer) not in seen:
+                        full = f"{name}.{path}.{key}" if path else f"{name}.{key}"
+                        self.places.append(Place(owner, key, full, not is_average(model)))
+                        seen.add(id(buffer))
+        self.more = {name: more for name, obj in self.tracked.items() if (more := more_of(obj))}
+
+    def note(self, names: Collection[str]) -> None:
+        """Bodies have changed these."""
+        if not self.moving.issuperset(names):
+            self.moving.update(names)
+            self._copied = None
+
+    @property
+    def copied(self) -> list[int]:
+        """The numbers of parameters, and of buffers behind them, that have a copy."""
+        if self._copied is None:
+            always = [name in self.moving for name in self.parameters]
+            always += [place.is_copied or place.name in self.moving for place in self.places]
+            self._copied = [number for number, copied in enumerate(always) if copied]
+        return self._copied
+
+    @property
+    def changing(self) -> dict[str, torch.Tensor]:
+        """By name: the models' buffers that bodies have changed. One statistic of a normalisation stands for all."""
+        norms = {id(p.owner) for p in self.places if isinstance(p.owner, Norm) and p.name in self.moving}
+        found = [p for p in self.places if p.of_model and (p.name in self.moving or id(p.owner) in norms)]
+        return {place.name: place.buffer for place in found if place.buffer is not NONE}
+
+
+def more_of(obj: Any) -> frozenset[str]:
+    """As of :attr:`Tensors.more`, of one object."""
+    known = {"state", "param_groups"}
+    if isinstance(obj, nn.Module):
+        named = [*obj.named_parameters(remove_duplicate=False), *obj.named_buffers(remove_duplicate=False)]
+        known = {name for name, _ in named}
+    elif not isinstance(obj, torch.optim.Optimizer):
+        return frozenset()
+    return frozenset(obj.state_dict().keys() - known)
+
+
+def is_small(tensor: torch.Tensor) -> bool:
+    """Whether it is below :data:`SMALL_BYTES`, or sparse, of which no more is known."""
+    return tensor.layout is not torch.strided or tensor.nbytes < SMALL_BYTES
