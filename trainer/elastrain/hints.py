@@ -20,8 +20,8 @@ _HINTS: tuple[tuple[str, str], ...] = (
         r"Default process group has not been initialized",
         "a job has no default process group, since its ranks change: job.wrap(net) replaces DistributedDataParallel, "
         "job.dataloader() DistributedSampler, job.rank and job.world_size get_rank() and get_world_size(), "
-        "job.all_reduce() and job.all_gather_object() the collectives; leave barrier() and destroy_process_group() out "
-        "(docs/training-scripts.md)",
+        "job.add() a sum in a loop body, job.all_reduce() and job.all_gather_object() the collectives behind the loop; "
+        "leave barrier() and destroy_process_group() out (docs/training-scripts.md#what-belongs-to-a-whole-batch)",
     ),
     (
         r"KeyError: '(RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT|LOCAL_WORLD_SIZE|GROUP_RANK|NODE_RANK)'",

@@ -86,7 +86,7 @@ class Script:
 
     def load(self, step: int, rank: int, ranks: int) -> list[tuple[int, int]]:
         self.loader.begin(step, Share(rank, ranks))
-        found: list[tuple[int, int]] = self.loader.load().data
+        found: list[tuple[int, int]] = self.loader.load()
         return found
 
     def facts(self, step: int) -> OrderFacts:

@@ -40,9 +40,8 @@ def loader(stream: ElasticIterable, num_workers: int = 0) -> ElasticLoader:
 
 def fetch(loader: ElasticLoader, step: int, rank: int, world_size: int) -> tuple[Any, Slice]:
     """The data and the slice of a step that has one micro-batch."""
-    loader.begin(step, Share(rank, world_size))
-    batch = loader.load()
-    return batch.data, batch.slice
+    (part,) = loader.begin(step, Share(rank, world_size))
+    return loader.load(), part
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -12,15 +10,6 @@ from elastrain.data.fetch import Task
 from elastrain.data.order import Order, Slice
 from elastrain.data.share import Share
 from elastrain.data.spans import ONE, Spans
-
-
-@dataclass(frozen=True, slots=True)
-class MicroBatch:
-    """One micro-batch of this rank."""
-
-    slice: Slice
-    data: Any
-    """The collated samples of ``slice.fetch``."""
 
 
 class Cursor:
@@ -38,11 +27,11 @@ class Cursor:
         self._expected: tuple[int, Share, Spans] | None = None
         self._cuts: dict[int, tuple[Slice, ...]] = {}
         """By step: those that were drawn for loading, and the one under way."""
-        self._left: list[Slice] = []
-        """Micro-batches of the step under way that have not been taken, the next one last."""
+        self._left = 0
+        """Micro-batches of the step under way that have not been taken."""
 
     def begin(self, step: int, share: Share, spans: Spans = ONE) -> tuple[Slice, ...]:
-        """The micro-batches of ``share`` in ``step``, which :meth:`take` then returns one by one.
+        """The micro-batches of ``share`` in ``step``; :meth:`take` counts those that are loaded.
 
         Tasks for another position become stale: their batches are dropped.
         """
@@ -52,16 +41,16 @@ class Cursor:
             self._first, self._share, self._spans, self._cuts = step, share, spans, {}
         self._cuts = {s: cut for s, cut in self._cuts.items() if s >= step}
         cut = self._cut(step)
-        self._expected, self._left = (step + self._span(step), share, spans), [*reversed(cut)]
+        self._expected, self._left = (step + self._span(step), share, spans), len(cut)
         return cut
 
     def forget(self) -> None:
         """Tasks that were drawn are stale, also for the position that is expected."""
         self._expected, self._newest[0] = None, -1
 
-    def take(self) -> Slice:
-        """The next micro-batch of the step under way. Raises ``IndexError`` if all were taken."""
-        return self._left.pop()
+    def take(self) -> None:
+        """The next micro-batch of the step under way is loaded."""
+        self._left -= 1
 
     def __iter__(self) -> Iterator[Task]:
         while True:

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import torch
 from torch.utils.data import DataLoader, default_collate
 
-from elastrain.data.cursor import Cursor, MicroBatch
+from elastrain.data.cursor import Cursor
 from elastrain.data.fetch import Fetcher, WorkerStart, as_it_is
 from elastrain.data.order import Order, Slice
 from elastrain.data.rng import Randomness
@@ -118,8 +118,8 @@ class ElasticLoader:
             self._begin_epoch(self._same_length(self._read(epoch=epoch)))
         return self._cursor.begin(step, share, spans)
 
-    def load(self) -> MicroBatch:
-        """The next micro-batch of the step that was begun.
+    def load(self) -> Any:
+        """The collated samples of the next micro-batch of the step that was begun.
 
         Raises the errors of the data set, and torch's ``RuntimeError`` if a worker process has died.
         """
@@ -128,7 +128,8 @@ class ElasticLoader:
                 self._batches = iter(self.torch_loader)
             ticket, data = next(self._batches, _ENDED)
             if ticket == self._cursor.ticket:
-                return MicroBatch(self._cursor.take(), data)
+                self._cursor.take()
+                return data
             if ticket is None:  # all tasks of the epoch were drawn before the position has moved
                 self._batches = None
 

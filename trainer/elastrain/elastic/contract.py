@@ -127,8 +127,10 @@ _NESTED = _raises("a loop body runs already; loops may follow each other, not co
 _LATE_SET_UP = _raises("call it before the loop: in a loop body it would run once more in the warm-up of each process")
 _NO_PEERS = _raises("it needs the other ranks, which this one meets in its first loop: call it after that")
 _NO_MEETING = _raises(
-    "other ranks may have to repeat this step: call it after the loop, or in a function given to job.every(), which "
-    "pauses the loop after each n-th step"
+    "other ranks may have to repeat this step. Numbers are summed over its batch by job.add() before job.backward(), "
+    "losses of tokens by job.backward(loss, count=n); a loss that compares samples is computed in micro-batches that "
+    "are the same at any number of ranks, elastrain.join(numerics='bitwise') with micro_batches=n. Otherwise call it "
+    "after the loop, or in a function that job.every(), before the loop, is given"
 )
 
 _ALONE = _raises(
@@ -145,67 +147,19 @@ _IN_LOOP = (*BODY, Phase.PAUSE, Phase.BOUNDARY)
 RULES: Mapping[Call, Mapping[Phase, Rule]] = {
     Call.STEPS: {phase: _NESTED if phase in _IN_LOOP else _ACTS for phase in Phase},
     Call.SET_UP: {phase: _LATE_SET_UP if phase in _IN_LOOP else _ACTS for phase in Phase},
-    Call.BACKWARD: {
-        Phase.SETUP: _IN_BODY_ONLY,
-        Phase.FRESH: _ACTS,
-        Phase.BACKWARD: _IN_HOOK,
-        Phase.WARM_UP: _ACTS,
-        Phase.PARTIAL: _ACTS,
-        Phase.COMMITTED: _ACTS,
-        Phase.LEARNING: _TWICE,
-        Phase.DISCARDED: _SKIPPED,
-        Phase.PAUSE: _IN_BODY_ONLY,
-        Phase.BOUNDARY: _IN_BODY_ONLY,
-        Phase.BETWEEN: _IN_BODY_ONLY,
-        Phase.PASSED: _IN_BODY_ONLY,
-        Phase.LEAVING: _IN_BODY_ONLY,
-    },
+    Call.BACKWARD: dict.fromkeys(Phase, _IN_BODY_ONLY)
+    | dict.fromkeys((Phase.FRESH, Phase.WARM_UP, Phase.PARTIAL, Phase.COMMITTED), _ACTS)
+    | {Phase.BACKWARD: _IN_HOOK, Phase.LEARNING: _TWICE, Phase.DISCARDED: _SKIPPED},
     Call.ADD: {phase: _ACTS if phase in (Phase.FRESH, Phase.PARTIAL) else _SUMMED for phase in Phase},
-    Call.CLOSURE: {
-        Phase.SETUP: _ACTS,
-        Phase.FRESH: _ACTS,
-        Phase.BACKWARD: _IN_HOOK,
-        Phase.WARM_UP: _SKIPPED,
-        Phase.PARTIAL: _WHOLE_BATCH,
-        Phase.COMMITTED: _ACTS,
-        Phase.LEARNING: _TWICE,
-        Phase.DISCARDED: _SKIPPED,
-        Phase.PAUSE: _ACTS,
-        Phase.BOUNDARY: _ALONE,
-        Phase.BETWEEN: _ACTS,
-        Phase.PASSED: _ACTS,
-        Phase.LEAVING: _SKIPPED,
-    },
-    Call.CLIP: {
-        Phase.SETUP: _NO_GRADIENTS,
-        Phase.FRESH: _TOO_EARLY,
-        Phase.BACKWARD: _IN_HOOK,
-        Phase.WARM_UP: _ACTS,
-        Phase.PARTIAL: _SKIPPED,
-        Phase.COMMITTED: _ACTS,
-        Phase.LEARNING: _ACTS,
-        Phase.DISCARDED: _ACTS,
-        Phase.PAUSE: _NO_GRADIENTS,
-        Phase.BOUNDARY: _NO_GRADIENTS,
-        Phase.BETWEEN: _NO_GRADIENTS,
-        Phase.PASSED: _NO_GRADIENTS,
-        Phase.LEAVING: _NO_GRADIENTS,
-    },
-    Call.UPDATE: {
-        Phase.SETUP: _ACTS,
-        Phase.FRESH: _TOO_EARLY,
-        Phase.BACKWARD: _IN_HOOK,
-        Phase.WARM_UP: _SKIPPED,
-        Phase.PARTIAL: _SKIPPED,
-        Phase.COMMITTED: _ACTS,
-        Phase.LEARNING: _ACTS,
-        Phase.DISCARDED: _SKIPPED,
-        Phase.PAUSE: _ACTS,
-        Phase.BOUNDARY: _ALONE,
-        Phase.BETWEEN: _ACTS,
-        Phase.PASSED: _ACTS,
-        Phase.LEAVING: _SKIPPED,
-    },
+    Call.CLOSURE: dict.fromkeys(Phase, _ACTS)
+    | dict.fromkeys((Phase.WARM_UP, Phase.DISCARDED, Phase.LEAVING), _SKIPPED)
+    | {Phase.BACKWARD: _IN_HOOK, Phase.PARTIAL: _WHOLE_BATCH, Phase.LEARNING: _TWICE, Phase.BOUNDARY: _ALONE},
+    Call.CLIP: dict.fromkeys(Phase, _NO_GRADIENTS)
+    | dict.fromkeys((Phase.WARM_UP, Phase.COMMITTED, Phase.LEARNING, Phase.DISCARDED), _ACTS)
+    | {Phase.FRESH: _TOO_EARLY, Phase.BACKWARD: _IN_HOOK, Phase.PARTIAL: _SKIPPED},
+    Call.UPDATE: dict.fromkeys(Phase, _ACTS)
+    | dict.fromkeys((Phase.WARM_UP, Phase.PARTIAL, Phase.DISCARDED, Phase.LEAVING), _SKIPPED)
+    | {Phase.FRESH: _TOO_EARLY, Phase.BACKWARD: _IN_HOOK, Phase.BOUNDARY: _ALONE},
     Call.REPEATED_GROUP: {phase: _SKIPPED if phase in BODY else _ACTS for phase in Phase},
     Call.SET: {phase: _ACTS if phase in _CHANGING else _SKIPPED for phase in Phase}
     | {Phase.FRESH: _UNDECIDED, Phase.BACKWARD: _UNDECIDED, Phase.BOUNDARY: _ALONE},

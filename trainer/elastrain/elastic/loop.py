@@ -307,7 +307,7 @@ class Loop:
             batch = loader.load()
             self._world.model.warms_up = True
             with self._body(step):
-                yield batch.data
+                yield batch
             self._world.model.warms_up = False
         self.leaves.end(first=True)
         self.bodies.first = False
@@ -347,7 +347,7 @@ class Loop:
                 with self.draws.kept():
                     batch = loader.load()
                     with self._strategy.body(part, communicator), self._learning.outputs(), self._body(step):
-                        yield batch.data
+                        yield batch
             except GeneratorExit:
                 if not self._over and self.step is step:
                     self.bodies.leave(step, finished=left_by_break(sys._getframe(1)))

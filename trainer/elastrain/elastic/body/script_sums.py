@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import torch
+
 from elastrain.elastic.commit.step import Step
 
 
@@ -18,7 +20,7 @@ class ScriptSums:
 
     def add(self, numbers: Mapping[str, float], step: Step) -> None:
         """To those of ``step``. Raises ``ValueError`` for a name that the warm-up did not have: the ranks sum equally
-        many."""
+        many; ``TypeError`` for several numbers."""
         self._begin(step)
         if not step.warm_up and (unknown := numbers.keys() - self._own.keys()):
             raise ValueError(
@@ -26,6 +28,11 @@ class ScriptSums:
             )
         counts = bool(step.parts[step.begun - 1].indices)  # a rank without samples runs its body on one that counts not
         for name, number in numbers.items():
+            if isinstance(number, torch.Tensor) and number.numel() != 1:
+                raise TypeError(
+                    f"job.add({name}=…): a tensor of shape {[*number.shape]}: must be one number: add its sum, or each "
+                    f"entry under a name: job.add(**{{f'{name}{{i}}': n for i, n in enumerate({name}.flatten())}})"
+                )
             self._own[name] = self._own.get(name, 0.0) + (float(number) if counts else 0.0)
 
     def votes(self, step: Step) -> list[float]:
