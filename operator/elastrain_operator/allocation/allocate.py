@@ -68,7 +68,7 @@ def allocate(snapshot: Snapshot, policy: Policy, now: datetime) -> Allocation:
         if not fresh:
             break
         vain |= fresh
-    return Allocation(sharing.answer(fresh), sharing.again(), looks)
+    return Allocation(sharing.answer(fresh), sharing.again(), looks, sharing.lacking)
 
 
 class _Allocator:
@@ -121,10 +121,11 @@ class _Allocator:
 
     def _reserve(self) -> None:
         """Room for the pods that Kueue has admitted; spares leave for it, workers do not."""
-        for kind, count in self._snapshot.reserved:
-            left = count
-            while left and (self.room.place(kind) or self._granting.displace(kind, lambda _uid, _picked: False)):
-                left -= 1
+        left = [count for _, count in self._snapshot.reserved]
+        for n, (kind, _) in enumerate(self._snapshot.reserved):
+            while left[n] and (self.room.place(kind) or self._granting.displace(kind, lambda _uid, _picked: False)):
+                left[n] -= 1
+        self.lacking = tuple(left)
 
     # ---- rule 1 ------------------------------------------------------------------------------------------------------
     def _keep_minima(self) -> None:

@@ -397,3 +397,5 @@ class Allocation:
     """Seconds after which time alone may change the shares; None: never."""
     looks: int = 0
     """Nodes examined and workers granted: the cost of the decision."""
+    lacking: tuple[int, ...] = ()
+    """Of ``Snapshot.reserved``, in its order: how many of the pods have no room."""

@@ -103,6 +103,11 @@ class Capacity:
         self._alive: set[str] = set()
         """UIDs of worker pods that have not ended, bound or not: the devices of their claims are theirs."""
         self._reserved: dict[str, Mapping[WorkerShape, int]] = {}
+        self._lacking: dict[str, tuple[Mapping[WorkerShape, int], int]] = {}
+        """By UID: what was reserved at the last allocation, and how many of these pods have no room."""
+        self._least = -(2**31)
+        """The lowest priority of any job, by the last allocation."""
+        self._cluster: ClusterView | None = None
         """By UID of a job: its pods that Kueue has admitted and that are not bound yet."""
         self._faulty: dict[str, tuple[str, Job, datetime]] = {}
         """By UID of a job with which the allocation fails: the error, the job then, and when that was."""
@@ -144,16 +149,24 @@ class Capacity:
         if claims.differs(before):
             self.nudge()
 
-    def reserve(self, uid: str, admitted: Mapping[WorkerShape, int] | None) -> None:
-        """Kueue decides the job's size; ``admitted``: its pods that are not bound yet. None: unknown, as before."""
+    def reserve(self, uid: str, admitted: Mapping[WorkerShape, int] | None, priority_class: str = "") -> int:
+        """Kueue decides the job's size; ``admitted``: its pods that are not bound yet. None: unknown, as before.
+        Returns how many must not be created: the scheduler would evict another job's worker, or may do so."""
         self._drop(uid)
         if admitted is not None and admitted != self._reserved.get(uid, {}):
             self._reserved[uid] = admitted
             self.nudge()
+        kinds, cluster = self._reserved.get(uid, {}), self._cluster
+        if cluster is None or cluster.problem or not cluster.preempts(priority_class):
+            return 0
+        before, lacking = self._lacking.get(uid, ({}, 0))
+        lacking = lacking if before == kinds else sum(kinds.values())
+        return lacking if cluster.priority(priority_class) > self._least else 0
 
     def forget(self, uid: str) -> None:
         """A job is gone."""
         self._drop(uid)
+        self._lacking.pop(uid, None)
         if self._reserved.pop(uid, None):
             self.nudge()
 
@@ -194,6 +207,7 @@ class Capacity:
     # ---- the one task ------------------------------------------------------------------------------------------------
     async def run(self, cluster: ClusterView, devices: ClaimedDevices | None = None) -> None:
         """Until cancelled. ``devices``: those that workers claim; None: claims are not counted."""
+        self._cluster = cluster
         again: float | None = None
         while True:
             await until(self._changed, again)
@@ -218,7 +232,8 @@ class Capacity:
             self._not_known(cluster.problem, denied=cluster.denied, looks=cluster.looks)
             return None, 0.0
         self._unknown, now = NOT_YET, clock.now()
-        snapshot, before = timed(self._snapshot, cluster, now)
+        given = tuple(self._reserved.items())
+        snapshot, before = timed(self._snapshot, cluster, given, now)
         if devices is not None:
             if problem := devices.problem(snapshot):
                 self._not_known(problem, denied=False, looks=True)
@@ -231,6 +246,7 @@ class Capacity:
         self._note_faults(snapshot.jobs, shared.faults, now, during)
         made = shared.made
         _, after = timed(self._distribute, snapshot.jobs, made.shares, now)
+        self._note_lacking(given, made.lacking)
         times = (
             made.again,
             AGAIN if shared.faults else None,
@@ -240,12 +256,14 @@ class Capacity:
         )
         return min((s for s in times if s is not None), default=None), before + during + after
 
-    def _snapshot(self, cluster: ClusterView, now: datetime) -> Snapshot:
+    def _snapshot(
+        self, cluster: ClusterView, given: Iterable[tuple[str, Mapping[WorkerShape, int]]], now: datetime
+    ) -> Snapshot:
         wanted = [(c, c.job) for c in self._claims.values() if c.job]
         quotas = {namespace: tuple(cluster.quotas(namespace)) for namespace in {job.namespace for _, job in wanted}}
         values = {j.uid: cluster.priority(c.priority_class) if c.priority is None else c.priority for c, j in wanted}
         queued = (held.priority for job, held in self._pods.values() if job and job not in self._claims)
-        least = min((*values.values(), *queued), default=0)
+        self._least = least = min((*values.values(), *queued), default=0)
         nodes = cluster.nodes(now)
         seen = _fingerprints(nodes, [job for _, job in wanted])
         jobs = tuple(
@@ -256,9 +274,17 @@ class Capacity:
         )
         leaving = [held for c in self._claims.values() for held in c.leaving]
         leaving += [held for job, held in self._pods.values() if job not in self._claims]
-        reserved = [item for kinds in self._reserved.values() for item in kinds.items()]
+        reserved = [item for _, kinds in given for item in kinds.items()]
         rooms = [q.room for there in quotas.values() for q in there]
         return Snapshot(nodes, jobs, tuple(leaving), tuple(reserved), tuple(rooms))
+
+    def _note_lacking(self, given: Iterable[tuple[str, Mapping[WorkerShape, int]]], lacking: Iterable[int]) -> None:
+        left = iter(lacking)
+        for uid, kinds in given:
+            new = (kinds, sum(next(left, 0) for _ in kinds))
+            if uid in self._reserved and self._lacking.get(uid) != new:
+                self._lacking[uid] = new
+                self._on_share(uid)
 
     def _known_faults(self, jobs: Iterable[Job], now: datetime) -> dict[str, str]:
         """Faults of earlier passes, by UID: of jobs that have not changed since, for a while."""

@@ -274,12 +274,20 @@ class JobLoop:
         share = observed.share.in_replicas(spec.group_size) if observed.share else None
         observed = replace(observed, share=share, ignored_queue="" if self._kueue else queue_name(body))
         queued = self._kueue.decide(body, self.job, spec, status, observed) if self._kueue else None
-        observed = queued.charged_to(observed) if queued else observed
+        observed = self._bounded(queued.charged_to(observed), queued, spec) if queued else observed
         state.unanswered_since = sizes.unanswered_since(state.unanswered_since, observed, now)
         state.lost_since = data_loss.since(state.lost_since, status, observed.coordination, now)
         with metrics.PLAN_SECONDS.time():
             made = plan.plan(spec, status, observed, clock.now(), state, drain_extra=self._config.drain_extra)
         return PassResult(made, status, observed, spec, queued)
+
+    def _bounded(self, observed: Observed, queued: KueuePass, spec: JobSpec) -> Observed:
+        """Without pods that Kueue admits, and for which the scheduler would evict another job's."""
+        if self._capacity is None or not observed.charges:
+            return observed
+        named = str((spec.template.get("spec") or {}).get("priorityClassName") or "")
+        held = self._capacity.reserve(self.job.uid, queued.unbound(spec), named)
+        return replace(observed, charges=observed.charges[: max(len(observed.charges) - held, 0)])
 
     def _show(self, decided: PassResult) -> None:
         """Feed every view of the job, and keep what the next pass needs."""

@@ -177,3 +177,24 @@ def test_a_reservation_ends_when_its_pods_are_bound_or_its_job_leaves_kueue(monk
         task.cancel()
 
     asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def test_no_pod_of_a_queued_job_is_created_for_which_another_one_s_would_be_evicted(monkeypatch: pytest.MonkeyPatch):
+    """Eight places, five of them held by a job of lower priority."""
+    monkeypatch.setattr(capacity_module, "COALESCE", 0.001)
+    monkeypatch.setattr(capacity_module, "REST", 0.001)
+    monkeypatch.setattr(Cluster, "priority", lambda _, name: 9 if name == "high" else 0)
+
+    async def main() -> None:
+        woken: list[str] = []
+        shared = Capacity(Policy(hysteresis=0), woken.append)
+        task = asyncio.create_task(shared.run(Cluster()))
+        shared.claim("j", Claims(job(5, ("n",) * 5, least=5)))
+        await until(lambda: shared.share_of("j").size == 5, "its minimum")
+        assert shared.reserve("q", {ONE: 4}, "high") == 4, "it is not known yet which of them have room"
+        assert shared.reserve("q", {ONE: 4}) == 0, "without a higher priority no worker is evicted"
+        await until(lambda: "q" in woken, "the next allocation")
+        assert shared.reserve("q", {ONE: 4}, "high") == 1
+        task.cancel()
+
+    asyncio.run(asyncio.wait_for(main(), 20))
