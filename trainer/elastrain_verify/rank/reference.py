@@ -114,7 +114,7 @@ class Reference(AbstractContextManager["Reference"]):
         several_backwards: bool = False,
         warm_up: Any = None,
     ) -> Iterator[Any]:
-        self._order = loader.begin_loop(self.step, lambda order: order)
+        self._order = loader.begin_loop(self.step, lambda order: order.behind(self._order, self.step))
         self.draws.announced |= several_backwards
         total = steps or self._order.end_of(epochs or 0)
         with self.draws.loop(loader.randomness, lambda: self.step):

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import nn
 
 from elastrain.api import names
 from elastrain.data.loader import ElasticLoader
-from elastrain.data.order import Slice
+from elastrain.data.order import ENDLESS, Order, Slice
 from elastrain.elastic.commit.step import Step
 from elastrain.elastic.job import Job
 from elastrain.elastic.start import join as join_job
@@ -48,6 +48,16 @@ def join(*, numerics: str = "exact") -> Any:
     assert isinstance(job, WatchedJob)
     job.begin(settings, recorder)
     return job
+
+
+@dataclass(frozen=True, slots=True)
+class Bounded(Order):
+    """The order of a run, whose loops end after ``last`` steps."""
+
+    last: int = field(default=ENDLESS, compare=False)
+
+    def end_of(self, epochs: int) -> int:
+        return min(Order.end_of(self, epochs), self.last)
 
 
 class Watched:
@@ -91,21 +101,21 @@ class Watched:
         if self.settings.seed:
             options["seed"] = options.get("seed", 0) + self.settings.seed
         loader: ElasticLoader = super().dataloader(dataset, **options)  # type: ignore[misc]
-        order, most = loader.order, self.settings.epoch_steps or 0
-        if not most or order.length is None or order.sampled or order.steps_per_epoch <= most:
-            return loader
-        size = int(order.global_batch_size)
-        order = replace(order, length=(most - 1) * size + (size if order.drop_last else -(-size // 2)))
-        of_order = ("global_batch_size", "shuffle", "sampler", "batch_sampler", "micro_batch_size", "micro_batches")
-        others = {k: v for k, v in options.items() if k not in (*of_order, "seed", "drop_last", "randomness")}
-        return ElasticLoader(dataset, order, keyed=loader.randomness is not None, **others)
+        read = loader._read
+        loader._read = lambda epoch=None: self._bounded(read(epoch=epoch))
+        loader._begin_epoch(self._bounded(loader.order))
+        return loader
+
+    def _bounded(self, order: Order) -> Bounded:
+        values = {f.name: getattr(order, f.name) for f in fields(order)}
+        most, size = self.settings.epoch_steps or ENDLESS, order.global_batch_size
+        if order.length is not None and not order.sampled and order.steps_per_epoch > most:
+            values["length"] = (most - 1) * size + (size if order.drop_last else -(-size // 2))
+        return Bounded(**values, last=self.settings.steps)
 
     def steps(
         self, loader: ElasticLoader, *, epochs: int | None = None, steps: int | None = None, **options: Any
     ) -> Iterator[Any]:
-        if epochs is not None and steps is None and loader.order.length is not None:
-            steps = loader.order.steps_per_epoch * epochs
-            epochs = None
         if steps is not None:
             steps = min(steps, self.settings.steps)
         if self.whole and loader.order.in_micro_batches:
@@ -305,10 +315,8 @@ class WatchedJob(Watched, Job):
 
 def _is_own(obj: Any) -> bool:
     """Whether it is not one of torch's optimizers, schedulers and scalers, whose methods elastrain gates."""
-    kinds = [
-        kind.__module__ for kind in type(obj).__mro__ if not kind.__module__.startswith("elastrain_verify.rank.gated")
-    ]
-    return isinstance(obj, nn.Module) or not kinds[0].startswith("torch.")
+    modules = (kind.__module__ for kind in type(obj).__mro__ if not kind.__module__.startswith("elastrain_verify."))
+    return isinstance(obj, nn.Module) or not next(modules).startswith("torch.")
 
 
 def _norms(model: nn.Module) -> Iterator[nn.Module]:

@@ -38,3 +38,14 @@ def test_reference_trains_as_plain_torch_if_the_optimizer_takes_a_closure() -> N
             optimizer.step(closure)
         models.append(torch.cat([p.detach().flatten() for p in net.parameters()]))
     assert torch.equal(*models), models
+
+
+def test_reference_counts_the_epochs_of_each_loader_if_the_data_grow() -> None:
+    job, net = Reference(), nn.Linear(1, 1)
+    model, ends = job.wrap(net, optimizer=torch.optim.SGD(net.parameters(), lr=0.1)), []
+    for number, samples in enumerate((48, 80, 112), start=1):
+        loader = job.dataloader(TensorDataset(torch.ones(samples, 1)), global_batch_size=8)
+        for (x,) in job.steps(loader, epochs=number):
+            job.backward(model(x).mean())
+        ends.append(job.step)
+    assert ends == [6, 16, 30]
