@@ -33,6 +33,19 @@ def test_a_group_that_lost_a_rank_or_all_returns_and_the_other_trains_on_in_its_
     job.verdict()
 
 
+@pytest.mark.nightly
+def test_no_step_is_trained_again_if_rank_0_is_killed_behind_the_training(job) -> None:
+    """Each rank of the other group keeps its shard while its process starts again."""
+    job.want(2)
+    job.start("a", "b")
+    job.together("a", "b")
+    job.ask("die-behind-training", (job.generation().members[0].worker, 0))
+    ends = job.finish("a", "b")
+    assert_same_model(ends)
+    assert [end["commits"] for parts in ends.values() for end in parts] == [[]] * 4, "a process did not start again"
+    job.verdict()
+
+
 def test_the_job_grows_and_shrinks_by_groups(job) -> None:
     job.want(1)
     job.start("a")

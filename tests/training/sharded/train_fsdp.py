@@ -5,7 +5,7 @@ forward (``die-in-forward``), before or in a backward (``die-before-backward``, 
 (``die-in-update``) or as it gives its state (``die-as-source``); its connections end before its vote
 (``cut-before-vote``), or after it, so that it misses the result (``cut-after-vote``). It dies in a batch of an
 evaluation (``die-in-evaluation``), as it writes its part of a checkpoint (``die-in-save``) or when all parts are there
-(``die-before-commit``), or its disk is full (``disk-full``).
+(``die-before-commit``), or its disk is full (``disk-full``). It dies behind its block (``die-behind-training``).
 It stays for ever in a move of shards of which a part is done (``hold-in-move``).
 
 ``EVALUATE=n``: it evaluates after each n-th step. ``MICRO``: samples of a micro-batch. ``SLEEP``: seconds that a
@@ -233,6 +233,7 @@ def main() -> None:
             optimizer.step()
             if job.committed and norm is not None:
                 norms.append(norm.item())
+    die("die-behind-training")
     full = get_model_state_dict(model.module, options=StateDictOptions(full_state_dict=True)) if own_calls else {}
     local_state = {name: p if whole else p.to_local() for name, p in model.module.state_dict().items()}
     torch.save(
