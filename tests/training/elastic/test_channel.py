@@ -92,6 +92,16 @@ def test_connecting_to_a_silent_process_ends_if_it_is_called_off_or_shut(here) -
         assert time.monotonic() - began < 5
 
 
+def test_a_closed_listener_refuses_peers_if_a_process_that_was_forked_has_a_copy() -> None:
+    channels = Channels("127.0.0.1", identity(0))
+    port = channels._listener.port
+    copy = channels._listener._socket.dup()  # as a worker process of a loader has it
+    channels.close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), timeout=5)
+    copy.close()
+
+
 def test_missing_ranks_are_named_if_the_bound_passes(here) -> None:
     with pytest.raises(PeerLost, match=r"ranks 3, 4 have not connected within 0\.01 s"):
         here.accept([3, 4], Purpose.STATE, within=0.01)

@@ -76,6 +76,7 @@ class Listener:
                     self._dismiss(caller)
             for caller in list(self._callers):
                 self._dismiss(caller)
+            self._socket.shutdown(socket.SHUT_RDWR)  # a worker process of a loader may have a copy of it
 
     def _patience(self) -> float | None:
         if not self._callers:
