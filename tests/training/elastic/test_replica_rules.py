@@ -20,7 +20,7 @@ from elastrain.elastic.state.digest import on_device
 
 # -- the decision ------------------------------------------------------------------------------------------------------
 STATES = st.sampled_from([{"w": 1, "m": 1}, {"w": 2, "m": 1}, {"w": 1, "m": 2}, {"w": 3}, {}])
-ROWS = st.builds(Row, STATES, st.integers(0, 1), st.integers(-1, 9), st.booleans())
+ROWS = st.builds(Row, STATES, st.integers(0, 1), st.integers(-1, 9), st.booleans(), st.booleans())
 
 
 def by_shard(rows: list[Row]) -> Iterator[dict[int, frozenset]]:
@@ -29,14 +29,15 @@ def by_shard(rows: list[Row]) -> Iterator[dict[int, frozenset]]:
 
 
 @given(st.lists(ROWS, min_size=1, max_size=7))
-def test_a_strict_majority_of_each_shard_decides_and_else_no_rank_is_taken_for_right(rows):
+def test_a_strict_majority_of_ranks_that_discarded_no_body_decides_and_else_no_rank_is_taken_for_right(rows):
     judgement = judge(rows, 10)
     wrong, decided = set(), True
     for states in by_shard(rows):
-        counts = Counter(states.values()).most_common()
-        if len(counts) > 1:
-            decided &= 2 * counts[0][1] > len(states)
-            wrong |= {r for r, state in states.items() if state != counts[0][0]}
+        counts = Counter(state for r, state in states.items() if not rows[r].suspect).most_common()
+        if len(set(states.values())) > 1:
+            right, votes = counts[0] if counts else (None, 0)
+            decided &= 2 * votes > sum(count for _, count in counts)
+            wrong |= {r for r, state in states.items() if state != right}
     back = all(row.may_go_back for row in rows) and max(row.equal_at for row in rows) >= 0
     otherwise = Outcome.GO_BACK if back else Outcome.FAIL
     expected = Outcome.EQUAL if not wrong else Outcome.TAKE if decided else otherwise
@@ -55,6 +56,15 @@ def test_entries_ranks_and_steps_are_named_if_a_rank_differs():
     why = judge([Row(right, equal_at=100), Row(wrong), Row(right)], 200).why
     assert why.startswith("the ranks' states of step 200 differ: rank 1 from ranks 0, 2 in model.w; they were equal")
     assert "after step 100" in why
+
+
+def test_the_one_rank_that_discarded_no_body_is_right_and_none_if_all_have():
+    right, wrong = {"scale": 1}, {"scale": 2}
+    kept, suspects = Row(right, equal_at=9, may_go_back=True), [Row(wrong, 0, 9, True, suspect=True)] * 2
+    judgement = judge([kept, *suspects], 12)
+    assert (judgement.outcome, judgement.minority) == (Outcome.TAKE, [1, 2])
+    assert "ranks 1, 2 may hold what a discarded loop body has left" in judgement.why
+    assert judge([Row(right, 0, 9, True, suspect=True), *suspects], 12).outcome is Outcome.GO_BACK
 
 
 def test_an_entry_is_left_out_on_all_ranks_if_one_says_that_it_may_differ():

@@ -1,14 +1,17 @@
 """The watchdog of a generation whose gradients NCCL sums."""
 
+import itertools
 import socket
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastrain.elastic.comm.stock import watchdog
+from elastrain.elastic.comm.peer import PeerLost
+from elastrain.elastic.comm.stock import nccl, watchdog
 from elastrain.elastic.comm.stock.watchdog import HUNG_UP, STUCK_SECONDS, Act, Observation, Watchdog, judge
 
 QUIET = Observation(now=100.0, device_since=99.0, hung_up_at=None, error=None, broken_at=None)
@@ -117,3 +120,20 @@ def test_process_is_ended_once_if_the_device_stays_away(monkeypatch) -> None:
     watch.stop()
     mine.close()
     theirs.close()
+
+
+@pytest.mark.parametrize("closes", [False, True], ids=["all peers are there", "a peer's connection has closed"])
+def test_a_system_error_of_nccl_is_this_ranks_own_the_second_time_unless_a_peer_is_lost(closes, monkeypatch) -> None:
+    def allreduce(_tensors: object) -> None:
+        raise RuntimeError("NCCL error in: NCCLUtils.hpp:268, unhandled system error, NCCL version 2.27.3")
+
+    monkeypatch.setattr(nccl, "_ALONE", itertools.count())
+    raised = []
+    for _ in range(3):
+        group = nccl.Nccl(SimpleNamespace(allreduce=allreduce), None, None, watchdog.Mates({}))
+        looks = lambda _s, g=group: setattr(g, "_aborting", closes or None)  # noqa: E731 - the watchdog's meanwhile
+        monkeypatch.setattr(nccl.time, "sleep", looks)
+        with pytest.raises((PeerLost, RuntimeError)) as error:
+            group.sum(None, None)
+        raised.append(error.type)
+    assert raised == [PeerLost] * 3 if closes else raised == [PeerLost, RuntimeError, RuntimeError]

@@ -20,7 +20,7 @@ from elastrain.api.records import (
 )
 from elastrain.etcd import Batch, Delete, EtcdUnavailable, KeyValue, Put
 from elastrain.rendezvous.machine import MemberMachine
-from elastrain.rendezvous.scope import everything
+from elastrain.rendezvous.view_builder import everything
 
 KEYS = JobKeys("ns", "job", "uid")
 TTL = 5

@@ -15,9 +15,8 @@ from elastrain.api.records import Ended, Generation, Leader, Member, roster
 from elastrain.etcd import Batch, Event, KeyValue, Put, Range, Transaction
 from elastrain.rendezvous.decide import Action, Condemn, DecisionState, Nothing, Propose, Timing, Wait, decide, remember
 from elastrain.rendezvous.election import Candidate, Claim, elect, place_in
-from elastrain.rendezvous.scope import everything, own_part
 from elastrain.rendezvous.view import View
-from elastrain.rendezvous.view_builder import ViewBuilder
+from elastrain.rendezvous.view_builder import ViewBuilder, everything, own_part
 
 _AGAIN_SECONDS = 2.0
 """Seconds after which a transaction without a visible effect is retried."""

@@ -9,9 +9,8 @@ from __future__ import annotations
 from elastrain.api.keys import JobKeys
 from elastrain.api.loops import NO_LOOP, LoopId
 from elastrain.api.records import Generation, Leader, Member, Phase, Target, roster
-from elastrain.etcd import Batch, KeyValue, Put
+from elastrain.etcd import Batch, KeyValue, Put, Range
 from elastrain.jobstate import JobState, RegisteredMember, decode_record
-from elastrain.rendezvous.scope import everything
 from elastrain.rendezvous.view import View
 
 
@@ -21,7 +20,7 @@ class ViewBuilder:
     def __init__(self, keys: JobKeys) -> None:
         self.state = JobState(keys)
         self.complete = False
-        """All keys of the job are watched; else the shared ones (:mod:`~elastrain.rendezvous.scope`)."""
+        """All keys of the job are watched; else the shared ones (:func:`own_part`)."""
         self.missing: dict[str, RegisteredMember] = {}
         """Members whose keys vanished around an outage of etcd: perhaps they could not renew their leases."""
         self.generation: Generation | None = None
@@ -189,3 +188,23 @@ class ViewBuilder:
         progress = self.state.progress
         known = [progress.step if progress else 0, self.generation.step if self.generation else 0]
         return max(known + [m.record.step for m in members])
+
+
+# -- the keys that a member watches: all of its job if it leads or the job is small, else the shared ones and its own --
+def everything(keys: JobKeys) -> tuple[Range, ...]:
+    """The leader's scope: one range, so that all records are read at one revision."""
+    return (Range.prefix(keys.prefix),)
+
+
+def own_part(keys: JobKeys, member_id: str) -> tuple[Range, ...]:
+    """The scope of all other members: without the records of other members.
+
+    ``closed``, ``generation`` and the keys below it are neighbours, so one watch covers them. The member's own key is
+    watched for deletions only. Progress is written every second and read once, for the number of committed steps.
+    """
+    return (
+        Range(keys.closed, end=keys.generation + "0"),
+        Range(keys.target),
+        Range(keys.member(member_id), deletes_only=True),
+        Range(keys.progress, listed_only=True),
+    )

@@ -206,7 +206,7 @@ class Bodies:
         """Put the state back to the one with which the step began, once. Returns as of :meth:`Leaves.restore`."""
         if step.discarded:
             return []
-        step.discarded = True
+        step.discarded = self._world.state.replicas.suspect = True
         self.drop_gradients()
         return self._leaves.restore()
 

@@ -69,7 +69,8 @@ class Untracked:
         for optimizer in (obj for obj in self._tracked.values() if isinstance(obj, torch.optim.Optimizer)):
             # A scheduler counts the steps of its optimizer, whose method it replaces.
             known = any(
-                isinstance(o, LRScheduler) and vars(o).get("optimizer") is optimizer for o in self._within_tracked()
+                isinstance(o, LRScheduler) and vars(o).get("optimizer") is optimizer
+                for o in _within([*self._tracked.values()], _DEPTH + 1)
             )
             if "step" in vars(optimizer) and "initial_lr" in optimizer.param_groups[0] and not known:
                 what = f"the scheduler of {type(optimizer).__name__}"
@@ -79,7 +80,7 @@ class Untracked:
         """Raises ``RuntimeError`` in a loop body for an optimizer of the models that is not tracked."""
         if optimizer in self._fine or not self._in_body():
             return
-        if not any(obj is optimizer for obj in self._within_tracked()):
+        if not any(obj is optimizer for obj in _within([*self._tracked.values()], _DEPTH + 1)):
             trained = {id(p) for m in self._tracked.values() if isinstance(m, nn.Module) for p in m.parameters()}
             if any(id(p) in trained for group in optimizer.param_groups for p in group["params"]):
                 raise RuntimeError(
@@ -87,10 +88,6 @@ class Untracked:
                     + " (or job.wrap(net, optimizer=optimizer))"
                 )
         self._fine.add(optimizer)
-
-    def _within_tracked(self) -> Iterator[Any]:
-        for obj in self._tracked.values():
-            yield from _within(obj, _DEPTH)
 
 
 _MESSAGE = (

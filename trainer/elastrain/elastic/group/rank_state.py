@@ -96,6 +96,7 @@ class RankState:
             "stopped": self.stopped,
             "data": self.data.state(),
             "changes": self.changes.seen,
+            "suspect": self.replicas.suspect,
             **self.reporter.state(),
         }
         tracked = capture.capture(self.tracked, emptied=emptied)
@@ -108,6 +109,7 @@ class RankState:
         self.data.load(position["data"], position["step"])
         self._keeper.lineage = position["lineage"]
         self.commit(position["step"], position["by"], stops=position["stopped"])
+        self.replicas.suspect = position["suspect"]
         self.reporter.load(position)
         self.on_adopt()
         self.changes.before_load(position["changes"])

@@ -1,8 +1,9 @@
 """What follows from the digests of all ranks: which entries differ, which ranks hold the right ones. Pure.
 
 The ranks that hold the same part of the model compare it. A difference is decided by a majority: more than half of
-these ranks hold the same values, to the bit. The others take the state of the majority from a peer. Without a majority
-no rank can tell which values are right.
+these ranks hold the same values, to the bit. The others take the state of the majority from a peer. A rank has no vote
+if it has discarded a loop body since all were equal, or received its state from such a rank: what the body has left
+behind is the likely cause. Without a majority no rank can tell which values are right.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ class Row:
     """Committed steps at which it has found all replicas equal, the last time; -1: never."""
     may_go_back: bool = False
     """Whether the job may return to a checkpoint."""
+    suspect: bool = False
+    """Whether its state comes from a rank that has discarded a loop body since then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +79,14 @@ def judge(rows: Sequence[Row], step: int) -> Judgement:
         groups = _groups({r: row.digests for r, row in enumerate(rows) if row.shard == shard and row.digests}, own)
         if len(groups) < 2:
             continue
-        largest, holders = max(groups, key=len), sum(map(len, groups))
-        decided &= 2 * len(largest) > holders
+        suspects = {r for group in groups for r in group if rows[r].suspect}
+        votes = [len({*group} - suspects) for group in groups]
+        largest = max(groups, key=lambda group: (len({*group} - suspects), len(group)))
+        decided &= 2 * max(votes) > sum(votes)
         others = [group for group in groups if group is not largest]
         minority += [rank for group in others for rank in group]
         texts += [_difference(rows, largest, group, own) for group in others]
+        texts += [f"{_ranks(sorted(suspects))} may hold what a discarded loop body has left"] * bool(suspects)
     equal_at = max(row.equal_at for row in rows)
     if not texts:
         return Judgement(Outcome.EQUAL, own=own, equal_at=equal_at)

@@ -28,6 +28,8 @@ class Replicas:
         """Times that this rank has taken the state of a majority."""
         self.back = -1
         """While the job goes back: no checkpoint of a later step counts. -1: it does not."""
+        self.suspect = False
+        """As of :attr:`Row.suspect`; it travels with the state."""
         self._entries = Entries(tracked)
         self._may_go_back = may_go_back and settings.without_majority is WithoutMajority.RESUME
         self.at_boundary: Mapping[str, int] = {}
@@ -45,7 +47,7 @@ class Replicas:
         self.schedule.enter()
         self.loaded()
         if cold:
-            self.equal_at, self.back = step, -1
+            self.equal_at, self.back, self.suspect = step, -1, False
 
     def loaded(self) -> None:
         """The state was replaced."""
@@ -79,11 +81,11 @@ class Replicas:
     # -- a difference ------------------------------------------------------------------------------------------------
     def row(self, shard: int) -> Row:
         """What this rank says."""
-        return Row(self._digests, shard, self.equal_at, self._may_go_back)
+        return Row(self._digests, shard, self.equal_at, self._may_go_back, self.suspect)
 
     def equal(self, step: int) -> None:
         """All replicas of the state of ``step`` committed steps are equal."""
-        self.equal_at = step
+        self.equal_at, self.suspect = step, False
         self.schedule.compared()
 
     def judged(self, judgement: Judgement) -> None:

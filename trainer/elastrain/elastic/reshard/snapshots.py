@@ -186,7 +186,7 @@ class Snapshots:
         room, self._spare = _Room(self._spare, self._kept), None
         snapshot = Snapshot(replace(held, predecessor=ring.shard), capture.copied(rest, device="cpu"))
         shapes = _shapes(tensors, held.shards, held.shard)
-        before = [None] * len(tensors) if base is None or _shapes_of(base.own) != shapes else base.own
+        before = [None] * len(tensors) if base is None or [*map(_shape_of, base.own)] != shapes else base.own
         for tensor, shape, old in zip(tensors, shapes, before, strict=True):
             snapshot.own.append(room.copy_of(tensor.local, shape, old))
         same = [old is copy for old, copy in zip(before, snapshot.own, strict=True)]
@@ -306,10 +306,6 @@ def _shapes(tensors: Sequence[ShardedTensor], shards: int, shard: int) -> list[S
         start, stop = bounds(tensor.rows, shards, shard)
         found.append(((stop - start, *tensor.tensor.shape[1:]), tensor.tensor.dtype))
     return found
-
-
-def _shapes_of(tensors: Sequence[torch.Tensor]) -> list[Shape]:
-    return [_shape_of(tensor) for tensor in tensors]
 
 
 def _shape_of(tensor: torch.Tensor) -> Shape:

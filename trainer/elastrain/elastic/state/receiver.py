@@ -6,7 +6,6 @@ import contextlib
 import queue
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,6 +18,9 @@ from elastrain.elastic.state.capture import Stateful
 from elastrain.elastic.state.portions import Portion, Transfer, is_large, optimizers, pieces, samples
 from elastrain.elastic.state.transfer import ASK, CLOSING, END, Stage, apart, receive_small, settle
 from elastrain.elastic.torch_private import pytree
+
+_Arrived = tuple[list[Portion], dict[str, Any] | None]
+"""The data of one source in one round: portions, and the closing: "state", and "samples" of the source's tensors."""
 
 
 class NotKept(RuntimeError):
@@ -81,10 +83,11 @@ class StateReceiver:
             if arrived is None:
                 cause = self._communicator.broken or f"rank {source} has stopped sending its state"
                 raise GenerationBroken(self._communicator.generation, cause)
-            self._left[source] -= len(arrived.portions)
+            came, closes = arrived
+            self._left[source] -= len(came)
             if self._updates is not None:
-                self._updates.missing.difference_update(portion.parameter for portion in arrived.portions)
-            closing = closing or arrived.closing
+                self._updates.missing.difference_update(portion.parameter for portion in came)
+            closing = closing or closes
         if closing is not None:
             self.end()
             state, theirs = closing["state"], closing["samples"]
@@ -124,7 +127,7 @@ class StateReceiver:
             with contextlib.suppress(BaseException), self._communicator.guard(), apart(homes):
                 while left or closes:
                     arrived = self._round_from(source, connection, left, stage)
-                    closes = closes and arrived.closing is None
+                    closes = closes and arrived[1] is None
                     rounds.put(arrived)
         finally:
             rounds.put(None)
@@ -137,7 +140,7 @@ class StateReceiver:
                 continue
             portions.append(left.pop(0))
             transfer.receive_tensors(portions[-1].tensors, self._communicator, source, connection, stage)
-        return _Arrived(portions, closing)
+        return portions, closing
 
     def _receive_closing(self, source: int, connection: socket.socket) -> dict[str, Any]:
         # Small tensors get memory of their own until they are loaded: a loop body may use this rank's.
@@ -145,15 +148,6 @@ class StateReceiver:
         large = pytree.tree_map(lambda x: x if is_large(x) else None, self._capture())
         closing: dict[str, Any] = receive_small({"state": large}, self._communicator, source, connection)
         return closing
-
-
-@dataclass(frozen=True, slots=True)
-class _Arrived:
-    """The data of one source in one round."""
-
-    portions: list[Portion]
-    closing: dict[str, Any] | None
-    """The "state", and "samples" of the source's large tensors."""
 
 
 class _Updates:

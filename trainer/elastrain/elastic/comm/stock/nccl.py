@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import base64
 import ctypes
+import itertools
 import json
 import os
 import threading
@@ -36,7 +37,7 @@ from elastrain.elastic import torch_private
 from elastrain.elastic.comm.header import Label
 from elastrain.elastic.comm.peer import PeerLost
 from elastrain.elastic.comm.stock.captures import CAPTURES
-from elastrain.elastic.comm.stock.watchdog import Mates
+from elastrain.elastic.comm.stock.watchdog import POLL_SECONDS, Mates
 from elastrain.elastic.comm.transport import COLLECTIVE_SECONDS, CONNECT_SECONDS, CalledOff, first_line
 
 log = structlog.get_logger(__name__)
@@ -64,8 +65,13 @@ _QUIET = {
 _WITHOUT = "ELASTRAIN_BACKEND=tcp to do without NCCL, in the template's env"
 
 
-_OF_PEERS = ("remote process exited", "remote error", "unhandled system error", "was aborted", "timed out", "timeout")
+_SYSTEM = "unhandled system error"
+_OF_PEERS = ("remote process exited", "remote error", _SYSTEM, "was aborted", "timed out", "timeout")
 """What NCCL and torch say of a peer, of the network to it, or of a communicator that was aborted."""
+_SEEN_SECONDS = 4 * POLL_SECONDS
+"""Within it the watchdog sees that a peer's connection has closed, and aborts."""
+_ALONE = itertools.count()
+"""Times that this process has met a "system error" while all its peers' connections were open."""
 
 
 class InitialisationFailed(RuntimeError):
@@ -108,10 +114,18 @@ class Nccl:
         try:
             future: torch.futures.Future[torch.Tensor] = self._backend.allreduce([buffer]).get_future().then(_first)
         except RuntimeError as e:
-            if self._aborting is not None or blames_peer(str(e)):
+            if self._aborting is not None or (blames_peer(str(e)) and not self._fails_alone(str(e))):
                 raise PeerLost(f"NCCL: {first_line(e)}") from e
             raise
         return future
+
+    def _fails_alone(self, text: str) -> bool:
+        """Whether an error is this rank's although its words may mean a peer: no memory in ``/dev/shm``, say, or no
+        descriptors. All peers are there, and it is not the first time."""
+        if _SYSTEM not in text.lower():
+            return False
+        time.sleep(_SEEN_SECONDS)
+        return self._aborting is None and next(_ALONE) > 0
 
     def error(self) -> str | None:
         """An error that NCCL has met in the background, such as a failed network, as torch's watchdog reports it."""
