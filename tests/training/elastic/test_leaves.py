@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from elastrain.elastic.state import capture, tensors
-from elastrain.elastic.state.capture import fingerprints
 from elastrain.elastic.state.leaves import UPDATE, Leaves
 from elastrain.elastic.state.trained import TrainedSet
+from fingerprints import fingerprints
 
 
 class Metric:

@@ -13,12 +13,13 @@ from elastrain.api.settings import CheckpointSpec
 from elastrain.elastic.checkpoint import CheckpointKeeper, levels_of
 from elastrain.elastic.encoding.leaves import is_dense
 from elastrain.elastic.state import capture, digest, host_copy, transfer
-from elastrain.elastic.state.capture import NotTheSame, fingerprints
+from elastrain.elastic.state.capture import NotTheSame
 from elastrain.elastic.state.leaves import Leaves
 from elastrain.elastic.state.portions import Transfer
 from elastrain.elastic.state.receiver import StateReceiver
 from elastrain.elastic.state.sender import StateSender
 from elastrain.elastic.state.trained import TrainedSet
+from fingerprints import fingerprints
 
 Tracked = dict[str, Any]
 BITS = torch.arange(1, 33, dtype=torch.uint8)

@@ -21,6 +21,7 @@ from elastrain.elastic.state.leaves import Leaves
 from elastrain.elastic.state.tracked import Tracker
 from elastrain.elastic.state.trained import TrainedSet
 from elastrain.elastic.torch_private import pytree
+from fingerprints import fingerprints
 from played_card import OnCard
 
 SUMS = Summed([0.0] * control.SIZE, ())
@@ -216,7 +217,7 @@ class Script:
         self.loss()
 
     def state(self) -> dict[str, str]:
-        return capture.fingerprints(capture.capture(self.tracked))
+        return fingerprints(capture.capture(self.tracked))
 
     def tensors(self) -> dict[str, int]:
         """Where they lie."""

@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 
 from elastrain.elastic.job import Job
 from elastrain.elastic.state import capture
-from elastrain.elastic.state.capture import fingerprints
+from fingerprints import fingerprints
 from threaded_world import ThreadWorld
 
 STEPS = 8

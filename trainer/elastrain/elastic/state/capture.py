@@ -163,12 +163,6 @@ def _entries(tree: Any) -> dict[str, Any]:
     return {pytree.keystr(path): leaf for path, leaf in compared}
 
 
-def fingerprints(tree: Any) -> dict[str, str]:
-    """Of each entry that is compared, by its path: type, shape and digest of a tensor, or the value."""
-    entries = _entries(tree)
-    return {path: _text(entries, path) for path in entries}
-
-
 def _differing(sent: Mapping[str, Any], obj: Any) -> str:
     """The entries of the object's state that are not as they were ``sent``; empty if all are."""
     loaded = _entries(parts.taken(obj.state_dict()))
