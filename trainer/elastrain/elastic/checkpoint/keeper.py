@@ -116,7 +116,7 @@ class CheckpointKeeper:
     def vote(self, step: int, *, leads: bool) -> int:
         """This rank's part of the sum by which all ranks decide whether to save together after ``step`` committed
         steps (:func:`~elastrain.elastic.checkpoint.rules.wanted`). ``leads``: this is rank 0."""
-        if any(level.busy for level in self._levels):
+        if any(self._hangs(level) or level.busy for level in self._levels):
             return BUSY
         now, votes, before = time.monotonic(), 0, False
         for number, level in enumerate(self._levels if leads else ()):
@@ -215,8 +215,13 @@ class CheckpointKeeper:
             while level.alive and (left := min(end, level.pace.moved + FINISH_SECONDS) - time.monotonic()) > 0:
                 log.info("waiting for a running save", tier=level.tier.name, path=level.tier.where, seconds=round(left))
                 level.join(min(left, _REMIND_SECONDS))
-            if level.alive and time.monotonic() < end:
-                self._note(level, error=f"a save to {level.tier.where} makes no progress: does its volume hang?")
+            self._hangs(level)
+
+    def _hangs(self, level: Level) -> bool:
+        """Whether a save makes no progress; reports it."""
+        if hangs := level.alive and time.monotonic() >= level.pace.moved + FINISH_SECONDS:
+            self._note(level, error=f"a save to {level.tier.where} makes no progress: does its volume hang?")
+        return hangs
 
     def forget(self) -> None:
         """This rank is not rank 0: its report is void. Release the copy of the state, unless this rank saves all the
