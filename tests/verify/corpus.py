@@ -442,6 +442,59 @@ class Average:
 average = Average()
 job.track(average=average)
 """, end="if job.committed:\n    average.update()"),
+    script("17-own-loss-scale", "A tracked loss scale of the script's own, whose branches differ by value.", setup="""
+class Scale:
+    def __init__(self):
+        self.value, self.good = 2.0**40, 0
+
+    def state_dict(self):
+        return dict(vars(self))
+
+    def load_state_dict(self, state):
+        vars(self).update(state)
+
+    def update(self, overflow):
+        if overflow:
+            self.value, self.good = self.value / 2, 0
+        else:
+            self.good += 1
+            self.value *= 2 if self.good % 3 == 0 else 1
+
+scale = Scale()
+job.track(scale=scale)
+""", end="scale.update(scale.value > 2.0**39)"),
+    script("18-average-that-begins-equal", "An average that the body follows by hand, and that begins as the model.",
+        setup="teacher = copy.deepcopy(net).requires_grad_(False)\njob.track(teacher=teacher)", start=AVERAGE),
+    script("19-data-that-change-with-the-epoch", "Worker processes load a data set whose attribute each epoch sets.",
+        EPOCHS, data="""
+class Scaled(Dataset):
+    scale, x = 1.0, x
+
+    def __len__(self):
+        return 16
+
+    def __getitem__(self, i):
+        x = self.x[i] * self.scale
+        return x, x.sum().sin().reshape(1)
+
+data = Scaled()
+""", loader="job.dataloader(data, global_batch_size=8, num_workers=1)", loop="""
+for epoch in job.epochs(loader, 8):
+    data.scale = 1.0 if epoch < 4 else 0.5
+    for a, b in job.steps(loader, epochs=epoch + 1):
+        job.backward(F.mse_loss(model(a), b))
+        optimizer.step()
+        optimizer.zero_grad()
+"""),
+    script("20-data-that-grow", "Each round trains on more samples, with a loader of its own.", loop="""
+for number in range(4):
+    more = TensorDataset(*data[: 16 + 8 * number])
+    loader = job.dataloader(more, global_batch_size=8)
+    for a, b in job.steps(loader, epochs=number + 1):
+        job.backward(F.mse_loss(model(a), b))
+        optimizer.step()
+        optimizer.zero_grad()
+"""),
     script("14-transformers", "Hugging Face's Trainer with a schedule and a callback that only reads.",
         TRANSFORMERS, callbacks="Show()", callback="""
 class Show(TrainerCallback):
