@@ -116,16 +116,21 @@ class Verification:
                 self.notes.append(f"the script does not use elastrain: {way_out}")
             return self._answer(2, first, error=error, fault=kinds.NO_REFERENCE)
         with closing(side_by_side(self._plan(), self._execute, idle_processors())) as outcomes:
-            for run, outcome in outcomes:
-                try:
-                    answer = self._judge(run, outcome)
-                except NotExercised as error:
-                    self.notes.append(f"{NOT_RUN}{run.title}{error}")
-                    continue
-                if answer is not None:
-                    self.stop.set()
-                    return answer
-                self.done.append(run)
+            try:
+                return self._first_fault(outcomes)
+            finally:
+                self.stop.set()
+
+    def _first_fault(self, outcomes: Iterator[tuple[Run, Future[tuple[History, Folders]]]]) -> Answer:
+        for run, outcome in outcomes:
+            try:
+                answer = self._judge(run, outcome)
+            except NotExercised as error:
+                self.notes.append(f"{NOT_RUN}{run.title}{error}")
+                continue
+            if answer is not None:
+                return answer
+            self.done.append(run)
         return self._answer(0)
 
     def _execute(self, run: Run) -> tuple[History, Folders]:
