@@ -82,7 +82,6 @@ FLAGS = (
     ),
     Flag("namespaces", "Namespaces to serve, separated by commas. Default: all.", "ELASTRAIN_WATCH_NAMESPACES"),
     Flag.of(OperatorConfig, "lease_ttl", env=names.ENV_LEASE_TTL),
-    Flag.of(OperatorConfig, "drain_extra"),
     Flag(
         "capacity",
         "Share the cluster out: jobs without replicas grow into idle capacity. Requires permission to read nodes, "

@@ -132,8 +132,6 @@ class OperatorConfig(BaseModel):
     ``owner``, the proof that a job is of this cluster. Only such records are deleted."""
     lease_ttl: Annotated[int, Field(ge=2, le=300)] = names.DEFAULT_LEASE_TTL
     """Seconds after which a silent worker counts as lost."""
-    drain_extra: Annotated[float, Field(ge=0)] = 30.0
-    """Seconds beyond its pod's grace period that a worker may take to leave."""
     resync: Annotated[float, Field(gt=0)] = 300.0
     """Seconds after which each job is checked even without a change."""
     capacity: CapacityConfig | None = None

@@ -6,9 +6,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import impatient_operator
 from elastrain.api.job import JobStatus
 from elastrain.api.records import Target
-from elastrain_operator.__main__ import cli
 from elastrain_operator.job import statuses
 
 _patch, _encode = statuses.status_patch, Target.encode
@@ -40,4 +40,4 @@ def newer_target(target: Target) -> bytes:
 if __name__ == "__main__":
     statuses.status_patch = newer_status
     Target.encode = newer_target  # type: ignore[method-assign]
-    cli()
+    impatient_operator.main()

@@ -67,13 +67,13 @@ class OperatorProcess:
         kubeconfig: Path,
         log: Path,
         *flags: str,
-        program: tuple[str, ...] = ("-m", "elastrain_operator"),
+        program: str = "impatient_operator.py",
     ) -> None:
-        """``program``: arguments of Python; it runs as a fork of ``warm``."""
+        """``program``: a file beside this one; it runs as a fork of ``warm``."""
         self.log = log
         warm.imports("elastrain_operator.process")
         environ = {**os.environ, "KUBECONFIG": str(kubeconfig)}
-        argv = [sys.executable, *program, "--drain-extra=1", *flags]
+        argv = [sys.executable, str(Path(__file__).with_name(program)), *flags]
         self.health_port, self.metrics_port = free_ports(2)
         argv += [f"--health-port={self.health_port}", f"--metrics-port={self.metrics_port}"]
         self.process = warm.start(argv, environ, log.open("ab"))

@@ -278,7 +278,7 @@ class JobLoop:
         state.unanswered_since = sizes.unanswered_since(state.unanswered_since, observed, now)
         state.lost_since = data_loss.since(state.lost_since, status, observed.coordination, now)
         with metrics.PLAN_SECONDS.time():
-            made = plan.plan(spec, status, observed, clock.now(), state, drain_extra=self._config.drain_extra)
+            made = plan.plan(spec, status, observed, clock.now(), state)
         return PassResult(made, status, observed, spec, queued)
 
     def _bounded(self, observed: Observed, queued: KueuePass, spec: JobSpec) -> Observed:

@@ -26,7 +26,7 @@ from elastrain_operator.job import steps
 from elastrain_operator.job.state import LoopState, Plan
 from elastrain_operator.job.status import held_until, if_changed, status_of
 from elastrain_operator.job.steps import Facts, Known, Lost, Steps, There
-from elastrain_operator.pod.leaving import DRAIN_EXTRA, due
+from elastrain_operator.pod.leaving import due
 from elastrain_operator.pod.template import version
 from elastrain_operator.policy import ending
 from elastrain_operator.policy.losses import counting, data_loss, starting
@@ -43,8 +43,6 @@ def plan(
     observed: Observed,
     now: datetime,
     state: LoopState | None = None,
-    *,
-    drain_extra: float = DRAIN_EXTRA,
 ) -> Plan:
     """The actions for one job now. ``apply`` executes them; ``now`` is timezone-aware.
 
@@ -53,7 +51,7 @@ def plan(
     drain deadline has passed, or the job has ended.
     """
     made_of = version(spec.template)
-    facts = Facts(spec, status, observed, state or LoopState(), now, drain_extra, made_of)
+    facts = Facts(spec, status, observed, state or LoopState(), now, made_of)
     known = steps.known(facts)  # 1: what may be believed
     lost = steps.lost(facts, known)  # 2: who is lost, each counted once
     there = steps.there(facts, known, lost)  # 3: who counts as a worker

@@ -40,7 +40,6 @@ class Facts:
     observed: Observed
     state: LoopState
     now: datetime
-    drain_extra: float
     version: str
     """Of the present template."""
 
@@ -391,4 +390,4 @@ class Steps:
     def due(self, pod: Pod) -> datetime:
         """When a leaving worker is deleted in any case."""
         since = self.known.since.get(pod.name, self.facts.now)
-        return leavers.drain_deadline(pod, since, self.facts.drain_extra)
+        return leavers.drain_deadline(pod, since)

@@ -77,7 +77,7 @@ def test_flags_become_the_settings_of_the_operator(monkeypatch):
         "--capacity-sharing=efficient",
         '--capacity-weights={"a": 3}',
     )
-    plain = {"lease_ttl": 9, "drain_extra": 3.0, "lease_seconds": 11}
+    plain = {"lease_ttl": 9, "lease_seconds": 11}
     plain |= {"health_port": 81, "metrics_port": 91, "traces_endpoint": "http://otel"}
     given = [f"--{name.replace('_', '-')}={value}" for name, value in plain.items()]
     assert outcome(*own, *shared, *given) == (0, "")

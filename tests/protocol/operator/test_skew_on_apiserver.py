@@ -36,7 +36,7 @@ class Versions:
     def next(self) -> None:
         """Replace the operator by one of the next version."""
         self.stop()
-        self._running = self._start(program=(next_version.__file__,))
+        self._running = self._start(program="next_version.py")
 
     def present(self) -> None:
         """Replace it by one of this version."""

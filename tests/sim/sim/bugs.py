@@ -72,7 +72,7 @@ def half_a_group_trains() -> Any:
 
 
 def ordinals_are_used_again() -> Any:
-    def ordinals(missing: int, open_ordinals: Any, pods: Any, following: int) -> tuple[int, ...]:
+    def ordinals(missing: int, open_ordinals: Any, pods: Any, *_: Any) -> tuple[int, ...]:
         taken = {p.ordinal for p in pods}
         return tuple(n for n in range(100) if n not in taken)[:missing]
 

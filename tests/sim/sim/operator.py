@@ -67,7 +67,7 @@ class Installation:
         endpoint = f"{self.name}:2379"
         return OperatorConfig(
             etcd=EtcdConfig.of(endpoint), worker_etcd=WorkerEtcd(endpoints=endpoint), lease=self.lease,
-            drain_extra=10.0, resync=60.0,
+            resync=60.0,
         )  # fmt: skip
 
 

@@ -9,10 +9,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from unittest import mock
 
 import structlog
 
 from elastrain_operator import clock as operator_clock
+from elastrain_operator.pod import leaving
 from sim.faults import Faults
 from sim.invariants import Invariants, Violation, Wedge
 from sim.strangers import Strangers
@@ -48,6 +50,7 @@ def simulate(seed: int, echo: bool = False) -> Result:
         return _simulate(seed, echo)
 
 
+@mock.patch.object(leaving, "DRAIN_EXTRA", 10.0)
 def _simulate(seed: int, echo: bool) -> Result:
     world = World(seed)
     operator_clock.now = world.time_of_day

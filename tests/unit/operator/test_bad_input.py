@@ -311,4 +311,4 @@ def test_a_large_job_of_another_operator_stays_its_job():
 def test_an_excessive_grace_period_is_bounded(pod_body):
     body = pod_body(0)
     body["spec"]["terminationGracePeriodSeconds"] = 2**63 - 1
-    assert leavers.drain_deadline(parse.pod(body, NOW), NOW, 30.0).year > 2060
+    assert leavers.drain_deadline(parse.pod(body, NOW), NOW).year > 2060

@@ -14,6 +14,7 @@ from elastrain.api.records import Health
 from elastrain.sizing.leaving import WorkerFacts, leave_order, surplus
 from elastrain_operator.allocation.snapshot import Share
 from elastrain_operator.facts import Coordination, Deletion, Pod, Still
+from elastrain_operator.pod import leaving
 from elastrain_operator.pod.leaving import is_overdue
 from elastrain_operator.policy.size import replicas
 
@@ -104,9 +105,9 @@ def has_left(pod: Pod, members: Coordination | None, now: datetime) -> bool:
     return members is not None and members.member_of(pod.name) is None
 
 
-def drain_deadline(pod: Pod, since: datetime, extra: float) -> datetime:
-    """``extra`` seconds beyond the pod's own grace period, from when it was asked to leave."""
-    return since + timedelta(seconds=pod.grace + extra)
+def drain_deadline(pod: Pod, since: datetime) -> datetime:
+    """Some time beyond the pod's own grace period, from when it was asked to leave."""
+    return since + timedelta(seconds=pod.grace + leaving.DRAIN_EXTRA)
 
 
 def leaving_since(status: JobStatus) -> dict[str, datetime]:
