@@ -92,7 +92,8 @@ NOTES: dict[str, dict[str, str]] = {
     "transformers: TrainerCallback": {
         "on_step_end": (
             "as all events, once for each committed step; joiners receive the state of callbacks that export "
-            "it, and the arguments that callbacks have changed. `should_training_stop` ends training after the same "
+            "it, the models that they hold (TRL's `sync_ref_model`), and the arguments that callbacks have changed. "
+            "`should_training_stop` ends training after the same "
             "step as in one process, if all ranks set it there, as `EarlyStoppingCallback` does. If one rank alone "
             "does, the job fails and names it, and the rank's log names the callback: the other ranks have begun "
             "the next step. Call `job.stop()` there, which ends training on all ranks with that step. "

@@ -35,7 +35,7 @@ from elastrain_frameworks.files import Files
 from elastrain_frameworks.huggingface.accelerator import JobsAccelerator
 from elastrain_frameworks.huggingface.board import boards_of
 from elastrain_frameworks.huggingface.numbers import Numbers
-from elastrain_frameworks.huggingface.state import Carried, plain_attributes, put_back
+from elastrain_frameworks.huggingface.state import Carried, modules_of_callbacks, plain_attributes, put_back
 from elastrain_frameworks.stops import say, watch
 from elastrain_frameworks.training_data import KEPT, in_order_of
 
@@ -171,7 +171,9 @@ class Seams(Trainer):
         run = self._at
         super()._init_training_state(max_steps, per_epoch, epochs, None, trial)
         run.prepared = super()._prepare_for_training(max_steps, None, None)[0]
-        self.job.track(lr_scheduler=self.lr_scheduler, trainer=run.carried, files=run.files)
+        self.job.track(
+            lr_scheduler=self.lr_scheduler, trainer=run.carried, files=run.files, **modules_of_callbacks(self)
+        )
         if self.accelerator.scaler is not None:
             self.job.track(scaler=self.accelerator.scaler)
         run.bodies = self.job.steps(run.loader, steps=max_steps, warm_up=self._warm_up)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch import nn
 from transformers.trainer_callback import ExportableState
 
 from elastrain_frameworks.arrives import Arrives
@@ -61,6 +63,18 @@ class Carried(Arrives):
     def _exportable(self) -> dict[str, Any]:
         callbacks = self._trainer.callback_handler.callbacks
         return {type(c).__name__: c for c in callbacks if isinstance(c, ExportableState)}
+
+
+def modules_of_callbacks(trainer: Any) -> dict[str, Any]:
+    """Models that callbacks hold beside the trained one, such as TRL's reference that follows it: to be tracked."""
+    return {
+        f"{type(callback).__name__}_{name}": SimpleNamespace(
+            state_dict=value.state_dict, load_state_dict=value.load_state_dict
+        )
+        for callback in trainer.callback_handler.callbacks
+        for name, value in vars(callback).items()
+        if isinstance(value, nn.Module) and value not in (trainer.model, trainer.model_wrapped)
+    }
 
 
 def plain_attributes(trainer: Any) -> dict[str, Any]:

@@ -60,7 +60,7 @@ def train(require, tmp_path):
             "eval_steps": 2, "save_strategy": "best", "metric_for_best_model": "loss", "load_best_model_at_end": True,
             "report_to": [], "use_cpu": True, "disable_tqdm": True, **options,
         }  # fmt: skip
-        patience, ends = given.pop("patience", None), given.pop("ends", None)
+        patience, ends, more = given.pop("patience", None), given.pop("ends", None), given.pop("more", [])
 
         class Ends(TrainerCallback):
             def on_step_end(self, args, state, control, **_):
@@ -71,7 +71,7 @@ def train(require, tmp_path):
             model=Net(), train_dataset=data, eval_dataset=data[:16],
             args=arguments(output_dir=str(tmp_path / folder), **given),
             callbacks=[events, *([EarlyStoppingCallback(patience, 0.05)] if patience else []),
-                       *([Ends()] if ends else [])],
+                       *([Ends()] if ends else []), *more],
             **({} if job is None else {"job": job}),
         )  # fmt: skip
         trainer.train()
@@ -132,6 +132,26 @@ def test_joiner_has_the_arguments_that_a_callback_has_changed(train):
     options, peer = {"optim": "sgd", "ends": clips_more}, ScriptedJob()
     train(peer, folder="peer", **options)
     assert_equal(train(**options), train(ScriptedJob(start=6, peer=peer, rank=1), folder="peer", **options))
+
+
+@pytest.mark.parametrize("start", [3, 6])
+def test_joiner_has_the_module_that_a_callback_changes_as_trls_reference_model(train, start):
+    from transformers import TrainerCallback
+
+    class Synchronises(TrainerCallback):
+        def __init__(self):
+            self.reference = nn.Linear(4, 8).double()
+            nn.init.constant_(self.reference.weight, 0.5)
+
+        def on_step_end(self, args, state, control, model, **_):
+            self.reference.weight.data.mul_(0.9).add_(model.layers[0].weight.data, alpha=0.1)
+
+    alone, there, joins = Synchronises(), Synchronises(), Synchronises()
+    train(more=[alone])
+    train(peer := ScriptedJob(), folder="peer", more=[there])
+    train(ScriptedJob("discarded", start=start, peer=peer, rank=1), folder="peer", more=[joins])
+    for callback in (there, joins):
+        torch.testing.assert_close(callback.reference.weight, alone.reference.weight, rtol=0, atol=1e-12)
 
 
 def test_joiner_of_a_job_that_has_finished_ends_at_its_last_step(train):
