@@ -104,7 +104,7 @@ def deleted(
     more, and its workers leave. Needs neither its spec nor etcd."""
     state, pods = state or LoopState(), observed.pods
     counted = _counted(status, observed, state, now, accelerator_seconds.TrainingWorkers())
-    made = _report(status, ending.deleted_job_claim(pods, finalizers), observed.job.generation, now, counted)
+    made = _report(status, ending.deleted_job_claim(pods, finalizers, now), observed.job.generation, now, counted)
     return replace(
         made,
         ended=_ended(observed, state),

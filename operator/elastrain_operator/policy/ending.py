@@ -23,6 +23,7 @@ from elastrain_operator.facts import (
     RefusalKind,
     Verdict,
 )
+from elastrain_operator.pod import leaving
 from elastrain_operator.policy.losses import counting
 from elastrain_operator.policy.losses.causes import judge
 
@@ -231,14 +232,14 @@ def deletions_of_deleted_job(pods: Sequence[Pod], finalizers: Sequence[str]) -> 
     return tuple(Deletion(p.name, p.uid, "the job is being deleted") for p in pods if not p.over and not p.terminating)
 
 
-def deleted_job_claim(pods: Sequence[Pod], finalizers: Sequence[str]) -> ConditionUpdate:
+def deleted_job_claim(pods: Sequence[Pod], finalizers: Sequence[str], now: datetime) -> ConditionUpdate:
     """The condition PodsReady of such a job."""
     live = sum(not p.over for p in pods)
     text = "the job is being deleted"
     if live and ORPHAN in finalizers:
         text += f"; {headcount(live)} kept, by --cascade=orphan"
     elif live:
-        text += f"; {headcount(live)} leaving"
+        text += f"; {headcount(live)} leaving{leaving.overdue(pods, now)}"
     if finalizers:
         text += f"; its object remains until these finalizers are removed: {', '.join(finalizers)}"
     return ConditionUpdate(ConditionType.PODS_READY, "False", "JobDeleted", text)

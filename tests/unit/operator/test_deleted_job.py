@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 
 from conditions import until
@@ -52,11 +54,12 @@ def seen(*pods) -> Observed:
 
 
 def test_it_claims_nothing_and_its_pods_hold_their_nodes_until_they_are_gone():
-    pods = (pod(0), pod(1, terminating=True), pod(2, over=True))
+    pods = (pod(0), pod(1, terminating=True, deleted=NOW - timedelta(seconds=60)), pod(2, over=True))
     made = plan.deleted(JobStatus(desired_replicas=4), seen(*pods), ["example.com/hold"], NOW)
     assert made.claims.job is None
     assert {h.node for h in made.claims.leaving} == {"n0", "n1"}
     assert [d.pod for d in made.delete] == ["job-0"], "ended pods stay for their logs"
+    assert "2 workers leaving; overdue: pod job-1 on node n1, deleted at" in made.status.conditions[0].message
     assert plan.deleted(JobStatus(), seen(), ["example.com/hold"], NOW).claims.leaving == ()
 
 
