@@ -77,8 +77,7 @@ class JobRef:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How the container that decided the worker's end has ended: the trainer, or an init container before it; else the
-    pod."""
+    """How the container that decided the worker's end has ended: the trainer or an init container, else the pod."""
 
     at: datetime = field(compare=False)
     """When this operator first observed it."""
@@ -174,6 +173,8 @@ class Pod:
     """They were changed in place: they say nothing of the next worker's."""
     priority: int = 0
     """As admission has set it."""
+    evicting: bool = False
+    """It is on no node, and the scheduler has evicted others for it."""
     workload: str = ""
     """Kueue's Workload that it is charged to; empty: none."""
     kept: bool | None = None

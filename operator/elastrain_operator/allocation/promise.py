@@ -82,7 +82,7 @@ def after(
     if since is None:
         return made
     until = since + timedelta(seconds=HINDERED_SECONDS if job.hindered else SILENT_SECONDS)
-    if now < until and not (job.refused and job.refused > since):
+    if now < until and not (job.refused and job.refused > since) and not (job.evicting and job.evicts):
         return replace(made, until=until)
     seen = fingerprint if _is_unmodelled(job) and job.hindered else None
     return _expired(replace(made, obstacle=obstacle, room=job.quota_room, fingerprint=seen), job, now)
@@ -145,6 +145,8 @@ class Promises:
         if grant.fingerprint != fingerprint or not _is_unmodelled(job):
             return followed
         text = "no other worker leaves for it until nodes, its spec or jobs of its namespace change"
+        if job.evicts and followed.usable is None:  # nor is any evicted for it again
+            followed = replace(followed, usable=grant.usable, unused=f"{text}: {grant.obstacle}")
         return replace(followed, barred=f"; {text}: {grant.obstacle}")
 
     def forget(self, uid: str) -> None:

@@ -197,6 +197,8 @@ class Job:
     """When the API server last refused one of its pods, after an earlier refusal; None: it did not."""
     hindered: bool = False
     """The scheduler has found no node for one of its pods."""
+    evicting: bool = False
+    """The scheduler has evicted others for one of its pods: the books were wrong, and the grant ends at once."""
     paced: bool = False
     """After losses, its next worker is created later."""
     usable: int | None = None

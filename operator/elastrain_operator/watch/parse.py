@@ -146,6 +146,7 @@ def pod(body: Raw, now: datetime, before: Pod | None = None) -> Pod | None:
         demand=resources.with_claims(resources.demand(spec), spec, text(meta.get("namespace"))),
         resized=any(f.get("subresource") == "resize" for f in objects(meta.get("managedFields"))),
         priority=number(spec.get("priority")) or 0,
+        evicting=bool(status.get("nominatedNodeName")) and not node,
         workload=text(mapping(meta.get("annotations")).get(WORKLOAD_NOTE)),
         slot=_slot(mapping(meta.get("labels"))),
         etcd=before.etcd if before else containers.etcd(body),

@@ -217,3 +217,16 @@ def test_no_worker_leaves_twice_for_what_the_scheduler_has_refused_and_the_alloc
         cluster.add_node()
         cluster.run(10)
         assert cluster.shares["b"].size == 7, "it is tried again"
+
+
+def test_a_job_for_which_the_scheduler_evicts_others_gives_its_grant_back_at_once_and_gets_no_other():
+    """Until nodes, its spec or the jobs change: its pod anti-affinity, say, is not in the books."""
+    seen = dataclasses.replace(job(1), trains=True, evicts=True, unknown=("pod affinity",))
+    failing = dataclasses.replace(seen, hindered=True, evicting=True)
+    obstacle, share = Obstacle("Unschedulable", "0/2 nodes"), Share(2, "AtMax", "all")
+    promises = promise.Promises()
+    assert promises.follow(seen, share, None, at(0), fingerprint=1).usable is None
+    assert promises.follow(failing, share, obstacle, at(1), fingerprint=1).usable == 1
+    held = promises.follow(seen, Share(1, "GrantUnused", ""), None, at(90), fingerprint=1)
+    assert (held.usable, held.unused.endswith("Unschedulable: 0/2 nodes")) == (1, True), "after its back-off"
+    assert promises.follow(seen, Share(1, "GrantUnused", ""), None, at(91), fingerprint=2).usable is None

@@ -83,6 +83,7 @@ def claims(
         admitted=_is_admitted(active, creation),
         refused=creation.refusal.at if creation.refusal and creation.refusal.attempts > 1 else None,
         hindered=any(_is_hindered(p) for p in active),
+        evicting=any(p.evicting for p in active),
         paced=creation.paced,
         unknown=creation.admitted.unknown if creation.admitted and creation.admitted.shape else _unknown(spec),
         altered=creation.admitted.changes if creation.admitted else (),
