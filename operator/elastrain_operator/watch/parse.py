@@ -116,8 +116,7 @@ def pod(body: Raw, now: datetime, before: Pod | None = None) -> Pod | None:
         return None
     trainer = containers.trainer_status(body)
     conditions = {text(c.get("type")): c for c in objects(status.get("conditions"))}
-    started = _has_started(trainer)
-    ready, deleted = is_ready(body), bool(meta.get("deletionTimestamp"))
+    started, ready, deleted = _has_started(trainer), is_ready(body), bool(meta.get("deletionTimestamp"))
     ending = containers.ending(body, before.ending.at if before and before.ending else now)
     node = text(spec.get("nodeName"))
     is_bound = node or started or mapping(conditions.get("PodScheduled")).get("status") == "True"
