@@ -39,9 +39,15 @@ class Options:
 def convert(source: str, options: Options = Options()) -> Conversion:
     """The elastic form of a script. Raises ``ValueError`` if it is not Python, and names the line."""
     try:
-        tree = ast.parse(source)
+        return _converted(source, options)
     except SyntaxError as e:
         raise ValueError(f"line {e.lineno}: not Python: {e.msg}") from None
+    except (MemoryError, RecursionError):  # the first is what Python's parser raises
+        raise ValueError("an expression or a block is nested too deeply") from None
+
+
+def _converted(source: str, options: Options) -> Conversion:
+    tree = ast.parse(source)
     if any(isinstance(n, ast.Call) and ast.unparse(n.func) == "elastrain.join" for n in ast.walk(tree)):
         return Conversion(source, source, (), ())
     script = Script(source)
@@ -80,10 +86,8 @@ def _finished(
 
 def _first(plan: Plan) -> cst.CSTNode | None:
     """The first statement of the module, that is no definition, in which something changes."""
-    changed = {*plan.edits, *plan.before}
+    changed = {n for node in (*plan.edits, *plan.before) for n in (node, *plan.script.around(node))}
     for statement in plan.script.module.body:
-        if isinstance(statement, cst.FunctionDef | cst.ClassDef):
-            continue
-        if any(n is statement or plan.script.within(n, statement) for n in changed):
+        if statement in changed and not isinstance(statement, cst.FunctionDef | cst.ClassDef):
             return statement
     return None

@@ -27,6 +27,7 @@ class Process:
 
     def __init__(self, script: Script, plan: Plan, *, processes: int | None) -> None:
         self.script, self.plan, self.processes = script, plan, processes
+        self._kinds: dict[cst.CSTNode, str] = {}
         self.spawned = {code(c.args[0].value): c for c in script.calls if is_spawn(script.full(c)) and c.args}
         """Functions that ``mp.spawn`` calls: their first argument is the rank."""
         self.distributed = bool(self.spawned) or any(
@@ -35,10 +36,15 @@ class Process:
 
     def kind(self, node: cst.BaseExpression) -> str:
         """``rank``, ``local_rank`` or ``world``, or "" for anything else."""
-        kinds = {self._own_kind(d) for d in self.script.resolve(node)}
+        kinds = {self._known_kind(d) for d in self.script.resolve(node)}
         if isinstance(node, cst.Name) and self._is_spawned(node):
             return "rank"
         return kinds.pop() if len(kinds) == 1 else ""
+
+    def _known_kind(self, node: cst.BaseExpression) -> str:
+        if node not in self._kinds:
+            self._kinds[node] = self._own_kind(node)
+        return self._kinds[node]
 
     def _own_kind(self, node: cst.BaseExpression) -> str:
         if isinstance(node, cst.Name) and self._is_spawned(node):

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
+from itertools import islice
 
 import libcst as cst
 from libcst.metadata import MetadataWrapper, ParentNodeProvider, PositionProvider, QualifiedNameProvider
 
 _EMPTY = cst.Module([])
 DEPTH = 8
-"""Definitions that are followed from a name: enough for a script, and an end for circles."""
+"""Bases of a class that are followed."""
+MOST = 64
+"""Definitions of a name, and calls of a function, that are looked at: enough for a script."""
 
 
 def code(node: cst.CSTNode) -> str:
@@ -44,6 +47,8 @@ class Script:
         self._full = wrapper.resolve(QualifiedNameProvider)
         self._places = wrapper.resolve(PositionProvider)
         self._parents = wrapper.resolve(ParentNodeProvider)
+        self._returned: dict[cst.FunctionDef, list[cst.BaseExpression]] = {}
+        self._blocks: dict[cst.CSTNode, tuple[list[cst.CSTNode], dict[cst.CSTNode, int]]] = {}
         self.nodes = list(walk(self.module))
         self.calls = [n for n in self.nodes if isinstance(n, cst.Call)]
         self.fors = [n for n in self.nodes if isinstance(n, cst.For)]
@@ -101,8 +106,12 @@ class Script:
 
     def siblings(self, statement: cst.CSTNode) -> tuple[list[cst.CSTNode], int]:
         """The statements of its block, and its place in it."""
-        body = list(getattr(self._parents[statement], "body", ()))
-        return body, next((i for i, s in enumerate(body) if s is statement), -1)
+        around = self._parents[statement]
+        if around not in self._blocks:
+            body = list(getattr(around, "body", ()))
+            self._blocks[around] = body, {s: i for i, s in enumerate(body)}
+        body, places = self._blocks[around]
+        return body, places.get(statement, -1)
 
     # -- names -------------------------------------------------------------------------------------------------------
     def full(self, node: cst.CSTNode) -> str:
@@ -145,7 +154,7 @@ class Script:
         """What its calls pass for this parameter."""
         names = self.parameters(function)
         found = []
-        for call in self.sites_of(function):
+        for call in self.sites_of(function)[:MOST]:
             value = argument(call, name, names.index(name) if name in names else None)
             if value is not None:
                 found.append(value)
@@ -177,27 +186,43 @@ class Script:
                 return []
             scope = self.scope(scope)
 
-    def resolve(self, node: cst.BaseExpression, depth: int = DEPTH) -> list[cst.BaseExpression]:
-        """What an expression can be: names are followed to what was assigned, and local functions to their results."""
-        if depth and isinstance(node, cst.IfExp):
-            return [*self.resolve(node.body, depth - 1), *self.resolve(node.orelse, depth - 1)]
-        if depth and isinstance(node, cst.Name | cst.Attribute) and (found := self.definitions(node)):
-            return [r for d in found for r in self.resolve(d, depth - 1)]
-        if depth and isinstance(node, cst.Call) and isinstance(node.func, cst.Name):
+    def resolve(self, node: cst.BaseExpression) -> list[cst.BaseExpression]:
+        """What an expression can be: names are followed to what was assigned, and local functions to their results,
+        over :data:`MOST` expressions."""
+        found: dict[cst.BaseExpression, None] = {}
+        seen, queue = {node}, deque([node])
+        while queue:
+            step = queue.popleft()
+            further = self._followed(step) if len(seen) < MOST else []
+            if not further:
+                found[step] = None
+            new = [n for n in islice(further, MOST) if n not in seen]
+            seen.update(new)
+            queue.extendleft(reversed(new))
+        return list(found)
+
+    def _followed(self, node: cst.BaseExpression) -> list[cst.BaseExpression]:
+        """What an expression stands for, one step further; empty: itself."""
+        if isinstance(node, cst.IfExp):
+            return [node.body, node.orelse]
+        if isinstance(node, cst.Name | cst.Attribute):
+            return self.definitions(node)
+        if isinstance(node, cst.Call) and isinstance(node.func, cst.Name):
             function = self.functions.get(node.func.value)
-            if function is not None and (results := self._results(function)):
-                return [r for d in results for r in self.resolve(d, depth - 1)]
-        if depth and isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute) and node.func.attr.value in (
+            return self._results(function) if function is not None else []
+        if isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute) and node.func.attr.value in (
             "to", "cuda", "cpu", "train", "eval", "float", "double", "half", "bfloat16",
         ):  # fmt: skip
-            return self.resolve(node.func.value, depth - 1)
-        return [node]
+            return [node.func.value]
+        return []
 
     def _results(self, function: cst.FunctionDef) -> list[cst.BaseExpression]:
-        return [
-            n.value for n in walk(function.body)
-            if isinstance(n, cst.Return) and n.value is not None and self.scope(n) is function
-        ]  # fmt: skip
+        if function not in self._returned:
+            self._returned[function] = [
+                n.value for n in walk(function.body)
+                if isinstance(n, cst.Return) and n.value is not None and self.scope(n) is function
+            ]  # fmt: skip
+        return self._returned[function]
 
     def is_a(self, node: cst.BaseExpression, matches: Callable[[str], bool], depth: int = DEPTH) -> bool:
         """Whether it is made by a class whose dotted name matches, or by an heir of one in the script."""

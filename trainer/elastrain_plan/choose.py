@@ -37,8 +37,9 @@ def smallest_group(cluster: Cluster, card_bytes: float) -> int:
 
     Raises ``ValueError`` if the whole job holds no copy.
     """
-    for group in range(1, cluster.cards + 1):
-        fits = not cluster.cards % group and (not cluster.per_node % group or not group % cluster.per_node)
+    halves = (n for n in range(1, math.isqrt(cluster.cards) + 1) if not cluster.cards % n)
+    for group in sorted({part for n in halves for part in (n, cluster.cards // n)}):
+        fits = not cluster.per_node % group or not group % cluster.per_node
         if cluster.state <= group * card_bytes and (fits or group == cluster.cards):
             return group
     raise ValueError(

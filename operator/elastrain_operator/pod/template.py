@@ -108,7 +108,7 @@ def problems(template: Fields) -> tuple[str, ...]:
     try:
         _Template.model_validate(template)
     except ValidationError as error:
-        return tuple(manifest.problem(e, "spec", "template") for e in error.errors(include_url=False))
+        return tuple(manifest.problems(error, "spec", "template"))
     return ()
 
 

@@ -79,7 +79,7 @@ def job_spec(body: Raw) -> JobSpec:
     try:
         return JobSpec.model_validate(body.get("spec", {}))
     except ValidationError as error:
-        raise SpecInvalid("; ".join(manifest.problem(e, "spec") for e in error.errors(include_url=False))) from error
+        raise SpecInvalid("; ".join(manifest.problems(error, "spec"))) from None
 
 
 def job_status(body: Raw) -> JobStatus:
@@ -91,8 +91,7 @@ def job_status(body: Raw) -> JobStatus:
     try:
         status = JobStatus.read(body.get("status") or {})
     except ValidationError as error:
-        found = [manifest.problem(e, "status") for e in error.errors(include_url=False)]
-        raise StatusUnreadable("; ".join(found[:_PROBLEMS])) from error
+        raise StatusUnreadable("; ".join(manifest.problems(error, "status")[:_PROBLEMS])) from None
     ends = {ConditionType.SUCCEEDED, ConditionType.FAILED}
     if status.completion_time and not any(c.type in ends and c.status == "True" for c in status.conditions):
         raise StatusUnreadable(

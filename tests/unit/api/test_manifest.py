@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -256,3 +257,36 @@ def test_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"a: \xff")
     with pytest.raises(InvalidManifest, match="is not UTF-8 text: byte 3 is 0xff"):
         load(tmp_path / "binary")
+
+
+def bomb(levels: int) -> str:
+    lines = ["a0: &a0 [" + ",".join("x" * 9) + "]"]
+    lines += [f"a{n}: &a{n} [{','.join([f'*a{n - 1}'] * 9)}]" for n in range(1, levels)]
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (bomb(8), "more than 100000 values"),
+        (bomb(100), "more than 100000 values"),
+        ("a: " + "[" * 20_000 + "]" * 20_000, "nested too deeply"),
+        ("a: &a [*a]", "has no JSON form"),
+        (VALID.replace("maxReplicas: 4", "maxReplicas: 4\n" + "".join(f"  x{n}: 1\n" for n in range(101))), "has 101"),
+    ],
+    ids=["aliases", "very many aliases", "depth", "a circle", "many errors"],
+)
+def test_a_hostile_manifest_is_a_message_at_a_bounded_cost(text: str, words: str) -> None:
+    began = time.process_time()
+    assert words in " ".join(problems(text))
+    assert time.process_time() - began < 5
+
+
+def test_no_more_of_a_file_is_read_than_an_api_server_takes() -> None:
+    with pytest.raises(InvalidManifest, match="more than 3 MiB"):
+        load("/dev/zero")
+
+
+def test_an_alias_stands_for_its_value() -> None:
+    anchored = VALID.replace("[python, train.py]", "&words [python, train.py]\n          args: *words")
+    assert loads(anchored).spec.template["spec"]["containers"][0]["args"] == ["python", "train.py"]

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from elastrain.api import names, podfields
+from elastrain.api.base import MOST_ERRORS
 from elastrain.api.job import ElasticTrainingJob, trainer_container
 
 
@@ -41,16 +42,26 @@ class UnreadableManifest(InvalidManifest):
     verdict = "no manifest"
 
 
+MOST_BYTES = 3 << 20
+"""Of a manifest: an API server takes no larger request."""
+MOST_NODES = 100_000
+"""Of its YAML, each alias counted as what it stands for. A job of 256 KiB has fewer."""
+
+
 def load(path: str | Path) -> ElasticTrainingJob:
     """The job in the file ``path``. Raises :class:`InvalidManifest`, also if the file is unreadable."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        with Path(path).open("rb") as file:
+            read = file.read(MOST_BYTES + 1)
+        text = read.decode()
     except OSError as error:
         raise UnreadableManifest(str(path), [f"cannot be read: {error.strerror}"]) from error
     except UnicodeDecodeError as error:
         raise InvalidManifest(
             str(path), [f"is not UTF-8 text: byte {error.start} is {error.object[error.start]:#04x}"]
         ) from error
+    if len(read) > MOST_BYTES:
+        raise InvalidManifest(str(path), [f"has more than {MOST_BYTES >> 20} MiB, which no API server takes"])
     return loads(text, source=str(path))
 
 
@@ -63,6 +74,8 @@ def loads(text: str, source: str = "manifest") -> ElasticTrainingJob:
         documents = [document for document in yaml.load_all(text, Loader=_Loader) if document is not None]
     except yaml.YAMLError as error:
         raise InvalidManifest(source, [_yaml_problem(error)]) from error
+    except RecursionError:
+        raise InvalidManifest(source, ["is nested too deeply"]) from None
     job = _only_job(documents, source)
     try:
         as_json = json.dumps(job, allow_nan=False)
@@ -72,7 +85,7 @@ def loads(text: str, source: str = "manifest") -> ElasticTrainingJob:
         # From JSON, since pydantic then checks types strictly but accepts strings for enums.
         return ElasticTrainingJob.model_validate_json(as_json, strict=True)
     except ValidationError as error:
-        raise InvalidManifest(source, [problem(e) for e in error.errors(include_url=False)]) from error
+        raise InvalidManifest(source, problems(error)) from error
 
 
 def load_for_cluster(path: str | Path) -> ElasticTrainingJob:
@@ -85,7 +98,15 @@ def load_for_cluster(path: str | Path) -> ElasticTrainingJob:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML as Kubernetes reads it: a duplicate key is an error, and a date is a string."""
+    """YAML as Kubernetes reads it: a duplicate key is an error, and a date is a string. What aliases stand for is
+    bounded, as kubectl bounds it."""
+
+    def compose_document(self) -> yaml.Node | None:
+        found = super().compose_document()
+        if found is not None and _size(found, {}) > MOST_NODES:
+            problem = f"has more than {MOST_NODES} values, each alias counted as what it stands for"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=found.start_mark)
+        return found
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
@@ -105,6 +126,15 @@ _Loader.yaml_implicit_resolvers = {
     first: [(tag, regexp) for tag, regexp in resolvers if tag != "tag:yaml.org,2002:timestamp"]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
+
+
+def _size(node: yaml.Node, known: dict[yaml.Node, int]) -> int:
+    """Nodes that it stands for. An alias of a node around it counts as one: it has no JSON form."""
+    if node not in known:
+        known[node] = 1
+        inner = [n for pair in node.value for n in pair] if isinstance(node, yaml.MappingNode) else node.value
+        known[node] += 0 if isinstance(node, yaml.ScalarNode) else sum(_size(n, known) for n in inner)
+    return known[node]
 
 
 def _yaml_problem(error: yaml.YAMLError) -> str:
@@ -130,6 +160,13 @@ def _only_job(documents: list[Any], source: str) -> dict[str, Any]:
             source, [f"{_shown(documents[0])}: must be a mapping with apiVersion, kind, metadata and spec"]
         )
     return documents[0]
+
+
+def problems(error: ValidationError, *parents: str) -> list[str]:
+    """Each error as :func:`problem` has it; very many are counted only, since each costs time and memory."""
+    if (count := error.error_count()) > MOST_ERRORS:
+        return [f"{_path(parents) or 'manifest'}: has {count} errors"]
+    return [problem(e, *parents) for e in error.errors(include_url=False)]
 
 
 def problem(error: ErrorDetails, *parents: str) -> str:

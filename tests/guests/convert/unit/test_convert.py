@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 
 from elastrain_convert.app import convert_script
+from elastrain_convert.conversion import convert
 
 ZOO = Path(__file__).parents[4] / "examples" / "zoo"
 
@@ -65,3 +67,33 @@ def test_script_stays_if_its_loop_is_not_understood(script, capsys):
     assert run(path, write=True) == 2
     assert path.read_text() == before
     assert "nothing to convert here" in capsys.readouterr().err
+
+
+# ---- long and deep scripts -------------------------------------------------------------------------------------------
+LINES = {
+    "assignments of one name": "x = x + {i}\n",
+    "assignments of names to each other": "x = y\ny = x\n",
+    "functions that call each other": "def f{i}(a):\n    return f{j}(a)\n",
+    "ranks": "x = x + dist.get_rank()\n",
+    "removed lines": "dist.barrier()\n\nx{i} = 1\n",
+}
+
+
+@pytest.mark.parametrize("lines", LINES)
+def test_the_time_of_a_conversion_is_linear_in_the_length_of_the_script(lines: str) -> None:
+    start = (Path(__file__).parents[4] / "examples/zoo/mnist/ddp.py").read_text()
+
+    def seconds(count: int) -> float:
+        text = start + "".join(LINES[lines].format(i=i, j=i - 1) for i in range(count))
+        began = time.process_time()
+        convert(text)
+        return time.process_time() - began
+
+    short = seconds(60)
+    assert seconds(240) < 8 * short
+
+
+@pytest.mark.parametrize("deep", ["x = " + "-" * 20_000 + "1", "x = a" + ".b" * 5000, "f" + "()" * 5000])
+def test_a_deep_expression_is_a_message(deep: str) -> None:
+    with pytest.raises(ValueError, match="nested too deeply"):
+        convert(f"import torch\n{deep}\n")

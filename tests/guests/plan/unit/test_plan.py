@@ -289,3 +289,8 @@ def test_the_numbers_that_decide_are_shown_and_a_number_of_zero_is_not():
     assert re.search(r"per_rank=0\.0027 +s more to connect, for each rank +9\d\.\d+ +9\d\.\d+$", shown, re.MULTILINE)
     sure = replace(LLAMA, constants=replace(LLAMA.constants, all_lost=0.0))
     assert "all_lost" not in {effect.name for effect in effects(sure, choose(sure, CARD).settings)}
+
+
+def test_a_plan_of_a_billion_cards_ends() -> None:
+    ran = CliRunner().invoke(app, ["plan", "--cards", "1000000000", "--state", "100000000000", "--step", "1"])
+    assert "hold no copy" in " ".join(ran.output.split())
