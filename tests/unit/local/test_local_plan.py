@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import replace
 
 import pytest
@@ -16,8 +17,8 @@ def worker(ordinal: int, *, ready: bool = True, leaving: bool = False, ended: Te
     return Worker(f"w-{ordinal}", ordinal, ready, leaving, ended, ended_at=100.0)
 
 
-def failed(reason: str = "ScriptFailed") -> Termination:
-    return Termination(outcome=Outcome.FAILED, exit_code=1, reason=reason)
+def failed(reason: str = "ScriptFailed", message: str = "") -> Termination:
+    return Termination(outcome=Outcome.FAILED, exit_code=1, reason=reason, message=message)
 
 
 DRAINED = Termination(outcome=Outcome.DRAINED)
@@ -61,6 +62,22 @@ def test_no_other_worker_is_asked_to_leave_while_one_is_leaving():
 def test_a_failed_script_is_retried_within_the_limit():
     decided = plan(observed(worker(0, ended=failed()), desired=1), 100.0)
     assert (decided.start, decided.result) == (1, None)
+
+
+@pytest.mark.parametrize(
+    ("workers", "result"),
+    [
+        ([failed(message="KeyError: x"), failed(message="KeyError: x")], Result.FAILED),
+        ([failed(message="KeyError: x"), failed(message="OSError: y")], None),
+        ([failed(message="KeyError: x"), None], None),
+        ([failed(message="KeyError: x")], None),  # the other one has not been started yet
+    ],
+)
+def test_the_job_fails_after_one_round_if_all_workers_end_by_one_error_before_any_has_trained(workers, result):
+    ended = [worker(n, ready=False, ended=each) for n, each in enumerate(workers)]
+    assert plan(observed(*ended, backoff_limit=6), 200.0).result is result
+    trained = [dataclasses.replace(w, trained=True) for w in ended]
+    assert plan(observed(*trained, backoff_limit=6), 200.0).result is None
 
 
 def test_the_job_fails_if_the_limit_is_passed():

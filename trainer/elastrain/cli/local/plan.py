@@ -88,7 +88,7 @@ def plan(seen: Observed, now: float) -> Plan:
     seconds."""
     running = [w for w in seen.workers if w.ended is None]
     failures = [w for w in seen.workers if w.ended is not None and w.ended.outcome is Outcome.FAILED]
-    failure = _fatal(failures, seen.backoff_limit)
+    failure = _fatal(failures, seen)
     diverged = any(w.ended.reason == DIVERGED for w in failures if w.ended)
     if not diverged and (_finished(seen) or _finishing(seen, running)):
         # No worker is asked to leave: ranks end by themselves, and agents that start late end at once.
@@ -161,13 +161,17 @@ def not_before(failures: Sequence[Worker]) -> float:
     return ordered[-1].ended_at + pause
 
 
-def _fatal(failures: Sequence[Worker], backoff_limit: int) -> Worker | None:
-    """The failure that ends the job. Only failures of the script count; lost workers are always replaced."""
+def _fatal(failures: Sequence[Worker], seen: Observed) -> Worker | None:
+    """The failure that ends the job. Only failures of the script count; lost workers are always replaced. Another try
+    does not help if the scripts of all workers end by one error before any has trained."""
     for worker in failures:
         if worker.ended is not None and worker.ended.reason in FATAL:
             return worker
     scripts = [w for w in failures if w.ended is not None and w.ended.reason == "ScriptFailed"]
-    return scripts[-1] if len(scripts) > backoff_limit else None
+    round_of_all = len(scripts) == len(seen.workers) >= seen.desired and not any(w.trained for w in scripts)
+    errors = {w.ended.message for w in scripts if w.ended is not None}
+    alike = round_of_all and len(errors) == 1 and errors != {""}
+    return scripts[-1] if alike or len(scripts) > seen.backoff_limit else None
 
 
 def _target(seen: Observed, desired: int, leaving: Sequence[Worker], reason: str) -> Target:
