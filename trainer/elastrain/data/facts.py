@@ -9,8 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
@@ -67,10 +66,6 @@ class OrderFacts:
         """The same with the epoch of ``step``. Raises the errors of a sampler."""
         epoch, batches = order.where(step)
         return replace(self, epoch=epoch, indices=_digest_of(order, step - batches) if order.sampled else "")
-
-    def saved(self) -> dict[str, Any]:
-        """As a checkpoint keeps it."""
-        return asdict(self)
 
     @property
     def digest(self) -> int:

@@ -94,6 +94,9 @@ class _Replay:
                 "in set_epoch(epoch)"
             )
 
+    def __len__(self) -> int:
+        return len(self.first)
+
     def epoch(self, epoch: int) -> list[Any]:
         """The samples, or the batches, of ``epoch``. Raises ``ValueError`` if it has another number than that one."""
         drawn = self._drawn(epoch)
@@ -116,24 +119,21 @@ class _Replay:
             return self._read(self._sampler)
 
 
-class ReplayedSampler:
+class ReplayedSampler(_Replay):
     """A sampler that is iterated as a whole for each epoch: costs that time, and the memory, on every rank."""
 
     def __init__(self, sampler: Any, seed: int, most: int = MOST, epoch: int | None = None) -> None:
         """``most``: indices of an epoch. ``epoch``: as of :func:`by_position`. Raises ``ValueError`` if two iterations
         of an epoch differ, or if one does not end, ``TypeError`` if it yields no integers."""
         what = "job.dataloader(sampler=…)"
-        self._replay = _Replay(sampler, seed, lambda drawn: as_indices(read(drawn, what, most=most), sampler), epoch)
-
-    def __len__(self) -> int:
-        return len(self._replay.first)
+        super().__init__(sampler, seed, lambda drawn: as_indices(read(drawn, what, most=most), sampler), epoch)
 
     def indices(self, epoch: int, start: int, stop: int) -> Sequence[int]:
         """As of :class:`elastrain.data.Sampler`. Raises ``ValueError`` if the length of the epochs differs."""
-        return self._replay.epoch(epoch)[start:stop]
+        return self.epoch(epoch)[start:stop]
 
 
-class ReplayedBatchSampler:
+class ReplayedBatchSampler(_Replay):
     """The same for a sampler that yields batches: lists of indices."""
 
     def __init__(self, sampler: Any, seed: int, most: int = MOST, epoch: int | None = None) -> None:
@@ -143,15 +143,12 @@ class ReplayedBatchSampler:
             found = read(drawn, "job.dataloader(batch_sampler=…)", most=most, size=len)
             return [as_indices(batch, sampler) for batch in found]
 
-        self._replay = _Replay(sampler, seed, batches, epoch)
-        sizes = [len(batch) for batch in self._replay.first]
+        super().__init__(sampler, seed, batches, epoch)
+        sizes = [len(batch) for batch in self.first]
         self.samples = sum(sizes)
         self.batch_size = max([int(getattr(sampler, "batch_size", None) or 0), *sizes])
 
-    def __len__(self) -> int:
-        return len(self._replay.first)
-
     def batch(self, epoch: int, number: int) -> Sequence[int]:
         """As of :class:`elastrain.data.BatchSampler`. Raises ``ValueError`` as :meth:`ReplayedSampler.indices`."""
-        found: Sequence[int] = self._replay.epoch(epoch)[number]
+        found: Sequence[int] = self.epoch(epoch)[number]
         return found

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from elastrain.data.facts import OrderFacts, OtherData, check_resumed, difference
@@ -68,7 +68,7 @@ class DataOrder:
 
     def state(self) -> dict[str, Any] | None:
         """What checkpoints and joiners receive."""
-        return None if self.facts is None else {**self.facts.saved(), "loop_end": self._loop_end}
+        return None if self.facts is None else {**asdict(self.facts), "loop_end": self._loop_end}
 
     def load(self, state: dict[str, Any] | None, step: int) -> None:
         """A state of ``step`` is loaded. Raises :class:`OtherData` if it was computed with other data in this loop."""
@@ -97,7 +97,7 @@ class DataOrder:
         Raises :class:`OtherData` on those ranks, ``GenerationBroken`` on all others.
         """
         mine = self.facts
-        raw = communicator.all_gather_bytes(json.dumps(None if mine is None else mine.saved()).encode(), kind)
+        raw = communicator.all_gather_bytes(json.dumps(None if mine is None else asdict(mine)).encode(), kind)
         rows = [None if row == b"null" else OrderFacts(**json.loads(row)) for row in raw]
         peer = next(rank for rank, facts in enumerate(rows) if rank not in others and facts is not None)
         rank = communicator.rank if communicator.rank in others else others[0]
