@@ -155,7 +155,7 @@ class Pod:
     over: bool = False
     """All its containers have ended: its resources are free."""
     processes_ended: bool = False
-    """Proven: its kubelet has reported the end of the trainer container, which never starts again (``proof.py``)."""
+    """Proven: its kubelet has reported the end of the trainer container, never to start again (``containers.py``)."""
     disruption: str = ""
     """Reason of a true condition DisruptionTarget: PreemptionByScheduler, EvictionByEvictionAPI, ..."""
     trouble: Trouble | None = None

@@ -1,7 +1,7 @@
 """Sizes by marginal speed-up: the next accelerators go to the elastic job for which they add most. Pure.
 
 Each job has a curve of speeds, learned from its own steps (``speedup.py``), here as parts of its speed with an equal
-share of the accelerators, which have a utility (``utility.py``). Accelerators go, stride by stride, to the job that
+share of the accelerators, which have a utility (``worth.py``). Accelerators go, stride by stride, to the job that
 gains most utility for each of them. A stride is an edge of the upper hull of a job's utilities, so a size that is
 slower than the one below, such as the first on two nodes, stops no job.
 

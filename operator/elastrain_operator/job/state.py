@@ -132,4 +132,4 @@ class Plan:
     gang: bool | None = None
     """Whether the scheduler is to know the job's gang; None: unchanged."""
     departed: tuple[str, ...] = ()
-    """UIDs of disappeared pods (``LoopState.gone``) that ``status`` takes in."""
+    """UIDs of disappeared pods (:attr:`LoopState.disappeared`) that ``status`` takes in."""

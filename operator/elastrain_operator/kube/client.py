@@ -46,7 +46,7 @@ CAPACITY_PERMISSIONS: Mapping[tuple[str, str], frozenset[str]] = {
 }
 """Additional verbs for sharing the cluster out; they are cluster-scoped and include the pods of all namespaces."""
 CLUSTER_PERMISSIONS: Mapping[tuple[str, str], frozenset[str]] = {("", "namespaces"): frozenset({"get"})}
-"""Verbs for the namespace kube-system alone, whose UID identifies the cluster; see ``identity.py``."""
+"""Verbs for the namespace kube-system alone, whose UID identifies the cluster; see ``process.py``."""
 LEASE_PERMISSIONS: Mapping[tuple[str, str], frozenset[str]] = {
     ("coordination.k8s.io", "leases"): frozenset({"get", "create", "update"}),
 }

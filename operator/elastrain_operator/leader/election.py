@@ -1,4 +1,4 @@
-"""Executes the decisions of ``decide.py`` on a Lease (``coordination.k8s.io/v1``) in the API server."""
+"""Executes the decisions of ``leader/lease.py`` on a Lease (``coordination.k8s.io/v1``) in the API server."""
 
 from __future__ import annotations
 
