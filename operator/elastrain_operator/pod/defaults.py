@@ -6,26 +6,18 @@ set, and why, is in ``docs/decisions/0011-the-manifest.md``.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
-from decimal import Decimal
 from typing import Any
 
 from elastrain.api import names
 from elastrain.api.accelerators import limits_of
 from elastrain.api.names import DO_NOT_DISRUPT, SAFE_TO_EVICT
+from elastrain_operator.allocation.resources import quantity
 
 SHM_PATH = "/dev/shm"  # noqa: S108 - the path of POSIX shared memory
 SHM_VOLUME = "elastrain-shm"
 SHM_SHARE = 2
 """The size of ``/dev/shm`` is the memory limit divided by this, as is Linux' default for a tmpfs."""
-
-_QUANTITY = re.compile(r"(\d{1,18}(?:\.\d{1,18})?)(Ki|Mi|Gi|Ti|Pi|Ei|m|k|M|G|T|P|E)?")
-_UNITS = {"": Decimal(1), "m": Decimal("0.001")} | {
-    unit: Decimal(base) ** power
-    for base, units in ((1000, ("k", "M", "G", "T", "P", "E")), (1024, ("Ki", "Mi", "Gi", "Ti", "Pi", "Ei")))
-    for power, unit in enumerate(units, start=1)
-}
 
 
 def shared_memory(body: dict[str, Any], trainer: dict[str, Any], wanted: str | None) -> None:
@@ -122,11 +114,11 @@ def _objects(value: Any) -> list[dict[str, Any]] | None:
 
 def _share_of_limit(trainer: dict[str, Any]) -> str | None:
     """In whole MiB, rounded down; None without a readable limit."""
-    parsed = _QUANTITY.fullmatch(str(limits_of(trainer).get("memory", "")))
-    if parsed is None:
+    try:
+        limit = quantity("memory", str(limits_of(trainer).get("memory", "")))
+    except ValueError:
         return None
-    share = Decimal(parsed[1]) * _UNITS[parsed[2] or ""] / SHM_SHARE
-    return f"{max(int(share) // 2**20, 1)}Mi"
+    return f"{max(limit // SHM_SHARE // 2**20, 1)}Mi"
 
 
 def decides_evictions(template: Mapping[str, Any]) -> bool:
