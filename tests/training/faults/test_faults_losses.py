@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -43,9 +43,19 @@ def test_the_next_oldest_leads_if_the_leader_dies_while_forming_a_generation(job
     assert all(job[w].process.poll() is None for w in "bc")
 
 
-def resident(pid: int) -> int:
-    """Bytes of memory that a process has touched."""
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
+def unsent(pid: int) -> int:
+    """Bytes that a process has written to its connections and no peer has taken."""
+    with suppress(FileNotFoundError):  # one that has just been closed
+        links = [str(entry.readlink()) for entry in Path(f"/proc/{pid}/fd").iterdir()]
+        rows = [line.split() for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]]
+        return sum(int(row[4].partition(":")[0], 16) for row in rows if f"socket:[{row[9]}]" in links)
+    return 0
+
+
+def wait_for_a_transfer(job, source: str) -> None:
+    """Return while the rank of ``source`` sends its state: no other message fills a connection."""
+    pid = job[source].rank_pid
+    job.wait(f"{source} to send its state", lambda: unsent(pid) > 1 << 19, pause=0.001)
 
 
 def test_joiner_gets_the_state_from_another_survivor_if_its_source_dies_during_the_transfer(job) -> None:
@@ -56,10 +66,8 @@ def test_joiner_gets_the_state_from_another_survivor_if_its_source_dies_during_t
     survivor = job[other].rank_pid
     job.want(3)
     job.start("j", BALLAST_MB="384")
-    job.wait("the state to be taken from its source", (job.folder / f"{source}.captured").exists)
+    wait_for_a_transfer(job, source)
     joiner = job["j"].rank_pid
-    before = resident(joiner)  # it has not touched its own ballast
-    job.wait("some of it to arrive", lambda: resident(joiner) > before + (8 << 20), pause=0.001)
     os.kill(joiner, signal.SIGSTOP)  # the next part of the test takes longer than the rest of the transfer
     assert job["j"].adopted <= first, "the transfer was over: use a larger BALLAST_MB"
     job[source].kill_rank()
@@ -78,10 +86,7 @@ def test_survivors_continue_with_the_same_step_if_a_joiner_dies_while_it_gets_th
     source = job.generation().members[0].worker
     job.want(3)
     job.start("j", BALLAST_MB="384")
-    job.wait("the state to be taken from its source", (job.folder / f"{source}.captured").exists)
-    joiner = job["j"].rank_pid
-    before = resident(joiner)
-    job.wait("some of it to arrive", lambda: resident(joiner) > before + (8 << 20), pause=0.001)
+    wait_for_a_transfer(job, source)
     job["j"].kill_rank()
     job.together("a", "b", "j", after=first + 1)  # it has restarted and joins
     verdict = job.verdict()

@@ -1,7 +1,6 @@
 """A training script that tests control by files: ``<worker>.hang``, ``<worker>.slow``, ``<worker>.raise``.
 
-``argv``: a folder, and the seconds of a loop body. ``BALLAST_MB``: additional state for joiners; ``<worker>.captured``
-appears when it is captured on a rank.
+``argv``: a folder, and the seconds of a loop body. ``BALLAST_MB``: additional state for joiners.
 """
 
 import os
@@ -30,8 +29,6 @@ class Ballast:
         self.tensor = torch.empty(megabytes << 20, dtype=torch.uint8)
 
     def state_dict(self) -> dict:
-        if job.step:
-            (folder / f"{worker}.captured").touch()
         return {"tensor": self.tensor}
 
     def load_state_dict(self, state: dict) -> None:
