@@ -69,10 +69,9 @@ def text_of(call: Callable[[], object]) -> str:
 
 
 def test_the_sum_that_each_message_names_is_accepted_in_the_body_where_the_collective_was(tmp_path: Path) -> None:
-    texts: list[str] = []
-
-    def script(job: Job) -> list[float]:
+    def script(job: Job) -> tuple[list[float], list[str]]:
         sums: list[float] = []
+        texts: list[str] = []
 
         def body(x: torch.Tensor, y: torch.Tensor) -> None:
             texts.append(text_of(lambda: dist.all_reduce(x)))
@@ -83,16 +82,15 @@ def test_the_sum_that_each_message_names_is_accepted_in_the_body_where_the_colle
             texts.append(text_of(lambda: job.add(late=1)))
 
         train(job, body, lambda: sums.append(sum(job.sums.values())) if job.committed else None)
-        return sums
+        return sums, texts
 
     expected = [float(batch.sum()) for batch in DATA.tensors[0].split(8)] * 2
-    for sums in run(tmp_path, script, "a", "b"):
+    for sums, (first, second, third, fourth, *_) in run(tmp_path, script, "a", "b"):
         assert sums == pytest.approx(expected)
-    first, second, third, fourth = texts[:4]
-    assert "job.add() a sum in a loop body" in first
-    assert "summed over its batch by job.add() before job.backward()" in second
-    assert "each entry under a name: job.add(**{" in third
-    assert "call it in a loop body, before job.backward()" in fourth
+        assert "job.add() a sum in a loop body" in first
+        assert "summed over its batch by job.add() before job.backward()" in second
+        assert "each entry under a name: job.add(**{" in third
+        assert "call it in a loop body, before job.backward()" in fourth
 
 
 def test_a_loss_that_compares_samples_is_the_same_at_any_size_as_the_message_says(tmp_path: Path, monkeypatch) -> None:
