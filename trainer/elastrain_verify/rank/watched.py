@@ -123,7 +123,12 @@ class Watched:
             keyed = loader.randomness is not None
             loader = ElasticLoader(loader.dataset, order, keyed=keyed, collate_fn=loader.collate_fn)
         if (warm_up := options.get("warm_up")) is not None:
-            options["warm_up"] = lambda batch: warm_up(self._cast(batch))
+
+            def warmed(batch: Any) -> object:
+                self._note_body(batch)
+                return warm_up(self._cast(batch))
+
+            options["warm_up"] = warmed
         self.began = self.began or time.monotonic()
         with closing(super().steps(loader, epochs=epochs, steps=steps, **options)) as bodies:  # type: ignore[misc]
             for batch in bodies:
