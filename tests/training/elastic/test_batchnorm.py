@@ -77,13 +77,13 @@ def test_a_discarded_step_leaves_no_trace_in_running_statistics() -> None:
         assert all(torch.equal(b, expected[name]) for name, b in net.named_buffers())
 
     net(INPUTS)
-    leaves.end(first=True)
+    leaves.end()
     assert not leaves.restore()
     assert [*leaves.tensors.changing] == ["model.1.running_mean", "model.1.running_var", "model.1.num_batches_tracked"]
     assert_like(fresh)
     leaves.begin(whole=False)
     net(INPUTS)  # committed
-    leaves.end(first=False)
+    leaves.end()
     committed = {name: b.clone() for name, b in net.named_buffers()}
     leaves.begin(whole=False)
     net(INPUTS[:5])

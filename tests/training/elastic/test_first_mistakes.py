@@ -246,7 +246,7 @@ mistake("an attribute of the model", ("begun()", "model.in_features  # here"), s
 mistake(
     "a parameter that has no part in the loss",
     ("before()", "net.head = nn.Linear(1, 1)"),
-    (STEPS + ":", STEPS + ":  # here"),
+    (LOSS, LOSS + "  # here"),
     says=("head.weight, head.bias", "find_unused_parameters=True"),
 )
 mistake(

@@ -20,7 +20,7 @@ class Script:
     def __init__(self, phase: Phase = Phase.COMMITTED) -> None:
         self.phase, self.tracked = phase, {}
         contract = Contract(lambda: self.phase)
-        several = SeveralBackwards(Leaves(self.tracked, TrainedSet(self.tracked)), contract, lambda: None)
+        several = SeveralBackwards(Leaves(self.tracked, TrainedSet(self.tracked)), contract, lambda: None, lambda: None)
         self._tracker = Tracker(self.tracked, contract, several.step_with)
         self.unscaled = self._tracker.unscaled
 

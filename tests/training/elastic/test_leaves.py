@@ -153,7 +153,7 @@ def run(program: list[tuple[list[str], list[str]]], discards: list[int], *, whol
             state.update(counts=counts)
             make(state, behind)
             if counts:
-                state.leaves.end(first=number == 0)
+                state.leaves.end()
             elif lost := state.leaves.restore():
                 assert not (whole or number == 0 or taken & {*lost})
                 taken |= {*lost}
@@ -183,18 +183,18 @@ def test_nothing_is_lost_if_a_body_before_has_shown_it(operation) -> None:
             state.update(counts=number == 0)
             make(state, behind)
             if number == 0:
-                state.leaves.end(first=True)
+                state.leaves.end()
         assert not state.leaves.restore()
 
 
 def test_a_script_that_changes_nothing_itself_pays_for_copies_of_small_buffers_only() -> None:
     state = State()
-    for number in range(2):
+    for _ in range(2):
         state.leaves.begin(whole=False)
         copied = [state.leaves._begun.names[n] for n in state.leaves._begun.copied]
         state.forward()
         state.update(counts=True)
-        state.leaves.end(first=number == 0)
+        state.leaves.end()
     norms = [f"1.{name}" for name in ("running_mean", "running_var", "num_batches_tracked")]
     copies = [f"{model}.{name}" for model in ("model", "average") for name in ("cache", *norms)]
     assert copied == [*copies, "metric", "metric"]
@@ -208,12 +208,13 @@ def test_the_entry_is_named_if_a_branch_that_no_body_has_shown_has_moved_it() ->
         state.update(counts=number == 0)
         make(state, operations)
         if number == 0:
-            state.leaves.end(first=True)
+            state.leaves.end()
     assert state.leaves.restore() == ["average.0.weight", "average.0.bias", "average.1.weight", "average.1.bias"]
 
 
 def test_an_update_cannot_be_put_back_without_a_copy_of_the_whole_state() -> None:
     state = State()
+    state.leaves.tensors.shown = True
     for whole, lost in ((False, [UPDATE]), (True, [])):
         state.leaves.begin(whole=whole)
         state.forward()

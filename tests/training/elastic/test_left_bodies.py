@@ -322,14 +322,16 @@ def test_the_way_out_of_a_loop_is_known_through_the_iterators_around_it(leave, a
     assert seen == [leave is not fails]
 
 
-@pytest.mark.parametrize(("at", "steps"), [("end", AT + 1), ("between", AT)])
+@pytest.mark.parametrize(("at", "steps"), [("end", AT + 1), ("optimizer", AT + 1), ("between", AT)])
 def test_a_step_counts_if_it_was_applied_and_a_variable_holds_the_iterator_that_was_left(at, steps, tmp_path) -> None:
     committed: list[int] = []
 
     def holds(job: Job, _: object) -> Any:
         net = nn.Linear(2, 1)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9)
         model = job.wrap(net, optimizer=optimizer)
+        job.track(scheduler=scheduler)
         job.on_commit(lambda: committed.append(job.step))
         held = job.steps(job.dataloader(TensorDataset(torch.ones(32, 2)), global_batch_size=4), steps=STEPS)
         for (x,) in held:
@@ -337,6 +339,9 @@ def test_a_step_counts_if_it_was_applied_and_a_variable_holds_the_iterator_that_
             if job.step == AT and job.committed and at == "between":
                 break
             optimizer.step()
+            if job.step == AT and job.committed and at == "optimizer":
+                break
+            scheduler.step()
             if job.step == AT and job.committed:
                 break
         return held

@@ -30,7 +30,7 @@ def train(
     for (x,) in job.steps(loader, steps=STEPS):
         rank.body()
         assert job.body is not None
-        if late and not job.body.warm_up:
+        if late and job.step:
             job.add(**{late: 1})
         job.add(samples=len(x), numbers=float(x.sum()))
         job.backward(model(x).square().mean())

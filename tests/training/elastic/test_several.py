@@ -38,7 +38,7 @@ class Body:
         self.step = Step(0, Place(0, 0, 1), Share(0, 1), (part,), warm_up=warm_up, begun=1)
         contract, tracked = Contract(lambda: self.step.phase), {}
         self.leaves = Leaves(tracked, TrainedSet(tracked))
-        self.several = SeveralBackwards(self.leaves, contract, lambda: self.step)
+        self.several = SeveralBackwards(self.leaves, contract, lambda: self.step, lambda: None)
         tracker = Tracker(tracked, contract, self.several.step_with)
         self.optimizer = kind(self.net.parameters(), lr=0.1)
         tracker.track({"optimizer": self.optimizer})

@@ -111,11 +111,12 @@ class Script:
         self.average.weight.data.zero_()
         if kind == "average that begins as a copy":
             self.average = deepcopy(self.net).requires_grad_(False)
-        self.scale = Scale()
+        self.scale, self.bodies = Scale(), 0
         self.tracked: dict[str, Any] = {"average": self.average, "scale": self.scale}
 
     def body(self, model: nn.Module, x: torch.Tensor, backward: Backward, step: int) -> None:
         net, optimizer = self.net, self.optimizer
+        self.bodies += 1
         if isinstance(optimizer, ScheduleFree):
             optimizer.train()
         if self.kind == "rate":
@@ -151,7 +152,7 @@ class Script:
         objects = {"model": self.net, "optimizer": self.optimizer, **self.tracked}
         if isinstance(self.optimizer, Sam):
             objects["inner"] = self.optimizer.base_optimizer
-        return fingerprints(capture.capture(objects))
+        return {**fingerprints(capture.capture(objects)), "bodies": str(self.bodies)}
 
 
 KINDS = (
@@ -197,7 +198,7 @@ def ended(tmp_path) -> Iterator[Callable[..., ThreadWorld]]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_job_of_one_worker_ends_as_plain_torch_whatever_its_body_does(kind, ended) -> None:
+def test_a_job_of_one_worker_runs_each_body_once_and_ends_as_plain_torch_whatever_that_does(kind, ended) -> None:
     assert ended(1, lambda job: elastic(job, kind)).result("r0") == plain(kind)
 
 
@@ -214,7 +215,8 @@ def test_the_result_is_the_undisturbed_one_if_a_body_is_discarded(kind, ended) -
 
     world = ended(2, lambda job: elastic(job, kind, breaks))
     assert sorted(broken) == [0, 1]
-    assert [world.result(r) for r in ("r0", "r1")] == [undisturbed, undisturbed]
+    repeated = {**undisturbed, "bodies": str(STEPS + 1)}
+    assert [world.result(r) for r in ("r0", "r1")] == [repeated, repeated]
 
 
 def test_a_rank_takes_a_peers_state_and_names_the_entry_if_a_discarded_body_alone_has_moved_it(ended, capsys) -> None:
@@ -232,5 +234,6 @@ def test_a_rank_takes_a_peers_state_and_names_the_entry_if_a_discarded_body_alon
     undisturbed = ended(2, lambda job: elastic(job, "plain", meet)).result("r0")
     broken.clear()
     world = ended(2, lambda job: elastic(job, "plain", meet))
-    assert [world.result(r) for r in ("r0", "r1")] == [undisturbed, undisturbed]
+    repeated = {**undisturbed, "bodies": str(STEPS + 1)}
+    assert [world.result(r) for r in ("r0", "r1")] == [repeated, repeated]
     assert "entries=['model.0.weight']" in capsys.readouterr().out

@@ -78,6 +78,11 @@ class Draws:
         finally:
             self._part, self._backwards = None, self._backwards or self._done
 
+    def knows(self, backwards: int) -> int:
+        """How many of a body have summed the gradients, if a body or ``backwards``, of the state, tells; else 0."""
+        self._backwards = self._backwards or backwards
+        return self._backwards
+
     def summed(self) -> None:
         """A backward has summed the gradients of the step: the update follows."""
         if self._part is not None:
@@ -105,7 +110,7 @@ class Draws:
     def updated(self) -> None:
         """An optimizer has made its step: noise for another forward may be drawn, if one follows.
 
-        In step 0 no body is known that could show it: that of the warm-up is one of step 0.
+        In step 0 no body is known that could show it.
         """
         expected = self._backwards if self._part is not None and self._part[0] else 1
         if self.announced or self._done < expected:

@@ -34,7 +34,10 @@ class Phase(StrEnum):
         "within job.backward()",
         "hooks of tensors, parameters and modules that a backward calls: gradients are not summed over the ranks yet",
     )
-    WARM_UP = "after the warm-up's backward", "the rest of the first loop body of each process, which leaves no trace"
+    WARM_UP = (
+        "after the warm-up's backward",
+        "the rest of the first loop body of a process that joins a running job, which leaves no trace",
+    )
     PARTIAL = "between a step's backwards", "with several micro-batches: from the first `job.backward()` to the last"
     COMMITTED = (
         "committed",
@@ -124,7 +127,7 @@ _IN_HOOK = _raises(
 )
 _NO_GRADIENTS = _raises("there are gradients only in a loop body, between job.backward() and the optimizer's step()")
 _NESTED = _raises("a loop body runs already; loops may follow each other, not contain each other")
-_LATE_SET_UP = _raises("call it before the loop: in a loop body it would run once more in the warm-up of each process")
+_LATE_SET_UP = _raises("call it before the loop: in a loop body it would run once more in the warm-up of a joiner")
 _NO_PEERS = _raises("it needs the other ranks, which this one meets in its first loop: call it after that")
 _NO_MEETING = _raises(
     "other ranks may have to repeat this step. Numbers are summed over its batch by job.add() before job.backward(), "

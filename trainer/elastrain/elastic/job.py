@@ -198,11 +198,11 @@ class Job(JobValues):
         """Yield this rank's batch of every step, or its micro-batches, up to ``epochs`` or ``steps`` of the whole job.
 
         The loop body can run without committing a step in two cases: a step that was not committed is repeated, and the
-        first batch of a process is a warm-up. A later call with a higher bound continues where this one stopped.
-        ``several_backwards``: the body may call :meth:`backward` several times, though it does not do so in the
-        warm-up; otherwise the warm-up shows it. ``warm_up``: for a framework's loop, which has to know where it begins:
-        ``warm_up(batch)`` runs the body of the warm-up, and the first item is None, when this rank is in a generation
-        and no body runs yet; :attr:`step` is its position. Raises :class:`Drained` if this worker has to leave,
+        first body of a process that joins a running job is a warm-up. A later call with a higher bound continues where
+        this one stopped. ``several_backwards``: the body may call :meth:`backward` several times, though the first one
+        does not do so; otherwise the first one shows it. ``warm_up``: for a framework's loop, which has to know where
+        it begins: ``warm_up(batch)`` runs the body of a warm-up, and the first item is None, when this rank is in a
+        generation and no body runs yet; :attr:`step` is its position. Raises :class:`Drained` if it has to leave,
         ``ValueError`` for missing bounds and for a tracked optimizer of parameters outside of the models,
         ``RuntimeError`` before :meth:`wrap`.
         """

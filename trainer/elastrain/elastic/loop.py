@@ -82,7 +82,8 @@ class Loop:
         self.bodies = Bodies(world, heartbeat, batch, audit, self.leaves, together=strategy.votes)
         """What becomes of the steps."""
         self.bodies.before_commit = self.contract.check_applied
-        self.several = SeveralBackwards(self.leaves, self.contract, lambda: self.step if self.bodies.running else None)
+        in_body = lambda: self.step if self.bodies.running else None  # noqa: E731
+        self.several = SeveralBackwards(self.leaves, self.contract, in_body, self._allow_several_backwards)
         self._session, self._strategy = session, strategy
         self._heartbeat, self._world = heartbeat, world
         self._audit, self.batch, self.draws = audit, batch, Draws()
@@ -147,7 +148,8 @@ class Loop:
             try:
                 self._begin_loop(loader, loop)
                 if self._world.joins:
-                    if self._warmed_by is not loader:
+                    transfer.header_of(self._world.state.tree())  # refused here, and not by the first joiner
+                    if self._world.position.awaited and self._warmed_by is not loader:
                         bodies = self._warm_up(loader)
                         if warm_up is None:
                             yield from bodies
@@ -200,16 +202,18 @@ class Loop:
         self, loss: torch.Tensor | Scheduled, unscaled: torch.Tensor, count: int | None = None, *, retain_graph: bool
     ) -> torch.Tensor:
         """As of :meth:`Job.backward`. ``unscaled``: the loss before a scaler multiplied it."""
-        step, model, value = self.step, self._world.model, unscaled.detach()
-        if not self.contract.acts(Call.BACKWARD):
-            assert model is not None
+        step, value = self.step, unscaled.detach()
+        acts = self.contract.acts(Call.BACKWARD)
+        if acts and step is not None and step.done == step.begun:
+            self.several.check(step, "a further job.backward() in a loop body")
+        model = self._world.model
+        assert model is not None
+        if not acts:
             model.stand_in_gradients()
             self._returned = value
             return value
-        assert step is not None and model is not None
+        assert step is not None
         self.draws.samples()
-        if step.done == step.begun:
-            self.several.check(step, "a further job.backward() in a loop body")
         part = step.take(count)
         if step.warm_up:
             self._world.state.kept.put_aside(first=step.first)
@@ -298,7 +302,6 @@ class Loop:
         if (learner := self._world.model.learner) is not None:
             learner.outputs.forget()
         self._world.state.kept.begin_step()
-        transfer.header_of(self._world.state.tree())  # what cannot be sent is refused here, and not by the first joiner
         self.leaves.begin(whole=True)
         with Kept():
             first, *_ = loader.begin(loader.order.first_step, mine, self.batch.single)
@@ -309,25 +312,19 @@ class Loop:
             with self._body(step):
                 yield batch
             self._world.model.warms_up = False
-        self.leaves.end(first=True)
-        self.bodies.first = False
+        self.leaves.end()
         self.bodies.drop_gradients()
         self._world.model.detach()
         self._warmed_by = loader
         if step.backwards > 1 or step.closures:
             self._allow_several_backwards()
         self.bodies.step = None
-        self._strategy.check_warm_up([*self.leaves.tensors.changing])
         if lost := self.leaves.restore():
             raise RuntimeError(
                 f"the loop body changes {', '.join(lost[:3])} in the warm-up of each process, and it cannot be put "
                 "back: change it under 'if job.committed:', or in a function given to job.on_commit()"
             )
-        changing = self.leaves.tensors.changing.values()
-        self._world.state.replicas.leave_out(changing)
-        # Buffers that forward changes can be sent while training goes on only if they are small, and so copied before.
-        learns = self._world.model.learner is not None
-        self._world.overlaps_transfer = learns and all(b.nbytes < transfer.SMALL_BYTES for b in changing)
+        self._world.knows_bodies(self.leaves.tensors.changing)
 
     def _train_step(self, loader: ElasticLoader) -> Iterator[Any]:
         """One execution of a step, in this order:
@@ -385,7 +382,10 @@ class Loop:
             loader.renew()  # they may have changed what worker processes have a copy of
         parts, order = self._learning.parts(loader, share, spans), loader.order
         self.bodies.order, span = order, spans.at(number, order.left(number))
-        self.leaves.begin(whole=self.several.allowed or self.bodies.first)
+        state.backwards = self.draws.knows(state.backwards)
+        if state.backwards > 1 and not self.several.allowed:
+            self._allow_several_backwards()
+        self.leaves.begin(whole=self.several.allowed)
         self._strategy.begin_step()
         state.kept.begin_step()
         self.contract.waiting.clear()

@@ -31,11 +31,12 @@ from elastrain.data.loader import ElasticLoader
 from elastrain.data.rng import Kept
 from elastrain.elastic.contract import Call
 from elastrain.elastic.job import Job
+from elastrain_frameworks.attributes import plain_attributes, put_back
 from elastrain_frameworks.files import Files
 from elastrain_frameworks.huggingface.accelerator import JobsAccelerator
 from elastrain_frameworks.huggingface.board import boards_of
 from elastrain_frameworks.huggingface.numbers import Numbers
-from elastrain_frameworks.huggingface.state import Carried, modules_of_callbacks, plain_attributes, put_back
+from elastrain_frameworks.huggingface.state import Carried, modules_of_callbacks
 from elastrain_frameworks.stops import say, watch
 from elastrain_frameworks.training_data import KEPT, in_order_of
 

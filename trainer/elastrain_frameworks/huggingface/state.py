@@ -6,14 +6,13 @@ import copy
 from types import SimpleNamespace
 from typing import Any
 
-import torch
 from torch import nn
 from transformers.trainer_callback import ExportableState
 
 from elastrain_frameworks.arrives import Arrives
+from elastrain_frameworks.attributes import plain_attributes
 
 _OF_A_RANK = ("is_world_process_zero", "is_local_process_zero", "stateful_callbacks")
-_DATA = ("train_dataset", "eval_dataset")
 _PLAIN = bool, int, float, str
 
 
@@ -75,27 +74,3 @@ def modules_of_callbacks(trainer: Any) -> dict[str, Any]:
         for name, value in vars(callback).items()
         if isinstance(value, nn.Module) and value not in (trainer.model, trainer.model_wrapped)
     }
-
-
-def plain_attributes(trainer: Any) -> dict[str, Any]:
-    """A copy of the counters and sums of the loop (``_tr_loss``) and of derived trainers."""
-    return copy.deepcopy({name: value for name, value in vars(trainer).items() if _is_plain(name, value)})
-
-
-def put_back(trainer: Any, before: dict[str, Any]) -> None:
-    """Undo what a body that does not count has done to them."""
-    for name in [name for name, value in vars(trainer).items() if _is_plain(name, value)]:
-        del vars(trainer)[name]
-    vars(trainer).update(before)
-
-
-def _is_plain(name: str, value: Any) -> bool:
-    return name not in _DATA and _plain(value)
-
-
-def _plain(value: Any) -> bool:
-    if isinstance(value, dict):
-        return all(_plain(k) and _plain(v) for k, v in value.items())
-    if isinstance(value, list | tuple | set):
-        return all(map(_plain, value))
-    return value is None or isinstance(value, bool | int | float | str | torch.Tensor)

@@ -15,6 +15,7 @@ from torchmetrics import Metric
 
 from elastrain.elastic.job import Job
 from elastrain_frameworks.arrives import Arrives
+from elastrain_frameworks.attributes import plain_attributes, put_back
 
 _STEP = "training_step"
 _WEIGHT = "/weight"
@@ -43,7 +44,10 @@ class Numbers(Arrives):
         self._before: dict[str, _Sum] = {}
         """When the execution of the step began."""
         self._summed: set[str] = set()
-        """The names that the warm-up has logged: those of all ranks."""
+        """The names that the first body has logged: those of all ranks."""
+        self._first = True
+        self._attributes: dict[str, Any] = {}
+        """The module's, when the execution of the step began."""
         self._counts: dict[int, int] = {}
         """Updates of each of the module's metrics before the body."""
         self._counted: dict[str, _Sum] = {}
@@ -54,6 +58,7 @@ class Numbers(Arrives):
         if self._trainer._logger_connector.should_reset_tensors(_STEP):  # an epoch's first step
             self._results.reset(metrics=False, fx=_STEP)
         self._before = {key: _of(metric) for key, metric in self._logged().items()}
+        self._attributes = plain_attributes(self._trainer.lightning_module)
 
     def begin_body(self, batch: Any) -> None:
         """A loop body does, on ``batch``."""
@@ -66,8 +71,8 @@ class Numbers(Arrives):
         """``training_step`` has returned. Raises ``ValueError`` naming what cannot be a number of the global batch."""
         assert self._job.body is not None
         logged = {key: metric for key, metric in self._logged().items() if metric.update_count}
-        if self._job.body.warm_up:
-            self._summed = {*logged}
+        if self._first:
+            self._summed, self._first = {*logged}, False
         self._check(logged)
         added: dict[str, float] = {}
         for key in logged.keys() & self._summed:
@@ -98,6 +103,7 @@ class Numbers(Arrives):
 
     def undo(self) -> None:
         """The execution does not count."""
+        put_back(self._trainer.lightning_module, self._attributes)
         for key, metric in self._logged().items():
             _put(metric, self._before.get(key, _EMPTY))
 

@@ -15,9 +15,23 @@ from scripted_loop import ScriptedJob
 def test_lightning_counts_committed_steps_only(fit):
     trainer, module = fit(ScriptedJob("partial", "committed", "discarded", "partial", "partial", "committed"))
     assert trainer.global_step == 10
-    assert module.executions == 1 + 10 + 4, "the warm-up, ten steps, four executions more"
+    assert module.executions == 10 + 3, (
+        "ten steps, three micro-batches more; its counts of other executions are put back"
+    )
     assert module.ends == [(step // 5, step % 5, step + 1) for step in range(10)]
     assert module.validated == [5, 10]
+
+
+def test_a_list_of_the_module_has_an_entry_for_each_step_if_a_body_is_a_warm_up_or_discarded(fit):
+    class Keeps(fit.module):
+        def training_step(self, batch, batch_idx):
+            loss = super().training_step(batch, batch_idx)
+            self.losses = [*getattr(self, "losses", []), loss]
+            self.ends_of_bodies = getattr(self, "ends_of_bodies", 0) + 1
+            return loss
+
+    trainer, module = fit(ScriptedJob("committed", "discarded"), Keeps())
+    assert len(module.losses) == module.ends_of_bodies == trainer.global_step == 10
 
 
 def test_a_joiner_continues_at_the_step_of_the_job(fit):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -71,8 +72,6 @@ class Bodies:
         """Called with the number of each step that is about to be committed; may raise."""
         self.after_commit: Callable[[Step], None] = lambda _: None
         """Called with each step that was committed here, after the script's callbacks."""
-        self.first = True
-        """No body of this process has counted, and no warm-up has run."""
         self._world, self._heartbeat, self._batch, self._audit = world, heartbeat, batch, audit
         self._leaves, self._together = leaves, together
         self._applied = False
@@ -113,8 +112,8 @@ class Bodies:
             step.leave()
             self._world.leave(void, void=bool(self._discard(step)))
             return
-        self._leaves.end(first=self.first)
-        self.first = False
+        if self._leaves.end():
+            self._world.knows_bodies(self._leaves.tensors.changing)
         self.before_commit(step.number)
         self._heartbeat.committed()
         self._log(step, "commit")
@@ -132,7 +131,8 @@ class Bodies:
         self._world.committed(step.result.saves)
 
     def leave(self, step: Step, *, finished: bool) -> None:
-        """The script has left the loop body, by ``break`` (``finished``) or by an exception that it may catch.
+        """The script has left the loop body: by ``break`` (``finished``), or by an exception that it may catch. Where a
+        variable holds the iterator, it goes on, and so it is ``break`` if no exception is under way.
 
         The step counts only if its update was applied. Otherwise this rank is out of date, and its peers may have
         committed the step: it leaves the generation, and takes their state in the next one.
@@ -183,7 +183,7 @@ class Bodies:
     def conclude(self) -> None:
         """A step boundary: what becomes of a step that is not committed."""
         if self.running and self.step is not None:  # a variable of the script holds the iterator that it has left
-            self.leave(self.step, finished=False)
+            self.leave(self.step, finished=sys.exception() is None)
             self.running = False
         self._unfinished, self.lost = None, ""
         if (step := self.step) is None:

@@ -17,12 +17,17 @@ class ScriptSums:
         """Of the last step that counts, by name."""
         self._own: dict[str, float] = {}
         self._of: Step | None = None
+        self._first = -1
+        """The number of the step whose body has shown the names."""
 
     def add(self, numbers: Mapping[str, float], step: Step) -> None:
-        """To those of ``step``. Raises ``ValueError`` for a name that the warm-up did not have: the ranks sum equally
+        """To those of ``step``. Raises ``ValueError`` for a name that the first body did not have: ranks sum equally
         many; ``TypeError`` for several numbers."""
         self._begin(step)
-        if not step.warm_up and (unknown := numbers.keys() - self._own.keys()):
+        if not self._own:
+            self._first = step.number
+        known = step.warm_up or step.number == self._first
+        if not known and (unknown := numbers.keys() - self._own.keys()):
             raise ValueError(
                 f"job.add({sorted(unknown)[0]}=…): add 0 to it in the loop bodies before, from the first on"
             )

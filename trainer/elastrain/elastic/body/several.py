@@ -20,20 +20,25 @@ from elastrain.elastic.state.tracked import Closure
 class SeveralBackwards:
     """What the loop does for such bodies. For the training thread."""
 
-    def __init__(self, leaves: Leaves, contract: Contract, current: Callable[[], Step | None]) -> None:
-        """``current()``: the step whose loop body runs; None outside of a body."""
-        self._leaves, self._contract, self._current = leaves, contract, current
+    def __init__(
+        self, leaves: Leaves, contract: Contract, current: Callable[[], Step | None], allow: Callable[[], None]
+    ) -> None:
+        """``current()``: the step whose loop body runs; None outside of a body. ``allow()``: sets :attr:`allowed`."""
+        self._leaves, self._contract, self._current, self._allow = leaves, contract, current, allow
         self.allowed = False
-        """Whether each body begins with a copy of the state. It was announced, or seen in the warm-up."""
+        """Whether each body begins with a copy of the state. It was announced, or seen in the first one."""
 
     def check(self, step: Step, what: str) -> None:
         """``what`` needs such a body. Raises ``RuntimeError`` if ``step`` has none."""
         self._check_whole_batch(step, what)
-        if not (step.warm_up or self.allowed):
+        if step.warm_up or self.allowed:
+            return
+        if not self._leaves.whole:
             raise RuntimeError(
-                f"{what} did not take place in the warm-up, so there is no copy of the state if a worker is lost: "
-                "announce it by job.steps(…, several_backwards=True)"
+                f"{what} did not take place in this process's first loop body, so there is no copy of the state if a "
+                "worker is lost: announce it by job.steps(…, several_backwards=True)"
             )
+        self._allow()
 
     def step_with(self, step: Callable[[Closure], Any], closure: Closure, *, once: bool) -> Any:
         """Run ``step(closure)`` of a tracked optimizer. ``once``: as of :class:`StepWith`.

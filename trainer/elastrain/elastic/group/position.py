@@ -67,7 +67,7 @@ class Position:
         self._passed = LoopId(-1)
         """The last loop that the script has left without the job."""
         self._start: int | None = None
-        self._joins = False
+        self.awaited = False
         """Whether other ranks train, as far as this one knows."""
         self._others = 0
         """Committed steps of the other ranks when this one could not enter their generation."""
@@ -179,7 +179,7 @@ class Position:
         if its state is ``partial_state``, as of :attr:`Handover.partial_state`."""
         if partial_state:
             raise RuntimeError(f"the script has ended with the state of no step: {partial_state}")
-        if self._joins and self._passed < self._job:
+        if self.awaited and self._passed < self._job:
             raise RuntimeError(
                 f"the script has ended, and the job is in a loop up to step {self._job.end}: all workers must run the "
                 f"same script; its last job.steps() ended at step {self._passed.end}"
@@ -191,7 +191,7 @@ class Position:
 
         The ranks of the generation that this rank enters, if any, wait for it. If it takes too long, it withdraws.
         """
-        self._job, self._joins = max(self._job, loop), True
+        self._job, self.awaited = max(self._job, loop), True
         if self.loop < loop:  # else it is between two steps of that loop
             self._passed = max(self._passed, self.loop)
         self._session.feed(CatchesUp())
@@ -269,7 +269,7 @@ class Position:
 
     def _locate(self) -> LoopId:
         located = self._session.locate()
-        self._joins = located.training
+        self.awaited = located.training
         return max(LoopId(located.step), located.loop) if located.training else LoopId(self._keeper.newest_step())
 
 

@@ -41,6 +41,8 @@ class RankState:
         """Committed steps."""
         self.by = 0
         """The generation whose votes the last of them counts by."""
+        self.backwards = 0
+        """Of a loop body, that have summed gradients; 0: not known."""
         self.stopped = False
         """Whether training has ended with it, because a rank asked for it."""
         self.calls = Calls()
@@ -94,6 +96,7 @@ class RankState:
             "by": self.by,
             "lineage": self._keeper.lineage,
             "stopped": self.stopped,
+            "backwards": self.backwards,
             "data": self.data.state(),
             "changes": self.changes.seen,
             "suspect": self.replicas.suspect,
@@ -110,6 +113,7 @@ class RankState:
         self._keeper.lineage = position["lineage"]
         self.commit(position["step"], position["by"], stops=position["stopped"])
         self.replicas.suspect = position["suspect"]
+        self.backwards = position["backwards"]
         self.reporter.load(position)
         self.on_adopt()
         self.changes.before_load(position["changes"])

@@ -6,10 +6,11 @@ Everything here happens at a step boundary, on the training thread. Positions ar
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import structlog
+import torch
 
 from elastrain.api.loops import LoopId
 from elastrain.api.messages import Report
@@ -31,7 +32,7 @@ from elastrain.elastic.group.report import Switch
 from elastrain.elastic.group.saving import Saving
 from elastrain.elastic.group.shell import LoopOver, Session, Withdrawn
 from elastrain.elastic.reshard.restore import FRESH, ShardRef
-from elastrain.elastic.state import capture
+from elastrain.elastic.state import capture, transfer
 from elastrain.elastic.state.handover import Handover
 from elastrain.elastic.strategies.strategy import ElasticModule, Strategy
 
@@ -183,6 +184,16 @@ class World:
             self.model.learner.begin(self.communicator, receiving=self._handover.receiving)
         self._handover.before_body(self.communicator)
         self._note_state()
+
+    def knows_bodies(self, changing: Mapping[str, torch.Tensor]) -> None:
+        """The first body of this process has ended, and has changed these buffers. Raises as of
+        :meth:`Strategy.check_warm_up`."""
+        assert self.model is not None
+        self._strategy.check_warm_up([*changing])
+        self.state.replicas.leave_out(changing.values())
+        # Buffers that forward changes can be sent while training goes on only if they are small, and so copied before.
+        small = all(buffer.nbytes < transfer.SMALL_BYTES for buffer in changing.values())
+        self.overlaps_transfer = self.model.learner is not None and small
 
     def before_update(self) -> bool:
         """The gradients are there: return when the optimizers may change this rank's state.

@@ -51,7 +51,8 @@ class Leaves:
 
     # -- a body --------------------------------------------------------------------------------------------------------
     def begin(self, *, whole: bool) -> None:
-        """A loop body begins, or begins again. ``whole``: all leaves are copied."""
+        """A loop body begins, or begins again. ``whole``: all leaves are copied, as for the first one of a process."""
+        whole |= not self.tensors.shown
         self.tensors.look_up(anew=whole or self._begun.whole)
         begun = self._begun = Begun(whole, open=True)
         begun.tensors = [*self.tensors.parameters.values(), *(place.buffer for place in self.tensors.places)]
@@ -76,6 +77,11 @@ class Leaves:
             begun.copied = self.tensors.copied + small
         begun.copies = self._memory.copy([parts.local_of(begun.tensors[number]) for number in begun.copied])
 
+    @property
+    def whole(self) -> bool:
+        """Whether the body that runs began with a copy of all leaves."""
+        return self._begun.whole
+
     @contextmanager
     def gated(self) -> Iterator[None]:
         """Around a call that changes the state of a step that counts: its changes are not the script's own."""
@@ -92,19 +98,22 @@ class Leaves:
         self._begun.walked = versions(self._begun.tensors[: len(self._begun.walked)])
         uses_of_data().clear()
 
-    def end(self, *, first: bool) -> None:
-        """The body counts. ``first``: of this process; then the values of small buffers are compared, too."""
+    def end(self) -> bool:
+        """The body counts, or was a warm-up. Returns whether it is the first one of this process: then the values of
+        small buffers are compared, too."""
         begun, walked, buffers = self._begun, len(self._begun.walked), len(self.tensors.parameters)
         self._learn()
         begun.open = False
         in_objects = {n for *_, state in begun.objects for n in range(state.at.start, state.at.stop)}
         now = enumerate(versions(begun.tensors[walked:]), walked)
         self._moved(n for n, version in now if n in in_objects and version != begun.versions[n])
-        if first:
+        if first := not self.tensors.shown:
+            self.tensors.shown = True
             copies = dict(zip(begun.copied, begun.copies.complete(), strict=True))
             places = enumerate(self.tensors.places, buffers)
             present = [(n, p.buffer) for n, p in places if n in copies and p.buffer.layout is torch.strided]
             self._moved(n for n, buffer in present if not same_bits(buffer, copies[n]))
+        return first
 
     def restore(self) -> list[str]:
         """Put back what the body has changed. Returns the names of what has changed and has no copy."""

@@ -50,6 +50,8 @@ class Tensors:
         """Keys in the ``state_dict`` of models and optimizers beside those that torch's classes have."""
         self.moving: set[str] = set()
         """What bodies have changed beside the gated calls: names of tensors, and of other objects."""
+        self.shown = False
+        """Whether a body has shown what is moving."""
         self._copied: list[int] | None = None
         self.tracked = tracked
         self._known = 0
