@@ -233,6 +233,20 @@ def test_a_buffer_that_is_not_saved_and_has_another_shape_is_a_cache() -> None:
         assert (state.net.cache.shape, state.net.queue.tolist()) == ((3 + number, 2), [[0.0, 0.0]] * 2)
 
 
+def test_a_schedule_for_each_epoch_behind_the_last_loop_is_put_back() -> None:
+    """The scripts run again from the state behind the last step if rank 0 is lost before its own has ended."""
+    state = State()
+    state.leaves.tensors.shown = True
+    state.optimizer.step()
+    state.leaves.begin(whole=False, body=False)
+    held = state.prints()
+    state.scheduler.step()
+    state.scheduler.step()
+    assert state.prints() != held
+    assert not state.leaves.restore()
+    assert state.prints() == held
+
+
 def test_the_modes_of_modules_are_put_back() -> None:
     state = State()
     state.leaves.begin(whole=True)

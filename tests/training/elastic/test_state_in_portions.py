@@ -38,9 +38,10 @@ def test_model_is_that_of_the_fixed_size_run_if_joiners_got_it_over_several_step
     fixed.propose("f")
     expected = fixed.finished("f")["f"]
 
-    start(world, *"abcd")
+    start(world, "a", "b")
     world.together("a", "b")
     world.progressed("a", 2)
+    start(world, "c", "d")  # a worker that was ready before the job has run no warm-up, and gets its state at once
     world.together("a", "b", "c", "d")
     world.wait("both have the state", lambda: all(said(world, r, "state is complete") for r in "cd"))
     for complete in (False, True):
@@ -79,18 +80,20 @@ def test_a_joiner_of_a_script_with_a_loop_for_each_epoch_gets_its_state_over_sev
 
 
 def test_a_learning_rate_that_the_loop_body_sets_holds_in_the_step_that_completes_the_state(world) -> None:
-    start(world, *"abc", RATE="1", ONE_BY_ONE="1")
+    start(world, "a", "b", RATE="1", ONE_BY_ONE="1")
     world.together("a", "b")
     world.progressed("a", 2)
+    start(world, "c", RATE="1", ONE_BY_ONE="1")
     world.together("a", "b", "c")
     world.wait("it has the state", lambda: said(world, "c", "state is complete"))
     assert_same_everywhere(world.finished(*"abc"), *"abc")
 
 
 def test_state_is_sent_whole_if_other_code_than_the_optimizer_changes_the_model(world) -> None:
-    start(world, *"abc", FOLLOWER="1", ONE_BY_ONE="1")
+    start(world, "a", "b", FOLLOWER="1", ONE_BY_ONE="1")
     world.together("a", "b")
     world.progressed("a", 4)
+    start(world, "c", FOLLOWER="1", ONE_BY_ONE="1")
     world.propose("a", "b", "c")
     world.wait("it is found out", lambda: all(world.ranks[r].has("broken") for r in "abc"))
     assert said(world, "c", "changes the model")

@@ -102,7 +102,7 @@ class Loop:
         """Whether the script has left the job: a generator of :meth:`run` may end later."""
         self._returned: torch.Tensor | None = None
         """What the last ``job.backward()`` of the loop body has returned."""
-        self.end = End(world, session)
+        self.end = End(world, session, self.leaves)
         self.between = Between(world, heartbeat, self.settle)
         """The script between its steps."""
 
@@ -181,6 +181,8 @@ class Loop:
             return False
         self._heartbeat.outside()
         self.batch.interrupt()
+        if boundary.act is Act.END:
+            self.leaves.begin(whole=False, body=False)
         self._world.state.pauses.run(boundary.due)
         return True
 

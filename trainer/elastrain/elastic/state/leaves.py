@@ -50,11 +50,12 @@ class Leaves:
         self._begun = Begun()
 
     # -- a body --------------------------------------------------------------------------------------------------------
-    def begin(self, *, whole: bool) -> None:
-        """A loop body begins, or begins again. ``whole``: all leaves are copied, as for the first one of a process."""
+    def begin(self, *, whole: bool, body: bool = True) -> None:
+        """A loop body begins, or begins again; or ``body`` is False, and code behind a loop. ``whole``: all leaves are
+        copied, as for the first body of a process."""
         whole |= not self.tensors.shown
         self.tensors.look_up(anew=whole or self._begun.whole)
-        begun = self._begun = Begun(whole, open=True)
+        begun = self._begun = Begun(whole, open=body)
         begun.tensors = [*self.tensors.parameters.values(), *(place.buffer for place in self.tensors.places)]
         begun.names = [*self.tensors.parameters, *(place.name for place in self.tensors.places)]
         walked = len(begun.tensors)
