@@ -26,7 +26,7 @@ from elastrain.elastic.batching import ScriptsBatch
 from elastrain.elastic.body.backward import Backward, within_backward
 from elastrain.elastic.body.between import Between
 from elastrain.elastic.body.bodies import Bodies
-from elastrain.elastic.body.learning import Learning
+from elastrain.elastic.body.learning import Learning, knows_bodies
 from elastrain.elastic.body.replica_check import ReplicaCheck
 from elastrain.elastic.body.script_sums import ScriptSums
 from elastrain.elastic.body.several import SeveralBackwards
@@ -326,7 +326,7 @@ class Loop:
                 f"the loop body changes {', '.join(lost[:3])} in the warm-up of each process, and it cannot be put "
                 "back: change it under 'if job.committed:', or in a function given to job.on_commit()"
             )
-        self._world.knows_bodies(self.leaves.tensors.changing)
+        knows_bodies(self._world, self.leaves.tensors.changing)
 
     def _train_step(self, loader: ElasticLoader) -> Iterator[Any]:
         """One execution of a step, in this order:

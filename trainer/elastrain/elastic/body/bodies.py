@@ -12,6 +12,7 @@ import structlog
 from elastrain.data.audit import AuditLog
 from elastrain.data.order import Order
 from elastrain.elastic.batching import ScriptsBatch
+from elastrain.elastic.body.learning import knows_bodies
 from elastrain.elastic.comm.peer import GroupLost
 from elastrain.elastic.comm.transport import described
 from elastrain.elastic.commit.decide import End, left
@@ -113,7 +114,7 @@ class Bodies:
             self._world.leave(void, void=bool(self._discard(step)))
             return
         if self._leaves.end():
-            self._world.knows_bodies(self._leaves.tensors.changing)
+            knows_bodies(self._world, self._leaves.tensors.changing)
         self.before_commit(step.number)
         self._heartbeat.committed()
         self._log(step, "commit")

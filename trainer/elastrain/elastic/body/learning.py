@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+
+import torch
 
 from elastrain.data.loader import ElasticLoader
 from elastrain.data.order import Slice
@@ -13,6 +16,7 @@ from elastrain.elastic.comm.header import Kind
 from elastrain.elastic.encoding import decode, encode
 from elastrain.elastic.group.heartbeat import Heartbeat
 from elastrain.elastic.group.world import World
+from elastrain.elastic.state import transfer
 from elastrain.elastic.state.leaves import Leaves
 
 
@@ -67,3 +71,14 @@ class Learning:
         if share.learner:
             leaves.take(decode(next(filter(None, rows))))
         return True
+
+
+def knows_bodies(world: World, changing: Mapping[str, torch.Tensor]) -> None:
+    """The first body of this process has ended, and has changed these buffers of the models. Raises as of
+    :meth:`Strategy.check_warm_up`."""
+    assert world.model is not None
+    world.strategy.check_warm_up([*changing])
+    world.state.replicas.leave_out(changing.values())
+    # Buffers that forward changes can be sent while training goes on only if they are small, and so copied before.
+    small = all(buffer.nbytes < transfer.SMALL_BYTES for buffer in changing.values())
+    world.overlaps_transfer = world.model.learner is not None and small

@@ -6,11 +6,10 @@ Everything here happens at a step boundary, on the training thread. Positions ar
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 
 import structlog
-import torch
 
 from elastrain.api.loops import LoopId
 from elastrain.api.messages import Report
@@ -32,7 +31,7 @@ from elastrain.elastic.group.report import Switch
 from elastrain.elastic.group.saving import Saving
 from elastrain.elastic.group.shell import LoopOver, Session, Withdrawn
 from elastrain.elastic.reshard.restore import FRESH, ShardRef
-from elastrain.elastic.state import capture, transfer
+from elastrain.elastic.state import capture
 from elastrain.elastic.state.handover import Handover
 from elastrain.elastic.strategies.strategy import ElasticModule, Strategy
 
@@ -66,7 +65,7 @@ class World:
         self.overlaps_transfer = False
         """Whether this rank can train while others receive its state."""
         self.once = Once()
-        self._session, self._strategy, self._keeper, self._copies = session, strategy, keeper, copies
+        self._session, self.strategy, self._keeper, self._copies = session, strategy, keeper, copies
         self._held = False  # the state, except for shards
         state.trained.stage = strategy.shape.stage
         self._reporter = state.reporter
@@ -184,16 +183,6 @@ class World:
             self.model.learner.begin(self.communicator, receiving=self._handover.receiving)
         self._handover.before_body(self.communicator)
         self._note_state()
-
-    def knows_bodies(self, changing: Mapping[str, torch.Tensor]) -> None:
-        """The first body of this process has ended, and has changed these buffers. Raises as of
-        :meth:`Strategy.check_warm_up`."""
-        assert self.model is not None
-        self._strategy.check_warm_up([*changing])
-        self.state.replicas.leave_out(changing.values())
-        # Buffers that forward changes can be sent while training goes on only if they are small, and so copied before.
-        small = all(buffer.nbytes < transfer.SMALL_BYTES for buffer in changing.values())
-        self.overlaps_transfer = self.model.learner is not None and small
 
     def before_update(self) -> bool:
         """The gradients are there: return when the optimizers may change this rank's state.
@@ -337,7 +326,7 @@ class World:
         self.model.detach()
         self.model.attach(communicator, keep=entry.same_layout)
         self.once.enters(generation, agreed=agreed, calls=self.state.calls.count)
-        self.place = Place(generation.number, communicator.rank, communicator.world_size, self._strategy.shape)
+        self.place = Place(generation.number, communicator.rank, communicator.world_size, self.strategy.shape)
         self.share = entry.shares.get(communicator.rank, self.place.share)
         self.state.trained.enter(agreed=bool(entry.shares))  # without learners, the first step compares the sets
         self.saving.enter(entry.shards, self.place)
@@ -358,7 +347,7 @@ class World:
         resume = partial(self.saving.resume, load=self.state.load, partial_state=self._handover.partial_state)
         entry = self._copies.begin(entry, communicator, resume)
         if entry.cold:
-            self._strategy.whole().agree(communicator)
+            self.strategy.whole().agree(communicator)
         if (entry.cold or kept) and communicator.rank in entry.sources:
             self.position.check(communicator, self.step)
         transfer = entry.transfer(communicator.rank)
