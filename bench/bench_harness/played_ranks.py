@@ -5,6 +5,7 @@ The tests of the runtime use them, and ``make gpu`` on machines that have nothin
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -129,7 +130,8 @@ class Rank:
 
     def send(self, message: m.AgentMessage) -> None:
         assert self._connection is not None
-        self._connection.sendall(message.encode() + b"\n")
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it is just ending
+            self._connection.sendall(message.encode() + b"\n")
 
     def of_type(self, kind: str) -> list[Any]:
         """The messages of one type, each with its own fields."""

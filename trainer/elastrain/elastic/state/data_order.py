@@ -37,7 +37,11 @@ class DataOrder:
     @property
     def digest(self) -> int:
         """As of :attr:`OrderFacts.digest`, before an epoch has begun; 0 before the first loop."""
-        return 0 if self.facts is None else replace(self.facts, epoch=0, indices="").digest
+        return 0 if self._before_an_epoch is None else self._before_an_epoch.digest
+
+    @property
+    def _before_an_epoch(self) -> OrderFacts | None:
+        return None if self.facts is None else replace(self.facts, epoch=0, indices="")
 
     @property
     def of_epoch(self) -> int:
@@ -49,8 +53,11 @@ class DataOrder:
 
         Raises :class:`OtherData` as :meth:`load`, and the errors of a sampler.
         """
-        self._order, self._begun, self.facts = order, None, OrderFacts.of(order)
-        self._loop_end, self.compared = end, False
+        facts = OrderFacts.of(order)
+        # A rank that has left its loop by an exception may begin it again alone: it compares what has changed only.
+        if end != self._loop_end or facts != self._before_an_epoch:
+            self.facts, self.compared = facts, False
+        self._order, self._begun, self._loop_end = order, None, end
         self._compare()
 
     def begin_step(self, order: Order, step: int) -> None:
@@ -58,8 +65,8 @@ class DataOrder:
         assert self.facts is not None
         if order is self._begun:
             return
-        self._begun, self.facts = order, self.facts.begin_epoch(order, step)
-        self.compared &= not order.sampled
+        before, self._begun, self.facts = self.facts, order, self.facts.begin_epoch(order, step)
+        self.compared &= not order.sampled or self.facts == before
         self._compare()
 
     def enter(self) -> None:
