@@ -182,9 +182,9 @@ class ReplicatedModule(ElasticModule):
 
     def detach(self) -> None:
         self.communicator, self._aside = None, []
-        if self.buckets is not None and not self._layout and (arrived := [*self.buckets.arrived]):
+        if self.buckets is not None and not self._layout and self.buckets.arrived:
             self._check_used()
-            self._cut(arrived)
+            self._cut([], warmed=True)  # as ranks of the first generation, which have run no warm-up
 
     def recover(self) -> None:
         if self.buckets is not None:
@@ -332,7 +332,7 @@ class ReplicatedModule(ElasticModule):
             return any(trains and not has for trains, has in zip(flags, places, strict=True))
         return flags != places and True in flags
 
-    def _cut(self, order: Sequence[int]) -> None:
+    def _cut(self, order: Sequence[int], *, warmed: bool = False) -> None:
         """Cut the buckets for the parameters that train now; all ranks do so in the same step. ``order``: of those that
         come first."""
         if self.buckets is not None:
@@ -342,7 +342,7 @@ class ReplicatedModule(ElasticModule):
         parameters = [p for p in self.module.parameters() if p not in self._sparse]
         self.buckets = Buckets(parameters, self._begin, order, self._cap)
         cut = [bucket.numbers for bucket in self.buckets.buckets]
-        self._layout = digest.of_value(cut) if order or self.communicator is not None else 0
+        self._layout = digest.of_value(cut) if warmed or order or self.communicator is not None else 0
 
     def _check_used(self) -> None:
         """Raises ``RuntimeError`` naming the parameters that the newest backward has not reached."""
