@@ -16,7 +16,7 @@ from elastrain.elastic.comm.meeting import LENGTH_BYTES, MAX_REQUEST, framed
 from elastrain.elastic.comm.peer import Patience, blames_peer, raises_peer_lost
 from elastrain.elastic.comm.transport import CalledOff
 
-PROTOCOL = 30
+PROTOCOL = 31
 """Version of what ranks of a generation must have in common: formats (table, header, sums, pieces, control vector), who
 connects to whom, and the order of the data."""
 MEETING_SECONDS = 60.0

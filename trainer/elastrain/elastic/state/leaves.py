@@ -5,7 +5,7 @@ torch counts the changes in place (``_version``), so that a copy is needed only 
 Gates by the name of a method cannot show them: SAM perturbs the weights by ``first_step()``, a WGAN clamps them, and an
 average may be kept by ``lerp_``. The versions are compared in each body, before and behind the gated calls. A tensor
 that has moved beside them once is copied at the beginning of each body from then on. Other scripts pay for looks at the
-versions only: about 50 ns for each tensor and look.
+versions only: with Adam about 1 µs in a body for each parameter.
 
 Two writes raise no version. Kernels of normalisations do not: small buffers are always copied. Writes by way of
 ``tensor.data`` do not: the job sees each use of ``.data`` in a body.

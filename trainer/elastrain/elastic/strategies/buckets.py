@@ -1,7 +1,7 @@
 """The gradients of whole models in flat buckets, each summed over the ranks as soon as backward has filled it.
 
-A gradient is a view of its bucket: the optimizer reads the sums where they arrive. Buckets are cut in the order in
-which gradients come, as seen in the warm-up, and their sums begin in that order on all ranks.
+A gradient is a view of its bucket: the optimizer reads the sums where they arrive. Buckets are cut in the reverse order
+of the parameters, in which most gradients come, as DDP's first ones; their sums begin in that order on all ranks.
 """
 
 from __future__ import annotations
@@ -44,11 +44,8 @@ class Buckets:
     A backward whose gradients are summed: :meth:`open`, the backward, :meth:`complete`, :meth:`wait`.
     """
 
-    def __init__(
-        self, parameters: Sequence[nn.Parameter], begin: Begin, order: Sequence[int] = (), cap: int | None = None
-    ) -> None:
-        """``order``: numbers of the parameters that come first. All that require gradients now have a place. ``cap``:
-        bytes of a bucket; default: :data:`BUCKET_BYTES`."""
+    def __init__(self, parameters: Sequence[nn.Parameter], begin: Begin, cap: int | None = None) -> None:
+        """All that require gradients now have a place. ``cap``: bytes of a bucket; default: :data:`BUCKET_BYTES`."""
         self.parameters, self._begin = parameters, begin
         self.flags = [p.requires_grad for p in parameters]
         """By parameter: whether it has a place."""
@@ -56,10 +53,8 @@ class Buckets:
         """Numbers of the parameters whose gradients the newest backward has computed, in the order in which they came;
         before the first :meth:`open` those of all backwards."""
         numbers = [i for i, trains in reversed([*enumerate(self.flags)]) if trains]
-        placed = [i for i in order if self.flags[i]]
-        placed += sorted(set(numbers) - set(placed), reverse=True)
         self.buckets = [
-            Bucket([parameters[i] for i in run], run) for run in _runs(parameters, placed, cap or BUCKET_BYTES)
+            Bucket([parameters[i] for i in run], run) for run in _runs(parameters, numbers, cap or BUCKET_BYTES)
         ]
         self._places = {i: (bucket, at) for bucket in self.buckets for at, i in enumerate(bucket.numbers)}
         self._hooks = [parameters[i].register_post_accumulate_grad_hook(self._hook(i)) for i in numbers]

@@ -1,8 +1,7 @@
 """The default strategy: one replica of the models per rank, gradients summed over the ranks while backward runs.
 
 The sums go over the communicator of the generation in force, and the buckets
-(:mod:`elastrain.elastic.strategies.buckets`) stay for the life of the process. Ranks whose gradients came in another
-order in the warm-up cut them alike on entry of a generation.
+(:mod:`elastrain.elastic.strategies.buckets`) stay for the life of the process, and are cut alike on all ranks.
 
 Where ranks may reach different parameters (several models or backwards in a loop body, ``find_unused_parameters``),
 they agree on those that any of them has reached. Parameters that no rank has reached keep what they have: None, or the
@@ -178,13 +177,13 @@ class ReplicatedModule(ElasticModule):
         self.detach()
         self.communicator, self.may_train_others = communicator, True
         if not keep:
-            self._cut([])
+            self._cut()
 
     def detach(self) -> None:
         self.communicator, self._aside = None, []
         if self.buckets is not None and not self._layout and self.buckets.arrived:
             self._check_used()
-            self._cut([], warmed=True)  # as ranks of the first generation, which have run no warm-up
+            self._cut(warmed=True)  # as ranks of the first generation, which have run no warm-up
 
     def recover(self) -> None:
         if self.buckets is not None:
@@ -235,7 +234,7 @@ class ReplicatedModule(ElasticModule):
         if self.learner is not None and self.learner.outputs.replaying:
             return self.learner.outputs.replay()
         if self.buckets is None:
-            self._cut([])
+            self._cut()
         if self._device is not None:
             args, kwargs = pytree.tree_map_only(torch.Tensor, lambda x: x.to(self._device), (args, kwargs))
         output, self._called = self.module(*args, **kwargs), True
@@ -249,7 +248,7 @@ class ReplicatedModule(ElasticModule):
         """
         self.communicator = communicator or self.communicator
         if self.buckets is None or (self.may_train_others and self._trains_others):
-            self._cut([])
+            self._cut()
         self.may_train_others = False
         assert self.buckets is not None
         self.buckets.open(overlaps=not self._several, renew=renew)
@@ -332,17 +331,17 @@ class ReplicatedModule(ElasticModule):
             return any(trains and not has for trains, has in zip(flags, places, strict=True))
         return flags != places and True in flags
 
-    def _cut(self, order: Sequence[int], *, warmed: bool = False) -> None:
-        """Cut the buckets for the parameters that train now; all ranks do so in the same step. ``order``: of those that
-        come first."""
+    def _cut(self, *, warmed: bool = False) -> None:
+        """Cut the buckets for the parameters that train now; all ranks do so in the same step, or ``warmed``: before
+        their first one."""
         if self.buckets is not None:
             self.buckets.remove()
         devices = {p.device for p in self.module.parameters()}
         self._device = devices.pop() if len(devices) == 1 and next(iter(devices)).type == "cuda" else None
         parameters = [p for p in self.module.parameters() if p not in self._sparse]
-        self.buckets = Buckets(parameters, self._begin, order, self._cap)
+        self.buckets = Buckets(parameters, self._begin, self._cap)
         cut = [bucket.numbers for bucket in self.buckets.buckets]
-        self._layout = digest.of_value(cut) if warmed or order or self.communicator is not None else 0
+        self._layout = digest.of_value(cut) if warmed or self.communicator is not None else 0
 
     def _check_used(self) -> None:
         """Raises ``RuntimeError`` naming the parameters that the newest backward has not reached."""
