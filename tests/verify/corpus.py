@@ -11,7 +11,7 @@ from scaffolds import ACCELERATE, EPOCHS, FABRIC, HEAD, LIGHTNING, PLAIN, TRANSF
 
 KINDS = {
     "not-repeatable": {"not repeatable"},
-    "one-worker": {"ungated", "data"},
+    "one-worker": {"ungated", "data", "does not travel", "discarded body"},  # what a joiner's warm-up shows, or a loss
     "two-workers": {"one rank", "of a part", "each micro-batch", "gradient of a part"},
     "joiner": {"does not travel"},
     "loss": {"discarded body"},

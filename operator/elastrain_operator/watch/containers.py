@@ -32,7 +32,6 @@ _IMAGE = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"}
     | {"RegistryUnavailable", "SignatureValidationFailed"}
 )
-NOT_CREATED = "ContainerNotCreated"
 _PREPARED = "PodReadyToStartContainers"
 _CONFIG = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
 _VOLUME = re.compile(r"persistent ?volume|volume node affinity|volume binding|storageclass", re.IGNORECASE)
@@ -163,7 +162,7 @@ def trouble(body: Raw, before: Trouble | None, now: datetime) -> Trouble | None:
     if found is None or not found.container:
         return found
     prepared = any(c.get("type") == _PREPARED and c.get("status") == "True" for c in objects(status.get("conditions")))
-    found = replace(found, passes=prepared and found.reason == NOT_CREATED)
+    found = replace(found, passes=prepared and found.reason == "ContainerNotCreated")
     same = before is not None and (before.reason, before.container) == (found.reason, found.container)
     return replace(found, since=before.since if same and before else now)
 
@@ -213,7 +212,7 @@ def _waiting(where: str, pod_name: str, container: Raw, waiting: Raw) -> Trouble
     if reason == "CrashLoopBackOff":
         return Trouble("ContainerCrashes", f"{where}: {words}{_last_end(container)}", container=name)
     return Trouble(
-        NOT_CREATED,
+        "ContainerNotCreated",
         f"{where}: not created {CREATING_PATIENCE:.0f} s after the pod, often because a volume cannot be mounted; "
         f"`kubectl describe pod {pod_name}` shows the node's events",
         patience=CREATING_PATIENCE + (1.0 if reason == "PodInitializing" else 0.0),

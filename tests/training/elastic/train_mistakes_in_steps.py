@@ -85,7 +85,7 @@ with elastrain.join() as job:
                 output = model(x)
             optimizer.zero_grad()
             job.backward(nn.functional.cross_entropy(output, y))
-            if mode != "partial" or bodies % 3 == 0:
+            if mode != "partial" or bodies % 3 == 1:
                 optimizer.step()
             running += job.loss
             if job.committed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -155,16 +156,18 @@ def test_rules_name_field_value_and_rule() -> None:
 
 def test_columns_show_the_state_of_the_job() -> None:
     shown = [c["name"] for c in VERSION["additionalPrinterColumns"] if not c.get("priority")]
-    assert shown == ["Phase", "Workers", "Desired", "Generation", "Step", "Age"]
+    assert shown == ["Phase", "Workers", "Desired", "Generation", "Step", "Reason", "Age"]
 
 
 def test_columns_read_fields_that_exist() -> None:
     for column in VERSION["additionalPrinterColumns"]:
-        node, (first, *rest) = SCHEMA, column["jsonPath"].strip(".").split(".")
+        path = re.sub(r"\[\?\(.*?\)\]", "", column["jsonPath"])  # one of a list
+        node, (first, *rest) = SCHEMA, path.strip(".").split(".")
         if first == "metadata":
             continue
         for part in (first, *rest):
             node = node["properties"][part]
+            node = node.get("items", node)
         assert node["type"] == column["type"], column
 
 
