@@ -7,12 +7,12 @@ import pytest
 import size
 
 BOUNDS = {
-    "lines that a worker loads": 34_646,
-    "lines of trainer/elastrain": 44_054,
-    "lines of the operator": 18_880,
-    "lines of the operator's core": 16_206,
+    "lines that a worker loads": 34_640,
+    "lines of trainer/elastrain": 44_048,
+    "lines of the operator": 18_879,
+    "lines of the operator's core": 16_205,
     "lines of bench": 8_991,
-    "lines of tests and e2e": 88_444,
+    "lines of tests and e2e": 88_447,
     "files on the path of a lost rank": 51,
     "lines on the path of a lost rank": 10_815,
     "classes on the path of a lost rank": 154,
@@ -23,7 +23,7 @@ BOUNDS = {
     "leaves of status": 101,
     "documented reasons": 177,
     "values of the chart": 97,
-    "words of the pages": 90_018,
+    "words of the pages": 90_034,
 }
 COUNTS = size.counts()
 
