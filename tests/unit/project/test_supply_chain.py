@@ -19,7 +19,7 @@ DOCKERFILE = (ROOT / "Dockerfile").read_text()
 WANTED = {
     "build": PYPROJECT["build-system"]["requires"],
     "sbom": ["cyclonedx-bom"],
-    "operator": PROJECT["dependencies"] + EXTRAS["operator"] + EXTRAS["tracing"],
+    "operator": PROJECT["dependencies"] + EXTRAS["operator"],
     "trainer": PROJECT["dependencies"] + EXTRAS["trainer"] + EXTRAS["tracing"],
     "trainer-cpu": PROJECT["dependencies"] + EXTRAS["trainer"] + EXTRAS["tracing"],
 }
