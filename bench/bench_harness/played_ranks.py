@@ -5,12 +5,13 @@ The tests of the runtime use them, and ``make gpu`` on machines that have nothin
 
 from __future__ import annotations
 
-import contextlib
+import fcntl
 import os
 import signal
 import socket
 import subprocess
 import sys
+import termios
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -130,8 +131,14 @@ class Rank:
 
     def send(self, message: m.AgentMessage) -> None:
         assert self._connection is not None
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it is just ending
+        with suppress(BrokenPipeError, ConnectionResetError):  # it is just ending
             self._connection.sendall(message.encode() + b"\n")
+
+    def has_read_all(self) -> bool:
+        """Whether no message waits in its connection."""
+        assert self._connection is not None
+        waiting = fcntl.ioctl(self._connection, termios.TIOCOUTQ, bytes(4))
+        return int.from_bytes(waiting, sys.byteorder) == 0
 
     def of_type(self, kind: str) -> list[Any]:
         """The messages of one type, each with its own fields."""

@@ -84,7 +84,7 @@ def test_an_admitted_extra_makes_a_node_come_and_an_empty_node_goes(world, play,
         return name in nodes.values()
 
     player.may_start = has_a_node
-    eventually(lambda: world.training(job) == 1, 30, "the base trains on the only node")
+    eventually(lambda: world.training(job) == 1, 60, "the base trains on the only node")
     eventually(lambda: len(world.pods()) == 3, 30, "admitted workers are created although no node has room")
     for pod in sorted(world.pods().keys() - nodes.values()):
         nodes[f"n-{pod}"] = pod

@@ -225,7 +225,10 @@ def test_the_next_member_leads_if_several_die_at_once(play):
         p.enter()
     for p in (a, b, c):
         p.die()
-    assert workers(d.enter(within=4 * TTL)) == ["d"]
+    found = workers(d.enter(within=4 * TTL))
+    if found != ["d"]:  # on a busy machine the lease of one of them ends later
+        found = workers(d.enter(within=4 * TTL))
+    assert found == ["d"]
     assert d.member.view.leader == d.member.id
 
 

@@ -137,6 +137,7 @@ def test_a_rank_that_stood_by_in_an_evaluation_follows_the_others_if_they_have_g
     let_pass(world, "evaluate")
     at(world, "batch0", "a", "b")
     world.ranks["b"].renew()  # a mate of it was killed
+    world.wait("b to know it", world.ranks["b"].has_read_all)  # within the evaluation
     let_pass(world, *POINTS)
     broken(world, "a")
     world.propose("a")
