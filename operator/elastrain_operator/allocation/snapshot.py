@@ -132,7 +132,7 @@ class Held:
     priority: int = 0
     """As admission has set it."""
     due: datetime | None = None
-    """When the pod should be gone at the latest: from then on its room is nobody's promise. None: unknown."""
+    """When the pod has to have ended at the latest: from then on its room is nobody's promise. None: unknown."""
     what: str = ""
     """The pod, for people, if ``due`` is set."""
 

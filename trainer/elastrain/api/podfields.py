@@ -40,7 +40,8 @@ def _mapping(value: object) -> Raw:
     return value if isinstance(value, Mapping) else {}
 
 
-def _objects(value: object) -> list[Raw]:
+def objects(value: object) -> list[Raw]:
+    """The mappings of a list; empty for any other value."""
     return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
 
 
@@ -61,7 +62,7 @@ def _refused(note: str, wrong: Callable[[Any], bool] = lambda value: value is no
 
 
 def _restarts_all(rules: Any) -> bool:
-    return any(rule.get("action") == "RestartAllContainers" for rule in _objects(rules))
+    return any(rule.get("action") == "RestartAllContainers" for rule in objects(rules))
 
 
 def _stops_otherwise(lifecycle: Any) -> bool:
@@ -186,10 +187,10 @@ def refusals(template: Raw, trainer: str) -> tuple[str, ...]:
 def _refusals(template: Raw, trainer: str) -> Iterator[str]:
     spec = _mapping(template.get("spec"))
     yield from _of("spec.template.spec", spec, POD)
-    for container in _objects(spec.get("containers")):
+    for container in objects(spec.get("containers")):
         place = TRAINER if container.get("name") == trainer else BESIDE
         yield from _of(f"spec.template.spec.containers[{container.get('name')}]", container, place)
-    for container in _objects(spec.get("initContainers")):
+    for container in objects(spec.get("initContainers")):
         yield from _of(f"spec.template.spec.initContainers[{container.get('name')}]", container, INIT)
 
 

@@ -7,7 +7,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-Raw = Mapping[str, Any]
+from elastrain.api.podfields import Raw, objects
+
 _QUANTITY = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?\d+)?")
 _OWN_VOLUMES = ("elastrain-shm", "elastrain-etcd")
 """Volumes that the operator adds."""
@@ -83,17 +84,13 @@ def _of_model(models: Any, model: Any, value: Any, path: str) -> Iterator[str]:
 
 def _mounts(spec: Raw, path: str) -> Iterator[str]:
     """Mounts and devices of volumes that the pod does not have."""
-    volumes = [*_OWN_VOLUMES, *(volume.get("name") for volume in _objects(spec.get("volumes")))]
+    volumes = [*_OWN_VOLUMES, *(volume.get("name") for volume in objects(spec.get("volumes")))]
     for kind in ("initContainers", "containers"):
-        for number, container in enumerate(_objects(spec.get(kind))):
+        for number, container in enumerate(objects(spec.get(kind))):
             for field in ("volumeMounts", "volumeDevices"):
-                for mount in _objects(container.get(field)):
+                for mount in objects(container.get(field)):
                     if (name := mount.get("name")) not in volumes:
                         yield f"{path}.{kind}[{number}].{field}: {name!r}: must be a volume of {path}.volumes"
-
-
-def _objects(value: object) -> list[Raw]:
-    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
 
 
 def _not(path: str, value: Any, expected: type) -> str:
