@@ -12,7 +12,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -126,7 +126,8 @@ class RankThread:
         session = job._session
         with session._changed:
             open_ones = [*session._communicators.values()]
-        session._link._socket.shutdown(2)
+        with suppress(OSError):  # a rank that ends by itself at this moment has closed it
+            session._link._socket.shutdown(2)
         for communicator in open_ones:
             communicator.abort("killed")
         if session._meeting_point is not None:
