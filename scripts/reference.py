@@ -25,14 +25,14 @@ from typing import Any
 
 import typer
 
-from elastrain import client
 from elastrain.api import podfields as fields
 from elastrain.api.schema.crd import crd
-from elastrain.cli import main as cli
-from elastrain.cli.shell import guests
-from elastrain.cli.shell.manual import usage
-from elastrain.client import errors
 from elastrain.elastic.contract import RULES, Effect, Phase
+from elastrain_cli import client
+from elastrain_cli import main as cli
+from elastrain_cli.client import errors
+from elastrain_cli.shell import guests
+from elastrain_cli.shell.manual import usage
 from elastrain_operator import __main__ as operator_command
 
 NOTE = "<!-- Written by scripts/reference.py (`make reference`). Do not edit. -->\n\n"

@@ -61,7 +61,7 @@ def lines(files: Iterable[Path]) -> int:
 
 
 def imported(modules: Iterable[str]) -> set[Path]:
-    """The files of elastrain that ``modules`` lead to by imports, also inside functions, with their packages."""
+    """Our files that ``modules`` lead to by imports, also inside functions, with their packages."""
     found: set[Path] = set()
     waiting = list(modules)
     while waiting:
@@ -76,11 +76,11 @@ def imported(modules: Iterable[str]) -> set[Path]:
 
 
 def named_by(file: Path) -> Iterator[str]:
-    """Modules of elastrain that a file may import; a name imported from a package may be one, too."""
+    """Modules of ours that a file may import; a name imported from a package may be one, too."""
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names if alias.name.split(".")[0] == "elastrain")
-        elif isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "elastrain":
+            yield from (alias.name for alias in node.names if alias.name.startswith("elastrain"))
+        elif isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("elastrain"):
             yield from (node.module, *(f"{node.module}.{alias.name}" for alias in node.names))
 
 

@@ -23,10 +23,10 @@ import conditions
 from bench_harness.secure_etcd import SecureEtcd
 from control_plane import ApiServer, control_plane, program
 from elastrain.api.keys import JobKeys
-from elastrain.cli.main import app
 from elastrain.etcd import EtcdClient, EtcdConfig
-from elastrain.etcd.server import EtcdServer
 from elastrain.etcd.wire import messages
+from elastrain_cli.etcd_server import EtcdServer
+from elastrain_cli.main import app
 from lanes import Lanes, comes_last, order
 from programs import Programs, are_coming, uses_programs
 from tiers import Tiers

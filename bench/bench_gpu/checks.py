@@ -142,7 +142,7 @@ def sharded(site: Site) -> Iterator[Line]:
     def run() -> Figures:
         if site.dry:
             raise NotPossible("without a GPU it is a nightly test of its own: tests/training/local -k sharded")
-        from elastrain.etcd.server import EtcdNotFound, find_etcd
+        from elastrain_cli.etcd_server import EtcdNotFound, find_etcd
 
         try:
             find_etcd()
@@ -152,7 +152,7 @@ def sharded(site: Site) -> Iterator[Line]:
         command = [
             sys.executable,
             "-m",
-            "elastrain.cli.main",
+            "elastrain_cli.main",
             "run",
             str(ROOT / "examples/10-fsdp/job.yaml"),
             "--plain",

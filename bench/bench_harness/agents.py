@@ -16,7 +16,7 @@ from elastrain.api.keys import JobKeys
 from elastrain.api.records import Member, Phase, Progress, Target
 from elastrain.api.settings import CheckpointSpec, RankSettings
 from elastrain.etcd import EtcdClient, EtcdConfig
-from elastrain.etcd.server import EtcdServer
+from elastrain_cli.etcd_server import EtcdServer
 
 MAX_NODES = 16
 """Of one job; each needs some 350 MB and a start that takes seconds of a core."""

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 
 from bench_harness.stats import Model
-from elastrain.etcd.server import find_etcd
+from elastrain_cli.etcd_server import find_etcd
 
 QUIET = 0.25
 """Load average per core above which other work used the machine."""

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from rich.console import Console
 
 from bench_harness.tables import Table, markdown, show
-from elastrain.etcd.server import EtcdNotFound
+from elastrain_cli.etcd_server import EtcdNotFound
 
 EXIT_FAILED = 1
 EXIT_REFUSED = 2

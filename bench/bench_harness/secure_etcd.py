@@ -9,7 +9,7 @@ from pathlib import Path
 import trustme
 
 from elastrain.etcd import EtcdClient, EtcdConfig
-from elastrain.etcd.server import EtcdServer
+from elastrain_cli.etcd_server import EtcdServer
 from elastrain_operator.users import EtcdUsers
 
 

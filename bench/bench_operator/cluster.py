@@ -20,7 +20,7 @@ from bench_harness.processes import Processes, free_ports
 from bench_harness.program import Failed
 from bench_operator.net import Api, Refused
 from elastrain.api.schema.crd import crd, set_crd
-from elastrain.etcd.server import find_etcd
+from elastrain_cli.etcd_server import find_etcd
 from elastrain_operator.kube.client import CAPACITY_PERMISSIONS, CLUSTER_PERMISSIONS, LEASE_PERMISSIONS, PERMISSIONS
 
 BIN = Path(os.environ.get("ELASTRAIN_CACHE") or Path.home() / ".cache/elastrain") / "bin"

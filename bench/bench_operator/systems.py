@@ -21,7 +21,7 @@ from bench_operator.cluster import NAMESPACE, OPERATOR, RELEASE, SECRET, START_S
 from elastrain.api import names
 from elastrain.api.keys import ROOT
 from elastrain.etcd import EtcdClient, EtcdConfig
-from elastrain.etcd.server import EtcdServer
+from elastrain_cli.etcd_server import EtcdServer
 
 MAX_WORKERS = 16
 PLANE = ("apiserver", "etcd", "controllers", "scheduler", "kwok")

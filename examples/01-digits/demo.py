@@ -22,10 +22,10 @@ from rich.console import Console
 from tour import Tour, curves
 
 from elastrain.api.records import Progress, Rescale
-from elastrain.cli.local.changes import changes
-from elastrain.cli.local.runner import LocalJob
-from elastrain.cli.local.status import LocalStatus
 from elastrain_audit import judge
+from elastrain_cli.local.changes import changes
+from elastrain_cli.local.runner import LocalJob
+from elastrain_cli.local.status import LocalStatus
 
 HERE = Path(__file__).parent
 FEWEST_STEPS = 700  # the digits are learned by then

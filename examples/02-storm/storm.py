@@ -29,8 +29,8 @@ from rich.table import Table
 from weather import Event, Holders, Kind, forecast, may_happen, pace
 
 from elastrain.api import records
-from elastrain.cli.local.runner import LocalJob
 from elastrain_audit.judge import verify as verdict_of
+from elastrain_cli.local.runner import LocalJob
 
 HERE = Path(__file__).parent
 PATIENCE = 180  # seconds that any one thing may take, on a slow machine

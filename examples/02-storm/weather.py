@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from elastrain.cli.local.status import LocalStatus, WorkerStatus
+from elastrain_cli.local.status import LocalStatus, WorkerStatus
 
 
 class Kind(StrEnum):

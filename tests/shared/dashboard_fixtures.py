@@ -14,7 +14,7 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from elastrain.api import names
-from elastrain.client import ClusterError
+from elastrain_cli.client import ClusterError
 from elastrain_dashboard.access import Guard
 from elastrain_dashboard.board import Board
 from elastrain_dashboard.server import application

@@ -9,7 +9,7 @@ import yaml
 
 from charts import Run
 from control_plane import ApiServer
-from elastrain.etcd.server import EtcdServer
+from elastrain_cli.etcd_server import EtcdServer
 from kueue_server import ACCOUNT, Kueue
 from operator_process import OperatorProcess
 from warm import Warm

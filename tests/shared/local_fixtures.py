@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from elastrain.api import names
-from elastrain.cli.local.runner import LocalJob
+from elastrain_cli.local.runner import LocalJob
 from warm import Warm
 
 FAKE_RANK = Path(__file__).with_name("fake_rank.py")

@@ -20,8 +20,8 @@ from elastrain.api import names
 from elastrain.api.keys import JobKeys
 from elastrain.api.records import Generation, Member, Progress, Target, Termination
 from elastrain.etcd import EtcdClient, EtcdConfig
-from elastrain.etcd.server import EtcdServer
 from elastrain_audit.judge import Verdict, verify
+from elastrain_cli.etcd_server import EtcdServer
 from warm import Warm
 
 TTL = 2

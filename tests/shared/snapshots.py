@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 from control_plane import etcd_program
-from elastrain.etcd.server import EtcdServer
+from elastrain_cli.etcd_server import EtcdServer
 
 
 def save(server: EtcdServer, path: Path) -> Path:

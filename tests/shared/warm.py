@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from elastrain.cli.local import worker
+from elastrain_cli.local import worker
 from elastrain_verify.forks import RANKS, Forks, Warm, WarmProcess
 
 __all__ = ["RANKS", "Forks", "Warm", "WarmProcess"]

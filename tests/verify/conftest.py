@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from corpus import Script
-from elastrain.cli.local.command import with_overrides
+from elastrain_cli.local.command import with_overrides
 from elastrain_verify.command.answer import Answer, Report
 from elastrain_verify.command.verification import Options, Verification
 from warm import Forks, Warm

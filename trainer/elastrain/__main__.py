@@ -12,7 +12,7 @@ def main() -> None:
 
         sys.exit(run_agent(sys.argv[3:]))
     try:
-        from elastrain.cli.main import main as command_line
+        from elastrain_cli.main import main as command_line
     except KeyboardInterrupt:  # the imports take long enough for a Ctrl-C
         sys.exit(130)
     command_line()

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from elastrain.cli.shell.manual import Program
+from elastrain_cli.shell.manual import Program
 
 app = Program(add_completion=False)
 

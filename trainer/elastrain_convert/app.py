@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from elastrain.api import names
-from elastrain.cli.shell.manual import Program
+from elastrain_cli.shell.manual import Program
 
 NEEDS_A_PERSON = 1
 

@@ -58,7 +58,7 @@ class User:
 
 
 class Api(Protocol):
-    """The part of :class:`elastrain.client.connection.Connection` that is used."""
+    """The part of :class:`elastrain_cli.client.connection.Connection` that is used."""
 
     async def call(self, method: str, path: str, what: str, *, body: Any = None) -> dict[str, Any]: ...
 

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from elastrain.cli.cluster import app as cluster
-from elastrain.cli.shell.manual import Program
+from elastrain_cli.cluster import app as cluster
+from elastrain_cli.shell.manual import Program
 
 app = Program(add_completion=False)
 
@@ -46,7 +46,7 @@ def dashboard(
 
     Examples: elastrain dashboard, elastrain dashboard -A, elastrain dashboard -n research --port 0
     """
-    from elastrain.cli.cluster.output import Place
+    from elastrain_cli.cluster.output import Place
     from elastrain_dashboard.command import dashboard as run
 
     raise typer.Exit(

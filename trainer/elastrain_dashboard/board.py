@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 
 from elastrain.api import names
 from elastrain.api.job import ElasticTrainingJob, JobStatus
-from elastrain.client import Event, Refused, Worker
-from elastrain.client.records import job_of
 from elastrain.reflector import RETRY_DELAYS, Reflector, Source
+from elastrain_cli.client import Event, Refused, Worker
+from elastrain_cli.client.records import job_of
 from elastrain_dashboard import accelerators, facts, picture, timeline
 from elastrain_dashboard.access import EVERYTHING, View
 from elastrain_dashboard.facts import EventFacts, JobFacts, NodeFacts, PodFacts

@@ -17,10 +17,10 @@ from aiohttp import web
 
 from elastrain import listening as sockets
 from elastrain.api import names
-from elastrain.cli.cluster.output import Misused, Place, answers
-from elastrain.cli.shell.printing import print_now
-from elastrain.client.connection import Connection
 from elastrain.serving import serving
+from elastrain_cli.client.connection import Connection
+from elastrain_cli.cluster.output import Misused, Place, answers
+from elastrain_cli.shell.printing import print_now
 from elastrain_dashboard.access import Guard
 from elastrain_dashboard.board import Board
 from elastrain_dashboard.server import application
@@ -79,7 +79,7 @@ async def serve(
     """Serve until SIGINT or SIGTERM. ``namespaces``: empty: all. ``port`` 0: any free port. ``authenticate``: users log
     in with a token of the cluster. ``hosts``: names that the page is reached by. ``say`` receives the page's address.
 
-    Raises :class:`~elastrain.client.ClusterError` if the cluster is unreadable, and :class:`CannotListen`.
+    Raises :class:`~elastrain_cli.client.ClusterError` if the cluster is unreadable, and :class:`CannotListen`.
     """
     log_to_stderr()
     try:

@@ -21,9 +21,9 @@ import structlog
 from elastrain.api import names, rescaled
 from elastrain.api.job import ElasticTrainingJob, reported
 from elastrain.api.job.shown import Worker
-from elastrain.cli.local.changes import changes, new_rescales
-from elastrain.cli.local.status import LocalStatus, resource, workers
 from elastrain.reflector import GONE, WATCH_SECONDS, Body
+from elastrain_cli.local.changes import changes, new_rescales
+from elastrain_cli.local.status import LocalStatus, resource, workers
 from elastrain_dashboard.board import Board
 from elastrain_dashboard.command import CannotListen, listening, log_to_stderr
 from elastrain_dashboard.server import application

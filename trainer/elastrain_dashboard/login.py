@@ -12,7 +12,7 @@ import structlog
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from elastrain.client import ClusterError
+from elastrain_cli.client import ClusterError
 from elastrain_dashboard.access import EVERYTHING, Guard, View
 
 VIEW = web.RequestKey("view", View)

@@ -7,9 +7,9 @@ from typing import Any
 
 from elastrain.api.job import AcceleratorSeconds, ConditionType, ElasticTrainingJob, JobStatus, training_time
 from elastrain.api.records import PHASES
-from elastrain.cli.shell import view
-from elastrain.client import Event, Worker, queued
-from elastrain.client import explain as explanations
+from elastrain_cli.client import Event, Worker, queued
+from elastrain_cli.client import explain as explanations
+from elastrain_cli.shell import view
 from elastrain_dashboard.timeline import Moment
 
 EVENTS = 50

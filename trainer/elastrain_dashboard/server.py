@@ -13,8 +13,8 @@ from http import HTTPStatus
 import structlog
 from aiohttp import web
 
-from elastrain.client import ClusterError
 from elastrain.serving import SECONDS
+from elastrain_cli.client import ClusterError
 from elastrain_dashboard import assets, login
 from elastrain_dashboard.access import REVIEW_SECONDS, Guard, View
 from elastrain_dashboard.board import OVERVIEW, Board

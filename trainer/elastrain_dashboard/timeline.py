@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from elastrain.api import rescaled
 from elastrain.api.job import LastRescale
 from elastrain.api.job.shown import time_of
-from elastrain.client import Event
+from elastrain_cli.client import Event
 
 KEPT = 100
 """Kept rescales of a job."""

@@ -11,9 +11,9 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from elastrain.api import names
-from elastrain.cli.shell.answers import Output
-from elastrain.cli.shell.manual import Program
-from elastrain.cli.shell.printing import print_data, print_error
+from elastrain_cli.shell.answers import Output
+from elastrain_cli.shell.manual import Program
+from elastrain_cli.shell.printing import print_data, print_error
 from elastrain_plan.choose import Plan, choose, duration
 from elastrain_plan.model import GB, Cluster, Constants, unit
 from elastrain_plan.record import Measured, measured

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from elastrain.cli.shell.manual import Program
+from elastrain_cli.shell.manual import Program
 
 app = Program(add_completion=False)
 

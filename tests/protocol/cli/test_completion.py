@@ -16,9 +16,9 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from elastrain.cli.cluster import app as plugin
-from elastrain.cli.main import app
-from elastrain.cli.shell import completion
+from elastrain_cli.cluster import app as plugin
+from elastrain_cli.main import app
+from elastrain_cli.shell import completion
 
 
 class Server(BaseHTTPRequestHandler):

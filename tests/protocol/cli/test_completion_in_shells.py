@@ -22,14 +22,14 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from elastrain.cli.main import app
-from elastrain.cli.shell import completion
+from elastrain_cli.main import app
+from elastrain_cli.shell import completion
 
 SECONDS = 60.0
 """Longest wait for a shell's answer; a busy machine takes seconds to start Python."""
 PROMPT, FORGET_LINE = "at your service> ", "\x15\n"
 PROGRAM = """#!{python}
-from elastrain.cli.shell import completion
+from elastrain_cli.shell import completion
 completion.SECONDS = 30.0  # of a busy machine
 from elastrain.__main__ import main
 main()

@@ -20,7 +20,7 @@ import yaml
 from typer.testing import CliRunner
 
 from elastrain.api import names
-from elastrain.cli.cluster import app as plugin
+from elastrain_cli.cluster import app as plugin
 
 JOBS = {"kind": "List", "metadata": {}, "items": []}
 
@@ -142,7 +142,7 @@ def test_an_unresolvable_name_is_reported(elastrain, connect) -> None:
 def test_a_silent_server_is_reported_within_a_bound(elastrain, connect, serve, monkeypatch: pytest.MonkeyPatch) -> None:
     hold = threading.Event()
     connect(serve(lambda _path: (hold.wait(10), (200, "{}"))[1]).address)
-    monkeypatch.setattr("elastrain.client.connection.REQUEST_SECONDS", 0.3)
+    monkeypatch.setattr("elastrain_cli.client.connection.REQUEST_SECONDS", 0.3)
     began = time.monotonic()
     shown = elastrain("list")
     hold.set()
@@ -223,7 +223,7 @@ def test_a_proxy_that_is_away_is_named_without_its_password(elastrain, connect) 
 # ---- an operator that is not there -----------------------------------------------------------------------------------
 def test_submit_warns_if_no_operator_observes_the_job(elastrain, connect, serve, tmp_path: Path, monkeypatch) -> None:
     connect(serve((200, json.dumps(shown_job("digits")))).address)
-    monkeypatch.setattr("elastrain.cli.cluster.submit.NOTICE_SECONDS", 0.5)
+    monkeypatch.setattr("elastrain_cli.cluster.submit.NOTICE_SECONDS", 0.5)
     manifest = tmp_path / "job.yaml"
     manifest.write_text(yaml.safe_dump({k: v for k, v in shown_job("digits").items() if k != "metadata"} | {
         "metadata": {"name": "digits"}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from elastrain.api import names
-from elastrain.client import Jobs
+from elastrain_cli.client import Jobs
 from namespaced import Cluster, cluster, manifest
 
 __all__ = ["cluster", "manifest"]

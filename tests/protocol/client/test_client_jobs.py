@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from elastrain.client import (
+from elastrain_cli.client import (
     AsyncJobs,
     JobExists,
     JobNotFound,
@@ -21,7 +21,7 @@ from elastrain.client import (
     NotInstalled,
     Refused,
 )
-from elastrain.client.errors import of_answer
+from elastrain_cli.client.errors import of_answer
 
 pytestmark = pytest.mark.apiserver
 CONDITION = {"type": "Running", "status": "True", "reason": "Training", "lastTransitionTime": "2026-01-01T00:00:00Z"}

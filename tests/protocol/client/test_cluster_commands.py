@@ -13,7 +13,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from elastrain.cli.cluster import app as plugin
+from elastrain_cli.cluster import app as plugin
 
 pytestmark = pytest.mark.apiserver
 
@@ -30,7 +30,7 @@ def environment(cluster, tmp_path: Path) -> dict[str, str]:
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """No operator runs, and ``submit`` does not wait for one."""
-    monkeypatch.setattr("elastrain.cli.cluster.submit.NOTICE_SECONDS", 0.05)
+    monkeypatch.setattr("elastrain_cli.cluster.submit.NOTICE_SECONDS", 0.05)
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def test_options_of_a_script_are_refused_for_a_manifest(elastrain, job_file: Pat
 def test_watching_ends_with_the_job_and_its_outcome_as_exit_code(environment, elastrain, cluster, job_file) -> None:
     elastrain("submit", job_file)
     cluster.says("digits", phase="Running", step=4, readyReplicas=2, desiredReplicas=2)
-    command = [sys.executable, "-m", "elastrain.cli.main", "watch", "digits"]
+    command = [sys.executable, "-m", "elastrain_cli.main", "watch", "digits"]
     watching = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
     assert watching.stdout is not None
     assert watching.stdout.readline() == "digits: Running, 2/2 workers, step 4\n"
@@ -125,7 +125,7 @@ def test_watching_from_a_pipe_shows_why_a_job_waits_and_why_it_failed(
         "message": "boom", "logTail": "Traceback\n  oh",
     }  # fmt: skip
     cluster.says("digits", phase="Pending", conditions=[waits])
-    command = [sys.executable, "-m", "elastrain.cli.main", "watch", "digits"]
+    command = [sys.executable, "-m", "elastrain_cli.main", "watch", "digits"]
     watching = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
     assert watching.stdout is not None
     assert watching.stdout.readline() == "digits: Pending, 0/2 workers: 0 of 2 workers train\n"

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from elastrain.etcd import EtcdClient, EtcdConfig
-from elastrain.etcd.server import EtcdNotFound, find_etcd
+from elastrain_cli.etcd_server import EtcdNotFound, find_etcd
 
 
 def script(path, text):

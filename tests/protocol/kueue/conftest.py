@@ -13,7 +13,7 @@ from charts import Run
 from control_plane import ApiServer, control_plane
 from elastrain.api.keys import JobKeys
 from elastrain.etcd import EtcdClient
-from elastrain.etcd.server import EtcdServer
+from elastrain_cli.etcd_server import EtcdServer
 from kueue_planes import Operator, access_of, install, kueue_of
 from kueue_server import Kueue, built, garbage_collector, install_crds
 from kueue_world import World

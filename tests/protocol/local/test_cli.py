@@ -14,7 +14,7 @@ import pytest
 
 from elastrain import __version__
 
-ELASTRAIN = [sys.executable, "-m", "elastrain.cli.main"]
+ELASTRAIN = [sys.executable, "-m", "elastrain_cli.main"]
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import stat
 
 import pytest
 
-from elastrain.cli.local.control import ControlError, ControlServer, ask, control_directory, running_jobs
+from elastrain_cli.local.control import ControlError, ControlServer, ask, control_directory, running_jobs
 
 
 def serve(request):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elastrain.cli.local.plan import Result
+from elastrain_cli.local.plan import Result
 
 
 def together(workers: int):

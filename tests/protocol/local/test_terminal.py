@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from elastrain.cli.local.view import View
-from elastrain.cli.shell.terminal import ReaderGone, spell_out
+from elastrain_cli.local.view import View
+from elastrain_cli.shell.terminal import ReaderGone, spell_out
 
 PROGRAM = [sys.executable, "-c", "from elastrain.__main__ import main; main()"]
 

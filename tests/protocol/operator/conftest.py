@@ -15,7 +15,7 @@ from control_plane import ApiServer
 from drained_nodes import Scene, disruption_controller
 from elastrain.api.keys import JobKeys
 from elastrain.etcd import EtcdClient
-from elastrain.etcd.server import EtcdServer
+from elastrain_cli.etcd_server import EtcdServer
 from operator_fixtures import make_spec, now, pod_body, quick_loops, terminated
 from operator_process import OperatorProcess, operator_account
 from played import Played

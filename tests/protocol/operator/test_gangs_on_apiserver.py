@@ -15,7 +15,7 @@ import yaml
 from charts import Run
 from control_plane import ApiServer, control_plane, program
 from elastrain.etcd import EtcdClient
-from elastrain.etcd.server import EtcdServer
+from elastrain_cli.etcd_server import EtcdServer
 from elastrain_operator.facts import JobRef
 from elastrain_operator.pod import gang, manifest
 from elastrain_operator.pod.gang import SCHEDULERS

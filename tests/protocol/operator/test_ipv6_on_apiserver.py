@@ -19,7 +19,7 @@ from elastrain.api import names
 from elastrain.api.keys import JobKeys
 from elastrain.api.records import Generation, Member
 from elastrain.etcd import EtcdClient, EtcdConfig
-from elastrain.etcd.server import EtcdServer
+from elastrain_cli.etcd_server import EtcdServer
 from local_fixtures import FAKE_RANK
 from operator_process import OperatorProcess, operator_account
 from raw_cluster import Cluster

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from control_plane import ApiServer
-from elastrain.etcd.server import EtcdServer
+from elastrain_cli.etcd_server import EtcdServer
 from karpenter_plane import NodePool, Plane, karpenter_plane
 from operator_process import OperatorProcess, operator_account
 from played import Played

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from control_plane import ApiServer, control_plane
-from elastrain.etcd.server import EtcdServer
+from elastrain_cli.etcd_server import EtcdServer
 from kube_scheduling import scheduling
 from node_pool import Pool
 from operator_process import OperatorProcess, operator_account

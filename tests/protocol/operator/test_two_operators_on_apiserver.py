@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from elastrain.api import names
-from elastrain.etcd.server import EtcdServer
+from elastrain_cli.etcd_server import EtcdServer
 
 pytestmark = pytest.mark.apiserver
 

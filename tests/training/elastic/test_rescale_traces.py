@@ -16,8 +16,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from elastrain import tracing
 from elastrain.api.records import Generation
-from elastrain.cli.local.runner import LocalJob
 from elastrain.elastic.group.report import Switch, Times, spans
+from elastrain_cli.local.runner import LocalJob
 
 MANIFEST = Path(__file__).parents[3] / "examples" / "01-digits" / "job.yaml"
 

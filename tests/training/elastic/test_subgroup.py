@@ -10,7 +10,6 @@ from elastrain.elastic.comm.subgroup import Subgroup
 from played_card import OnCard
 
 GROUPS = ((0, 1), (2, 3))
-TWINS = ((0, 2), (1, 3))
 
 
 def of(ranks: tuple[tuple[int, int], ...], c: Communicator) -> Subgroup:

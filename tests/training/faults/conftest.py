@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from elastrain.api.keys import JobKeys
-from elastrain.etcd.server import EtcdServer
+from elastrain_cli.etcd_server import EtcdServer
 from real_job import Job
 from warm import Warm
 

@@ -15,8 +15,8 @@ import psutil
 import pytest
 import torch
 
-from elastrain.cli.local.runner import LocalJob
-from elastrain.cli.local.status import LocalStatus
+from elastrain_cli.local.runner import LocalJob
+from elastrain_cli.local.status import LocalStatus
 from scripted_loop import ScriptedJob
 from warm import Warm
 

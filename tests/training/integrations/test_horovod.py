@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import pytest
 
-from elastrain.cli.local.plan import Result
+from elastrain_cli.local.plan import Result
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(300)]
 

@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from elastrain.cli.local.plan import Result
 from elastrain_audit import judge
+from elastrain_cli.local.plan import Result
 
 pytest.importorskip("torch")
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from elastrain.cli.local.plan import Result
+from elastrain_cli.local.plan import Result
 
 
 def steps(one, pattern: str) -> list[int]:

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from elastrain.cli.local.plan import Result
+from elastrain_cli.local.plan import Result
 
 pytest.importorskip("torch")
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import psutil
 
-from elastrain.cli.local.runner import LocalJob
 from elastrain_audit.judge import verify
+from elastrain_cli.local.runner import LocalJob
 
 PATIENCE = 120.0
 

@@ -47,7 +47,7 @@ def loss_of_a_sharded_model(folder: Path, *options: str) -> float:
     """After 20 steps on one group of two ranks."""
     run = subprocess.run(
         [
-            *(sys.executable, "-m", "elastrain.cli.main", "run", str(EXAMPLES / "10-fsdp" / "job.yaml"), "--plain"),
+            *(sys.executable, "-m", "elastrain_cli.main", "run", str(EXAMPLES / "10-fsdp" / "job.yaml"), "--plain"),
             *("--set", "replicas=1", "--env", "STEPS=20", "--env", "LAYERS=1", "--state-dir", str(folder), *options),
         ],
         capture_output=True,

@@ -14,8 +14,8 @@ import torch
 import yaml
 
 from conditions import eventually
-from elastrain.cli.local.runner import LocalJob
 from elastrain_audit.judge import verify
+from elastrain_cli.local.runner import LocalJob
 from warm import Warm
 
 SCRIPT = Path(__file__).with_name("train_end.py")

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import builders
 from elastrain.api.records import Progress
-from elastrain.cli.local.status import LocalStatus, WorkerStatus
+from elastrain_cli.local.status import LocalStatus, WorkerStatus
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "02-storm"
 

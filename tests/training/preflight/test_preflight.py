@@ -7,8 +7,8 @@ import threading
 import pytest
 import torch
 
-from elastrain import preflight
 from elastrain.api import names
+from elastrain_cli import preflight
 
 
 @pytest.fixture(autouse=True)

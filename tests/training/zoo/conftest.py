@@ -17,7 +17,7 @@ import torch
 from differences import differences
 from elastrain.api.keys import JobKeys
 from elastrain.api.records import Outcome, Phase
-from elastrain.etcd.server import EtcdServer
+from elastrain_cli.etcd_server import EtcdServer
 from real_job import Job
 from warm import Warm
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from elastrain.api.manifest import loads
-from elastrain.cli.cluster.compose import MAX_SCRIPT_BYTES, BadScript, compose, files_name, job_name
+from elastrain_cli.cluster.compose import MAX_SCRIPT_BYTES, BadScript, compose, files_name, job_name
 
 
 def composed(**changes: Any) -> dict[str, Any]:

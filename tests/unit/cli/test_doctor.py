@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from elastrain.cli.cluster import doctor
-from elastrain.cli.cluster.doctor import NEEDS
-from elastrain.client import NotAllowed
+from elastrain_cli.client import NotAllowed
+from elastrain_cli.cluster import doctor
+from elastrain_cli.cluster.doctor import NEEDS
 
 
 def deployment(component: str, **status: Any) -> dict[str, Any]:

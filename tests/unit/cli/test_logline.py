@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from elastrain.cli.cluster.logline import readable
+from elastrain_cli.cluster.logline import readable
 
 TOLD = {"level": "info", "logger": "elastrain.agent.presence", "timestamp": "2026-11-22T01:56:49.840741Z"}
 

@@ -9,10 +9,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from elastrain.cli.cluster import app as plugin
-from elastrain.cli.main import PANELS, app
-from elastrain.cli.shell.guests import GuestCommand, actual
-from elastrain.cli.shell.manual import first_sentence, flowing
+from elastrain_cli.cluster import app as plugin
+from elastrain_cli.main import PANELS, app
+from elastrain_cli.shell.guests import GuestCommand, actual
+from elastrain_cli.shell.manual import first_sentence, flowing
 
 WIDE = {"COLUMNS": "120", "TERMINAL_WIDTH": "120", "NO_COLOR": "1"}
 COMMANDS = dict(sorted(typer.main.get_command(app).commands.items()))  # type: ignore[attr-defined]

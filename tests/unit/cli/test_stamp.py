@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from elastrain.cli.shell import stamp
+from elastrain_cli.shell import stamp
 
 SCRIPT = b"import elastrain\n"
 

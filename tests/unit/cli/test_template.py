@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastrain.api import manifest
-from elastrain.cli.template import problems
+from elastrain_cli.template import problems
 
 EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("*/*.yaml"))
 

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from elastrain.api.records import Outcome, Termination
-from elastrain.client.asynchronous import _body
-from elastrain.client.errors import Refused
-from elastrain.client.records import job_of, worker_of
+from elastrain_cli.client.asynchronous import _body
+from elastrain_cli.client.errors import Refused
+from elastrain_cli.client.records import job_of, worker_of
 
 
 def ended(message: str) -> dict:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from elastrain.client import JobNotFound, NotAllowed, NotConnected, NotInstalled, Refused, errors, kubeconfig, reach
+from elastrain_cli.client import JobNotFound, NotAllowed, NotConnected, NotInstalled, Refused, errors, kubeconfig, reach
 
 SERVER = "https://10.1.2.3:6443"
 PROXY = {"HTTPS_PROXY": "http://proxy.example:3128"}

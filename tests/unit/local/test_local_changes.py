@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import builders
 from elastrain.api.records import CheckpointState, Progress, Rescale, Resumed
-from elastrain.cli.local import changes as module
-from elastrain.cli.local.changes import finished_line
-from elastrain.cli.local.status import LocalStatus, WorkerStatus
+from elastrain_cli.local import changes as module
+from elastrain_cli.local.changes import finished_line
+from elastrain_cli.local.status import LocalStatus, WorkerStatus
 
 
 def status(*workers: WorkerStatus, **fields) -> LocalStatus:

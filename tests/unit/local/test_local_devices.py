@@ -6,8 +6,8 @@ import pytest
 
 from elastrain.api.manifest import load
 from elastrain.api.shape import Shape
-from elastrain.cli.local import spec as local
-from elastrain.cli.local.devices import cuda_devices
+from elastrain_cli.local import spec as local
+from elastrain_cli.local.devices import cuda_devices
 
 TWO = ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm")
 

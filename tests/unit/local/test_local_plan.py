@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastrain.api.records import Outcome, Termination
-from elastrain.cli.local.plan import Observed, Result, Worker, plan
+from elastrain_cli.local.plan import Observed, Result, Worker, plan
 
 
 def worker(ordinal: int, *, ready: bool = True, leaving: bool = False, ended: Termination | None = None) -> Worker:

@@ -7,7 +7,7 @@ import sys
 import yaml
 
 from elastrain.api.manifest import load, loads
-from elastrain.cli.local.spec import expand, local_spec, worker_environment
+from elastrain_cli.local.spec import expand, local_spec, worker_environment
 
 
 def with_container(path, **fields):

@@ -8,7 +8,7 @@ import pytest
 
 import builders
 from elastrain.api.records import Member, Progress
-from elastrain.cli.local.status import LocalStatus, WorkerStatus, in_generation, resource
+from elastrain_cli.local.status import LocalStatus, WorkerStatus, in_generation, resource
 from local_jobs import JOB
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

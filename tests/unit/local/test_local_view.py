@@ -9,10 +9,10 @@ from rich.console import Console
 
 from elastrain.api.batch import BatchFigures
 from elastrain.api.records import Generation, GenerationMember, Progress, Rescale
-from elastrain.cli.local.status import LocalStatus, WorkerStatus, resource, workers
-from elastrain.cli.local.view import View
-from elastrain.cli.shell.printing import document
-from elastrain.cli.shell.view import details
+from elastrain_cli.local.status import LocalStatus, WorkerStatus, resource, workers
+from elastrain_cli.local.view import View
+from elastrain_cli.shell.printing import document
+from elastrain_cli.shell.view import details
 from local_jobs import JOB
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)

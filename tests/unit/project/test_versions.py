@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from elastrain.cli.cluster import doctor
+from elastrain_cli.cluster import doctor
 
 ROOT = Path(__file__).parents[3]
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from elastrain.api import names
 from elastrain.api.manifest import InvalidManifest
-from elastrain.cli.local.command import BadOption, with_overrides
-from elastrain.cli.local.spec import local_spec, worker_environment
-from elastrain.cli.shell import stamp
-from elastrain.etcd.server import EtcdNotFound, find_etcd
+from elastrain_cli.etcd_server import EtcdNotFound, find_etcd
+from elastrain_cli.local.command import BadOption, with_overrides
+from elastrain_cli.local.spec import local_spec, worker_environment
+from elastrain_cli.shell import stamp
 from elastrain_verify.command.answer import Report
 from elastrain_verify.command.verification import Options, Verification
 from elastrain_verify.forks import RANKS, preloaded

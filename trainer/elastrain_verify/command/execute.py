@@ -14,10 +14,10 @@ from typing import Any
 
 from elastrain.api.job import ElasticTrainingJob
 from elastrain.api.records import Phase
-from elastrain.cli.local.plan import Result
-from elastrain.cli.local.runner import LocalJob
-from elastrain.cli.local.spec import LocalSpec, worker_environment
 from elastrain.tether import tethered
+from elastrain_cli.local.plan import Result
+from elastrain_cli.local.runner import LocalJob
+from elastrain_cli.local.spec import LocalSpec, worker_environment
 from elastrain_verify.command import job as manifests
 from elastrain_verify.command import place
 from elastrain_verify.command.follow import Follower

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from elastrain.client import ClusterError
+from elastrain_cli.client import ClusterError
 from elastrain_dashboard import accelerators, access, server
 from elastrain_dashboard.access import EVERYTHING, Guard, View
 

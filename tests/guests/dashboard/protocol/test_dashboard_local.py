@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from elastrain.api.records import Progress
-from elastrain.cli.local.status import LocalStatus
+from elastrain_cli.local.status import LocalStatus
 from elastrain_dashboard.local import LocalDashboard
 from harness import browser
 from local_jobs import JOB

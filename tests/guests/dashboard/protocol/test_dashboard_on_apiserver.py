@@ -23,7 +23,7 @@ import yaml
 from harness import browser
 
 pytestmark = pytest.mark.apiserver
-COMMAND = [sys.executable, "-m", "elastrain.cli.main", "dashboard", "--port", "0"]
+COMMAND = [sys.executable, "-m", "elastrain_cli.main", "dashboard", "--port", "0"]
 
 
 @contextlib.asynccontextmanager

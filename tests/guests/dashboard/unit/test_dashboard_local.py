@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 from elastrain.api import names
 from elastrain.api.records import Progress, Rescale
-from elastrain.cli.local.status import LocalStatus, WorkerStatus
+from elastrain_cli.local.status import LocalStatus, WorkerStatus
 from elastrain_dashboard.board import Board
 from elastrain_dashboard.local import Machine
 from local_jobs import JOB

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from elastrain.client.records import job_of
+from elastrain_cli.client.records import job_of
 from elastrain_dashboard import accelerators, facts, picture, timeline
 
 

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 from elastrain.api import rescaled
 from elastrain.api.job import LastRescale
-from elastrain.client import Event
+from elastrain_cli.client import Event
 from elastrain_dashboard.timeline import KEPT, Moment, merged
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)

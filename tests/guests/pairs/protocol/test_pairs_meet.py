@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from elastrain import preflight
 from elastrain.api import names
 from elastrain.api.records import Member, Target
 from elastrain.etcd import EtcdClient, EtcdConfig
+from elastrain_cli import preflight
 from elastrain_pairs import enter, rounds
 from elastrain_pairs.records import Group, Participant
 from elastrain_pairs.rounds import Check, Verdict, by_process

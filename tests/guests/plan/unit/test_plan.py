@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from elastrain.api.job import ElasticTrainingJob
-from elastrain.cli.main import app
-from elastrain.cli.shell.printing import document
+from elastrain_cli.main import app
+from elastrain_cli.shell.printing import document
 from elastrain_plan.app import constants, text
 from elastrain_plan.choose import choose, duration, interval, smallest_group, spares
 from elastrain_plan.model import GB, Cluster, Constants, Settings, shortage, split, writing

@@ -7,7 +7,7 @@ import re
 import typer
 from typer.core import TyperGroup
 
-from elastrain.cli.shell.manual import Readable
+from elastrain_cli.shell.manual import Readable
 
 MEANT = {
     "apply": "submit", "cancel": "delete", "check": "doctor", "continue": "resume", "create": "submit",

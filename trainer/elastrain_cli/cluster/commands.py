@@ -15,19 +15,19 @@ from rich.text import Text
 
 from elastrain.api.job import ElasticTrainingJob
 from elastrain.api.names import headcount
-from elastrain.cli.cluster import doctor as doctors
-from elastrain.cli.cluster.output import Place, answers
-from elastrain.cli.shell import view
-from elastrain.cli.shell.answers import EXIT_FAILED, EXIT_NO_CLUSTER, Output
-from elastrain.cli.shell.printing import document, print_data, print_job, print_text, table_console
-from elastrain.cli.shell.terminal import EXIT_INTERRUPTED
-from elastrain.client import (
+from elastrain_cli.client import (
     NotAllowed,
     Refused,
 )
-from elastrain.client import explain as explanations
-from elastrain.client.asynchronous import ENDED
-from elastrain.client.connection import Connection
+from elastrain_cli.client import explain as explanations
+from elastrain_cli.client.asynchronous import ENDED
+from elastrain_cli.client.connection import Connection
+from elastrain_cli.cluster import doctor as doctors
+from elastrain_cli.cluster.output import Place, answers
+from elastrain_cli.shell import view
+from elastrain_cli.shell.answers import EXIT_FAILED, EXIT_NO_CLUSTER, Output
+from elastrain_cli.shell.printing import document, print_data, print_job, print_text, table_console
+from elastrain_cli.shell.terminal import EXIT_INTERRUPTED
 
 T = TypeVar("T")
 

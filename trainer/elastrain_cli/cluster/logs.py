@@ -9,11 +9,11 @@ from collections.abc import Callable
 from rich.console import Console
 from rich.text import Text
 
-from elastrain.cli.cluster import logline
-from elastrain.cli.cluster.output import Place, answers
-from elastrain.cli.shell import view
-from elastrain.client import AsyncJobs, ClusterError, Worker
-from elastrain.client.asynchronous import ENDED
+from elastrain_cli.client import AsyncJobs, ClusterError, Worker
+from elastrain_cli.client.asynchronous import ENDED
+from elastrain_cli.cluster import logline
+from elastrain_cli.cluster.output import Place, answers
+from elastrain_cli.shell import view
 
 Show = Callable[[str], Text]
 """Formats a line."""

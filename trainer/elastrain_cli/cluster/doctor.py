@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from elastrain.api import names
-from elastrain.client import ClusterError, NotAllowed
-from elastrain.client.connection import Connection
-from elastrain.client.errors import INSTALL
+from elastrain_cli.client import ClusterError, NotAllowed
+from elastrain_cli.client.connection import Connection
+from elastrain_cli.client.errors import INSTALL
 
 NEEDS: Sequence[tuple[str, str, str]] = (
     ("list", names.GROUP, names.PLURAL),

@@ -7,7 +7,7 @@ from typing import Any
 import typer
 
 from elastrain import guests
-from elastrain.cli.shell.manual import Command, Program
+from elastrain_cli.shell.manual import Command, Program
 
 
 class GuestCommand(Command):

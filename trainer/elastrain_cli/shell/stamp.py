@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from elastrain.api import names
-from elastrain.etcd.server import cache_folder
+from elastrain_cli.etcd_server import cache_folder
 
 
 def write(script: bytes, environ: Mapping[str, str] = os.environ) -> None:

@@ -11,13 +11,13 @@ from typing import Annotated, NoReturn
 import typer
 
 from elastrain import __version__
-from elastrain.cli.cluster import app as cluster
-from elastrain.cli.shell import guests
-from elastrain.cli.shell.answers import EXIT_NO_CLUSTER, EXIT_REFUSED, Output
-from elastrain.cli.shell.completion import Shell, script
-from elastrain.cli.shell.completion import jobs as jobs_of_cluster
-from elastrain.cli.shell.manual import Program
-from elastrain.cli.shell.spelling import Commands, job_name
+from elastrain_cli.cluster import app as cluster
+from elastrain_cli.shell import guests
+from elastrain_cli.shell.answers import EXIT_NO_CLUSTER, EXIT_REFUSED, Output
+from elastrain_cli.shell.completion import Shell, script
+from elastrain_cli.shell.completion import jobs as jobs_of_cluster
+from elastrain_cli.shell.manual import Program
+from elastrain_cli.shell.spelling import Commands, job_name
 
 PANELS = HERE, BOTH, CLUSTER, PROGRAM, OPERATOR = (
     "On this machine", "On this machine or a cluster", "On a cluster", "This program", "Called by the operator",
@@ -61,7 +61,7 @@ app = Program(
 
 def _job_names(ctx: typer.Context, incomplete: str) -> list[str]:
     """Completion candidates: job names of this machine and of the cluster."""
-    from elastrain.cli.local.control import control_directory, running_jobs
+    from elastrain_cli.local.control import control_directory, running_jobs
 
     here = [name for name in running_jobs(control_directory()) if name.startswith(incomplete)]
     return [*here, *(name for name in jobs_of_cluster(ctx, incomplete) if name not in here)]
@@ -121,7 +121,7 @@ def preflight(
     Example: elastrain preflight --accelerators 8 --min-bandwidth 1500
     """
     from elastrain.api import names
-    from elastrain.preflight import run as check
+    from elastrain_cli.preflight import run as check
 
     log = Path(names.DEFAULT_TERMINATION_LOG)
     raise typer.Exit(check(accelerators, min_bandwidth, timeout, log if log.exists() else None, pairs_wait=pairs_wait))
@@ -167,7 +167,7 @@ def run(
         elastrain run job.yaml --dashboard --set checkpoint.everySteps=100
         elastrain run train.py --set replicas=4 -- --epochs 3
     """
-    from elastrain.cli.local.command import run_job
+    from elastrain_cli.local.command import run_job
 
     raise typer.Exit(
         run_job(
@@ -214,8 +214,8 @@ def scale(
     if not _is_local(job, namespace, context):
         with _nor_here(job):
             cluster.scale(job, replicas, namespace, context)
-    from elastrain.cli.local.command import scale_job
-    from elastrain.cli.local.control import ControlError
+    from elastrain_cli.local.command import scale_job
+    from elastrain_cli.local.control import ControlError
 
     try:
         typer.echo(scale_job(job, replicas))
@@ -242,8 +242,8 @@ def status(
     if job is not None and not _is_local(job, namespace, context):
         with _nor_here(job) if output is not Output.JSON else contextlib.nullcontext():
             cluster.status(job, output, namespace, context)
-    from elastrain.cli.local.command import show_status
-    from elastrain.cli.local.control import ControlError
+    from elastrain_cli.local.command import show_status
+    from elastrain_cli.local.control import ControlError
 
     try:
         show_status(job, output)
@@ -266,7 +266,7 @@ def _is_local(job: str, namespace: str | None, context: str | None) -> bool:
     """Whether a job of this name runs on this machine."""
     if namespace or context:
         return False
-    from elastrain.cli.local.control import control_directory, running_jobs
+    from elastrain_cli.local.control import control_directory, running_jobs
 
     return job in running_jobs(control_directory())
 
@@ -279,7 +279,7 @@ def validate(manifest: Manifest) -> None:
     Example: elastrain validate job.yaml
     """
     from elastrain.api.manifest import InvalidManifest, load_for_cluster
-    from elastrain.cli import template
+    from elastrain_cli import template
 
     try:
         job = load_for_cluster(manifest)
@@ -347,7 +347,7 @@ app.registered_commands.sort(key=lambda command: PANELS.index(str(command.rich_h
 
 def _refuse(message: str, output: Output = Output.TABLE) -> NoReturn:
     """Print the reason on standard error and exit with code 2."""
-    from elastrain.cli.shell.printing import print_error
+    from elastrain_cli.shell.printing import print_error
 
     print_error(message, EXIT_REFUSED, output)
     raise typer.Exit(EXIT_REFUSED)

@@ -14,7 +14,7 @@ from elastrain.api.job import ElasticTrainingJob
 from elastrain.api.job.shown import Event, Worker, time_of
 from elastrain.api.printable import printable, printable_tree
 from elastrain.api.records import Termination
-from elastrain.client.errors import Refused
+from elastrain_cli.client.errors import Refused
 
 
 @dataclass(frozen=True, slots=True)

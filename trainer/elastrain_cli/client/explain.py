@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from elastrain.api.job import Condition, ConditionType, ElasticTrainingJob, JobStatus
-from elastrain.client import Worker, queued
 from elastrain.sizing.describe import more_share, shares_line, why_this_batch
+from elastrain_cli.client import Worker, queued
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,9 @@ from elastrain.api import names
 from elastrain.api.job import ElasticTrainingJob
 from elastrain.api.job.shown import Event, Worker
 from elastrain.api.names import headcount
-from elastrain.client import errors
-from elastrain.client.connection import MERGE_PATCH, Connection
-from elastrain.client.records import LogLine, event_of, job_of, worker_of
+from elastrain_cli.client import errors
+from elastrain_cli.client.connection import MERGE_PATCH, Connection
+from elastrain_cli.client.records import LogLine, event_of, job_of, worker_of
 
 ENDED = ("Succeeded", "Failed")
 _WATCH_SECONDS = 300
@@ -43,7 +43,7 @@ class AsyncJobs:
         """Connect by a kubeconfig, or in a pod by its service account.
 
         ``kubeconfig``: a path; None: ``$KUBECONFIG``, else ``~/.kube/config``. ``namespace``: None: the context's
-        namespace, or the pod's. Raises :class:`~elastrain.client.NotConnected`.
+        namespace, or the pod's. Raises :class:`~elastrain_cli.client.NotConnected`.
         """
         return cls(await Connection.open(namespace=namespace, context=context, kubeconfig=kubeconfig))
 

@@ -77,7 +77,7 @@ def namespaces(ctx: typer.Context, incomplete: str) -> list[str]:
 def contexts(incomplete: str) -> list[str]:
     """Contexts of the kubeconfig."""
     with _silently():
-        from elastrain.client import kubeconfig
+        from elastrain_cli.client import kubeconfig
 
         return _starting(incomplete, kubeconfig.contexts(kubeconfig.places()))
     return []
@@ -129,7 +129,7 @@ def _ask(ctx: typer.Context, path: Any) -> list[str]:
 
 
 async def _names(namespace: str | None, context: str | None, path: Any) -> list[str]:
-    from elastrain.client.connection import Connection
+    from elastrain_cli.client.connection import Connection
 
     async with asyncio.timeout(SECONDS):
         connection = await Connection.open(namespace=namespace, context=context, request_seconds=SECONDS)

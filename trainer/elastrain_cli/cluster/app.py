@@ -14,12 +14,12 @@ from typing import Annotated
 
 import typer
 
-from elastrain.cli.shell import completion, guests
-from elastrain.cli.shell.answers import EXIT_REFUSED, Output
-from elastrain.cli.shell.manual import Program
-from elastrain.cli.shell.spelling import Commands, job_name
-from elastrain.cli.shell.terminal import courteous
 from elastrain.guests import way_out
+from elastrain_cli.shell import completion, guests
+from elastrain_cli.shell.answers import EXIT_REFUSED, Output
+from elastrain_cli.shell.manual import Program
+from elastrain_cli.shell.spelling import Commands, job_name
+from elastrain_cli.shell.terminal import courteous
 
 Job = Annotated[
     str,
@@ -72,8 +72,8 @@ def list_(
 
     Examples: elastrain list -o wide, elastrain list -A, elastrain list -o json
     """
-    from elastrain.cli.cluster import commands
-    from elastrain.cli.cluster.output import Place
+    from elastrain_cli.cluster import commands
+    from elastrain_cli.cluster.output import Place
 
     raise typer.Exit(commands.list_jobs(Place(namespace, context), output, all_namespaces=all_namespaces))
 
@@ -111,8 +111,8 @@ def submit(
         elastrain submit train.py --image registry.example/train:1 --max 8
         elastrain submit train.py --image registry.example/train:1 --dry-run
     """
-    from elastrain.cli.cluster import submit
-    from elastrain.cli.cluster.output import Place
+    from elastrain_cli.cluster import submit
+    from elastrain_cli.cluster.output import Place
 
     asked = submit.ScriptJob(name, image, (least, most, replicas), tuple(limit or ()), tuple(arguments or ()))
     raise typer.Exit(submit.submit(Place(namespace, context), file, asked, dry_run=dry_run))
@@ -124,8 +124,8 @@ def status(job: Job, output: Format = Output.TABLE, namespace: Namespace = None,
 
     Examples: elastrain status digits, elastrain status digits -o yaml
     """
-    from elastrain.cli.cluster import commands
-    from elastrain.cli.cluster.output import Place
+    from elastrain_cli.cluster import commands
+    from elastrain_cli.cluster.output import Place
 
     raise typer.Exit(commands.status(Place(namespace, context), job, output))
 
@@ -136,8 +136,8 @@ def watch(job: Job, namespace: Namespace = None, context: Context = None) -> Non
 
     Example: elastrain watch digits
     """
-    from elastrain.cli.cluster import commands
-    from elastrain.cli.cluster.output import Place
+    from elastrain_cli.cluster import commands
+    from elastrain_cli.cluster.output import Place
 
     raise typer.Exit(commands.watch(Place(namespace, context), job))
 
@@ -153,8 +153,8 @@ def scale(
 
     Example: elastrain scale digits 4
     """
-    from elastrain.cli.cluster import commands
-    from elastrain.cli.cluster.output import Place
+    from elastrain_cli.cluster import commands
+    from elastrain_cli.cluster.output import Place
 
     raise typer.Exit(commands.scale(Place(namespace, context), job, replicas))
 
@@ -166,8 +166,8 @@ def suspend(job: Job, namespace: Namespace = None, context: Context = None) -> N
 
     Example: elastrain suspend digits
     """
-    from elastrain.cli.cluster import commands
-    from elastrain.cli.cluster.output import Place
+    from elastrain_cli.cluster import commands
+    from elastrain_cli.cluster.output import Place
 
     raise typer.Exit(commands.suspend(Place(namespace, context), job))
 
@@ -178,8 +178,8 @@ def resume(job: Job, namespace: Namespace = None, context: Context = None) -> No
 
     Example: elastrain resume digits
     """
-    from elastrain.cli.cluster import commands
-    from elastrain.cli.cluster.output import Place
+    from elastrain_cli.cluster import commands
+    from elastrain_cli.cluster.output import Place
 
     raise typer.Exit(commands.resume(Place(namespace, context), job))
 
@@ -190,8 +190,8 @@ def delete(job: Job, namespace: Namespace = None, context: Context = None) -> No
 
     Example: elastrain delete digits
     """
-    from elastrain.cli.cluster import commands
-    from elastrain.cli.cluster.output import Place
+    from elastrain_cli.cluster import commands
+    from elastrain_cli.cluster.output import Place
 
     raise typer.Exit(commands.delete(Place(namespace, context), job))
 
@@ -210,8 +210,8 @@ def logs(
 
     Examples: elastrain logs digits, elastrain logs digits -f --tail 10
     """
-    from elastrain.cli.cluster import logs
-    from elastrain.cli.cluster.output import Place
+    from elastrain_cli.cluster import logs
+    from elastrain_cli.cluster.output import Place
 
     raise typer.Exit(logs.logs(Place(namespace, context), job, follow=follow, tail=tail, raw=raw))
 
@@ -222,8 +222,8 @@ def explain(job: Job, namespace: Namespace = None, context: Context = None) -> N
 
     Example: elastrain explain digits
     """
-    from elastrain.cli.cluster import commands
-    from elastrain.cli.cluster.output import Place
+    from elastrain_cli.cluster import commands
+    from elastrain_cli.cluster.output import Place
 
     raise typer.Exit(commands.explain(Place(namespace, context), job))
 
@@ -235,8 +235,8 @@ def doctor(namespace: Namespace = None, context: Context = None) -> None:
 
     Example: elastrain doctor
     """
-    from elastrain.cli.cluster import commands
-    from elastrain.cli.cluster.output import Place
+    from elastrain_cli.cluster import commands
+    from elastrain_cli.cluster.output import Place
 
     raise typer.Exit(commands.doctor(Place(namespace, context)))
 

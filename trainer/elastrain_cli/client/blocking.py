@@ -13,8 +13,8 @@ from typing import Any, Self, TypeVar
 from elastrain import threads
 from elastrain.api.job import ElasticTrainingJob
 from elastrain.api.job.shown import Event, Worker
-from elastrain.client.asynchronous import ENDED, AsyncJobs
-from elastrain.client.records import LogLine
+from elastrain_cli.client.asynchronous import ENDED, AsyncJobs
+from elastrain_cli.client.records import LogLine
 
 T = TypeVar("T")
 

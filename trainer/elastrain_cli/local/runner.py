@@ -27,13 +27,13 @@ from elastrain.api.job import ElasticTrainingJob
 from elastrain.api.keys import JobKeys
 from elastrain.api.manifest import load
 from elastrain.api.records import Generation, Member, Outcome, Phase, Progress, Target
-from elastrain.cli.local.plan import Observed, Plan, Result, Worker, plan
-from elastrain.cli.local.site import Site
-from elastrain.cli.local.spec import LocalSpec, local_spec
-from elastrain.cli.local.status import LocalStatus, WorkerStatus, in_generation, phase_of
-from elastrain.cli.local.worker import LocalWorker
 from elastrain.etcd import Batch, EtcdClient, EtcdError
 from elastrain.rendezvous.view_builder import ViewBuilder
+from elastrain_cli.local.plan import Observed, Plan, Result, Worker, plan
+from elastrain_cli.local.site import Site
+from elastrain_cli.local.spec import LocalSpec, local_spec
+from elastrain_cli.local.status import LocalStatus, WorkerStatus, in_generation, phase_of
+from elastrain_cli.local.worker import LocalWorker
 
 log = structlog.get_logger()
 

@@ -14,9 +14,9 @@ request, the cause and the remedy.
 """
 
 from elastrain.api.job.shown import Event, Worker
-from elastrain.client.asynchronous import AsyncJobs
-from elastrain.client.blocking import Jobs
-from elastrain.client.errors import (
+from elastrain_cli.client.asynchronous import AsyncJobs
+from elastrain_cli.client.blocking import Jobs
+from elastrain_cli.client.errors import (
     ClusterError,
     JobExists,
     JobNotFound,
@@ -25,7 +25,7 @@ from elastrain.client.errors import (
     NotInstalled,
     Refused,
 )
-from elastrain.client.records import LogLine
+from elastrain_cli.client.records import LogLine
 
 __all__ = [
     "AsyncJobs", "ClusterError", "Event", "JobExists", "JobNotFound", "Jobs", "LogLine", "NotAllowed", "NotConnected",

@@ -14,8 +14,8 @@ from rich.console import Console
 
 from elastrain.api.job import ElasticTrainingJob
 from elastrain.api.job.shown import Event, Worker
-from elastrain.cli.shell import view
-from elastrain.cli.shell.answers import Output
+from elastrain_cli.shell import view
+from elastrain_cli.shell.answers import Output
 
 _UNCUT = 4096
 """Columns of a table in a pipe or a file; wide enough that no cell is cut."""

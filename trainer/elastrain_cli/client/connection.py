@@ -16,9 +16,9 @@ import yaml
 from kubernetes.aio import client as kubernetes_client
 from kubernetes.aio import config as kubernetes_config
 
-from elastrain.client import errors, kubeconfig, reach
-from elastrain.client.kubeconfig import places
 from elastrain.reflector import Pages, pages
+from elastrain_cli.client import errors, kubeconfig, reach
+from elastrain_cli.client.kubeconfig import places
 
 REQUEST_SECONDS = 15.0
 """Seconds for one call. A watch or a followed log has this limit only until its answer begins."""
@@ -54,7 +54,7 @@ class Connection:
 
         ``namespace``: None: the namespace of the context, or of the pod. ``request_seconds``: limit of each call. The
         proxy is the kubeconfig's ``proxy-url``, else the environment's (``HTTPS_PROXY``, ``NO_PROXY``), as in kubectl.
-        Sends no request. Raises :class:`~elastrain.client.NotConnected`.
+        Sends no request. Raises :class:`~elastrain_cli.client.NotConnected`.
         """
         configuration = kubernetes_client.Configuration()
         try:

@@ -21,17 +21,17 @@ from elastrain.api.job import ElasticTrainingJob
 from elastrain.api.job.shown import Worker
 from elastrain.api.manifest import InvalidManifest, load, loads
 from elastrain.api.names import headcount
-from elastrain.cli.local.changes import finished_line
-from elastrain.cli.local.control import ControlError, ControlServer, ask, control_directory, running_jobs
-from elastrain.cli.local.hints import hint
-from elastrain.cli.local.plan import Result
-from elastrain.cli.local.runner import LocalJob
-from elastrain.cli.local.script import job_of
-from elastrain.cli.local.status import LocalStatus, resource, workers
-from elastrain.cli.local.view import View, wants_live
-from elastrain.cli.shell.answers import Output
-from elastrain.cli.shell.printing import document, print_job
-from elastrain.etcd.server import EtcdNotFound
+from elastrain_cli.etcd_server import EtcdNotFound
+from elastrain_cli.local.changes import finished_line
+from elastrain_cli.local.control import ControlError, ControlServer, ask, control_directory, running_jobs
+from elastrain_cli.local.hints import hint
+from elastrain_cli.local.plan import Result
+from elastrain_cli.local.runner import LocalJob
+from elastrain_cli.local.script import job_of
+from elastrain_cli.local.status import LocalStatus, resource, workers
+from elastrain_cli.local.view import View, wants_live
+from elastrain_cli.shell.answers import Output
+from elastrain_cli.shell.printing import document, print_job
 
 EXIT_FAILED = 1
 TAIL_LINES = 20

@@ -15,10 +15,10 @@ from elastrain.agent.logs import ENV_AGENT_LOG
 from elastrain.api import names
 from elastrain.api.keys import JobKeys
 from elastrain.api.settings import RankSettings, shape_fields
-from elastrain.cli.local.spec import LocalSpec, worker_environment
-from elastrain.cli.local.worker import LocalWorker
 from elastrain.etcd import EtcdConfig
-from elastrain.etcd.server import EtcdServer
+from elastrain_cli.etcd_server import EtcdServer
+from elastrain_cli.local.spec import LocalSpec, worker_environment
+from elastrain_cli.local.worker import LocalWorker
 
 log = structlog.get_logger()
 
