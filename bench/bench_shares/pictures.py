@@ -1,4 +1,4 @@
-"""The picture of docs/numerics.md: throughput over time while one of two ranks gets slower, or its speed flaps."""
+"""The picture of docs/measured.md: throughput over time while one of two ranks gets slower, or its speed flaps."""
 
 from __future__ import annotations
 
