@@ -232,8 +232,7 @@ def documented() -> set[str]:
 GENERATIONS = {"Start", "Grow", "Drain", "Lost", "Broken", "Replace", "Suspend", "Stop"}
 COMPOSED = {"InfrastructureLimitExceeded", "PreemptionLimitExceeded"}
 """Made of a field's name in policy/losses/counting.py."""
-OF_THE_POD = {"Unschedulable"}
-"""Kubernetes' own word, passed on."""
+OF_THE_POD = {"Unschedulable"}  # Kubernetes' own word, passed on
 
 
 def test_every_reason_that_the_operator_gives_is_documented() -> None:
