@@ -82,7 +82,7 @@ mutants: ## put random small changes into the decisions and show which test find
 
 reference: ## what follows from the code: the CRD, and the pages of fields, commands, client and decisions
 	@scripts/dev-env
-	@$(PY) -m elastrain.api.schema.crd --write
+	@$(PY) -m elastrain_resource.schema.crd --write
 	@$(PY) scripts/reference.py --write
 	@$(PY) scripts/frameworks.py --write
 

@@ -25,8 +25,6 @@ from typing import Any
 
 import typer
 
-from elastrain.api import podfields as fields
-from elastrain.api.schema.crd import crd
 from elastrain.elastic.contract import RULES, Effect, Phase
 from elastrain_cli import client
 from elastrain_cli import main as cli
@@ -34,6 +32,8 @@ from elastrain_cli.client import errors
 from elastrain_cli.shell import guests
 from elastrain_cli.shell.manual import usage
 from elastrain_operator import __main__ as operator_command
+from elastrain_resource import podfields as fields
+from elastrain_resource.schema.crd import crd
 
 NOTE = "<!-- Written by scripts/reference.py (`make reference`). Do not edit. -->\n\n"
 MARK = "<!-- From here on written by scripts/reference.py (`make reference`). Do not edit. -->\n"

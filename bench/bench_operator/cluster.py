@@ -19,9 +19,9 @@ from typing import Any
 from bench_harness.processes import Processes, free_ports
 from bench_harness.program import Failed
 from bench_operator.net import Api, Refused
-from elastrain.api.schema.crd import crd, set_crd
 from elastrain_cli.etcd_server import find_etcd
 from elastrain_operator.kube.client import CAPACITY_PERMISSIONS, CLUSTER_PERMISSIONS, LEASE_PERMISSIONS, PERMISSIONS
+from elastrain_resource.schema.crd import crd, set_crd
 
 BIN = Path(os.environ.get("ELASTRAIN_CACHE") or Path.home() / ".cache/elastrain") / "bin"
 PROGRAMS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl", "helm", "kwok", "kwok-stages")

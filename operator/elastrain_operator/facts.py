@@ -8,9 +8,9 @@ from datetime import datetime
 from enum import Enum, StrEnum
 from typing import Any, Literal
 
-from elastrain.api.job import ConditionType
 from elastrain.api.records import Generation, GenerationMember, Member, Phase, Progress, Target, Termination
 from elastrain_operator.allocation.snapshot import Amounts, Share
+from elastrain_resource.job import ConditionType
 
 WORKLOAD_NOTE = "kueue.x-k8s.io/workload"
 """Annotation of a pod: the Workload that it is charged to. Kueue reads it for topology-aware placement."""

@@ -1,7 +1,7 @@
 """kopf's handlers: start, login, jobs, end. None of them decides anything or writes to an object.
 
 Jobs have no daemon and no change handlers: kopf would add a finalizer and annotations to them (docs/decisions/0080).
-Worker pods and all other objects come by :class:`elastrain.reflector.Reflector`, which costs a third as much.
+Worker pods and all other objects come by :class:`elastrain_resource.reflector.Reflector`, which costs a third as much.
 """
 
 # kopf's decorators are typed, but mypy does not follow its imports here.
@@ -14,9 +14,9 @@ from typing import Any
 import kopf
 
 from elastrain.api import names
-from elastrain.reflector import PAGE, RETRY_DELAYS
 from elastrain_operator.app import App
 from elastrain_operator.kube import access
+from elastrain_resource.reflector import PAGE, RETRY_DELAYS
 
 JOBS = (names.GROUP, names.VERSION, names.PLURAL)
 

@@ -9,7 +9,7 @@ from typing import Any
 from aiohttp import web
 
 from elastrain import listening
-from elastrain.serving import serving
+from elastrain_resource.serving import serving
 
 
 @asynccontextmanager

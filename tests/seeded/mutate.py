@@ -30,7 +30,7 @@ DECISIONS: dict[str, tuple[str, ...]] = {
     "operator/elastrain_operator/policy": ("tests/unit/operator", "tests/sim"),
     "operator/elastrain_operator/job/plan.py": ("tests/unit/operator", "tests/sim"),
     "operator/elastrain_operator/allocation": ("tests/unit/operator",),
-    "trainer/elastrain/sizing": ("tests/unit/sizing", "tests/unit/operator"),
+    "trainer/elastrain_resource/sizing": ("tests/unit/sizing", "tests/unit/operator"),
     "trainer/elastrain_batches/goodput.py": ("tests/unit/sizing",),
     "trainer/elastrain_batches/noise.py": ("tests/unit/sizing",),
 }

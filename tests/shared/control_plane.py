@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 from bench_harness.processes import free_ports
-from elastrain.api.schema.crd import crd, set_crd
+from elastrain_resource.schema.crd import crd, set_crd
 from programs import MISSING
 
 CACHE = Path(os.environ.get("ELASTRAIN_CACHE", Path.home() / ".cache/elastrain")) / "bin"

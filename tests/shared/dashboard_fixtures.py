@@ -29,7 +29,7 @@ KINDS = {names.PLURAL: names.KIND, "pods": "Pod", "events": "Event", "nodes": "N
 
 @dataclass
 class FakeCluster:
-    """Objects by kind, and watches that report them: a :class:`elastrain.reflector.Source`."""
+    """Objects by kind, and watches that report them: a :class:`elastrain_resource.reflector.Source`."""
 
     objects: dict[str, dict[str, Raw]] = field(default_factory=lambda: {plural: {} for plural in KINDS})
     trouble: Exception | None = None

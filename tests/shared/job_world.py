@@ -8,7 +8,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import builders
-from elastrain.api.job import JobSpec, JobStatus
 from elastrain.api.records import Member, Outcome, Phase, Termination
 from elastrain_operator.allocation.snapshot import Share
 from elastrain_operator.facts import Coordination, Ending, JobRef, Observed, Pod
@@ -17,6 +16,7 @@ from elastrain_operator.job.state import LoopState, Plan
 from elastrain_operator.pod.template import version
 from elastrain_operator.policy.losses import data_loss
 from elastrain_operator.policy.size import leavers, replicas
+from elastrain_resource.job import JobSpec, JobStatus
 
 JOB = JobRef("default", "job", "uid", 1)
 START = datetime(2030, 1, 1, tzinfo=UTC)

@@ -1,7 +1,7 @@
 """A job as local mode reads it from a manifest."""
 
 from elastrain.api import names
-from elastrain.api.job import ElasticTrainingJob
+from elastrain_resource.job import ElasticTrainingJob
 
 CONTAINER = {"name": "trainer", "image": "-", "command": ["-"]}
 JOB = ElasticTrainingJob(

@@ -7,9 +7,9 @@ import json
 from typing import Any
 
 import impatient_operator
-from elastrain.api.job import JobStatus
 from elastrain.api.records import Target
 from elastrain_operator.job import statuses
+from elastrain_resource.job import JobStatus
 
 _patch, _encode = statuses.status_patch, Target.encode
 MARK = "writtenByTheNextVersion"

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from elastrain.api import names
-from elastrain.api.job import JobSpec
 from elastrain.api.records import Termination
 from elastrain_operator.facts import JobRef
 from elastrain_operator.job import loop as loop_module
 from elastrain_operator.pod import manifest
+from elastrain_resource.job import JobSpec
 from raw_cluster import TEMPLATE, wire_time
 
 NOW = datetime(2030, 1, 1, 12, 0, tzinfo=UTC)

@@ -16,11 +16,11 @@ import yaml
 from charts import Run, operator
 from conditions import eventually
 from elastrain.api import names
-from elastrain.api.job import JobSpec
 from elastrain.etcd import EtcdConfig
 from elastrain_operator.config import OperatorConfig, WorkerEtcd
 from elastrain_operator.facts import JobRef
 from elastrain_operator.pod import manifest as manifests
+from elastrain_resource.job import JobSpec
 from raw_cluster import Cluster
 
 if TYPE_CHECKING:

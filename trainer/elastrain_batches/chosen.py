@@ -23,10 +23,10 @@ from elastrain.data.spans import Spans
 from elastrain.elastic.batching import ScriptsBatch
 from elastrain.elastic.commit.step import Step
 from elastrain.elastic.strategies.strategy import ElasticModule
-from elastrain.sizing.speedup import Batches, Measured
 from elastrain_batches.goodput import choose, is_known, larger, learning_rate_factor
 from elastrain_batches.noise import NoiseScale, is_due, weight
 from elastrain_batches.small_gradient import SmallGradient, squared
+from elastrain_resource.sizing.speedup import Batches, Measured
 
 log = structlog.get_logger(__name__)
 

@@ -1,6 +1,6 @@
 """The batch of an optimizer step within the user's bounds, chosen by goodput. Pure.
 
-The model of speed and goodput is that of :mod:`elastrain.sizing.speedup`, with ranks for workers.
+The model of speed and goodput is that of :mod:`elastrain_resource.sizing.speedup`, with ranks for workers.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import math
 from dataclasses import replace
 
 from elastrain.api.settings import LearningRate
-from elastrain.sizing.speedup import Batches, Measured, learned
+from elastrain_resource.sizing.speedup import Batches, Measured, learned
 
 LARGEST_GROWTH = 2
 """Largest factor by which a batch grows at once: what is not measured yet is reached in steps that are."""
@@ -35,8 +35,8 @@ def learning_rate_factor(rule: LearningRate, factor: int, base: int, noise: floa
 def choose(*, factor: int, ranks: int, measured: tuple[Measured, ...], batches: Batches) -> int:
     """The factor of the next steps: how many batches of the script, of ``batches.base`` samples, each takes.
 
-    As of :meth:`elastrain.sizing.speedup.Speedup.next_batch`. ``factor``: the present one. ``measured``: times of
-    steps, by ranks. The batch stays if the noise scale or the time of the present step is unknown.
+    As of :meth:`elastrain_resource.sizing.speedup.Speedup.next_batch`. ``factor``: the present one. ``measured``: times
+    of steps, by ranks. The batch stays if the noise scale or the time of the present step is unknown.
     """
     present, most = factor * batches.base, max(batches.most, batches.base)
     if present <= most and not is_known(present, ranks, measured, batches):

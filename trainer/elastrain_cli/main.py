@@ -278,8 +278,8 @@ def validate(manifest: Manifest) -> None:
 
     Example: elastrain validate job.yaml
     """
-    from elastrain.api.manifest import InvalidManifest, load_for_cluster
     from elastrain_cli import template
+    from elastrain_resource.manifest import InvalidManifest, load_for_cluster
 
     try:
         job = load_for_cluster(manifest)

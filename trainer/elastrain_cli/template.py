@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from elastrain.api.podfields import Raw, objects
+from elastrain_resource.podfields import Raw, objects
 
 _QUANTITY = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?\d+)?")
 _OWN_VOLUMES = ("elastrain-shm", "elastrain-etcd")

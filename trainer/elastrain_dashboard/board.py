@@ -12,8 +12,6 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from elastrain.api import names
-from elastrain.api.job import ElasticTrainingJob, JobStatus
-from elastrain.reflector import RETRY_DELAYS, Reflector, Source
 from elastrain_cli.client import Event, Refused, Worker
 from elastrain_cli.client.records import job_of
 from elastrain_dashboard import accelerators, facts, picture, timeline
@@ -21,6 +19,8 @@ from elastrain_dashboard.access import EVERYTHING, View
 from elastrain_dashboard.facts import EventFacts, JobFacts, NodeFacts, PodFacts
 from elastrain_dashboard.history import Figures, Shares
 from elastrain_dashboard.stream import Hub
+from elastrain_resource.job import ElasticTrainingJob, JobStatus
+from elastrain_resource.reflector import RETRY_DELAYS, Reflector, Source
 
 PERMISSIONS: Mapping[tuple[str, str], tuple[str, ...]] = MappingProxyType(
     {

@@ -17,13 +17,13 @@ from aiohttp import web
 
 from elastrain import listening as sockets
 from elastrain.api import names
-from elastrain.serving import serving
 from elastrain_cli.client.connection import Connection
 from elastrain_cli.cluster.output import Misused, Place, answers
 from elastrain_cli.shell.printing import print_now
 from elastrain_dashboard.access import Guard
 from elastrain_dashboard.board import Board
 from elastrain_dashboard.server import application
+from elastrain_resource.serving import serving
 
 
 class CannotListen(Exception):

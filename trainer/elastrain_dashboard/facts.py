@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from elastrain.api import names
-from elastrain.api.accelerators import KNOWN, is_extended, limits_of
 from elastrain_cli.client import Event, Worker
 from elastrain_cli.client.records import event_of, worker_of
+from elastrain_resource.accelerators import KNOWN, is_extended, limits_of
 
 CPU_WORKERS = "workers without accelerator"
 """The resource name for a worker without extended resources."""

@@ -18,15 +18,16 @@ from typing import Self
 
 import structlog
 
-from elastrain.api import names, rescaled
-from elastrain.api.job import ElasticTrainingJob, reported
-from elastrain.api.job.shown import Worker
-from elastrain.reflector import GONE, WATCH_SECONDS, Body
+from elastrain.api import names
 from elastrain_cli.local.changes import changes, new_rescales
 from elastrain_cli.local.status import LocalStatus, resource, workers
 from elastrain_dashboard.board import Board
 from elastrain_dashboard.command import CannotListen, listening, log_to_stderr
 from elastrain_dashboard.server import application
+from elastrain_resource import rescaled
+from elastrain_resource.job import ElasticTrainingJob, reported
+from elastrain_resource.job.shown import Worker
+from elastrain_resource.reflector import GONE, WATCH_SECONDS, Body
 
 ADDRESS = "127.0.0.1"
 PORT = 8090
@@ -41,7 +42,7 @@ Read = Callable[[], LocalStatus]
 
 
 class Machine:
-    """A :class:`elastrain.reflector.Source` of one job on this machine. Use from one event loop."""
+    """A :class:`elastrain_resource.reflector.Source` of one job on this machine. Use from one event loop."""
 
     def __init__(self, job: ElasticTrainingJob, read: Read, now: Callable[[], datetime]) -> None:
         self._job, self._read, self._now = job, read, now

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from elastrain.api.job import AcceleratorSeconds, ConditionType, ElasticTrainingJob, JobStatus, training_time
 from elastrain.api.records import PHASES
 from elastrain_cli.client import Event, Worker, queued
 from elastrain_cli.client import explain as explanations
 from elastrain_cli.shell import view
 from elastrain_dashboard.timeline import Moment
+from elastrain_resource.job import AcceleratorSeconds, ConditionType, ElasticTrainingJob, JobStatus, training_time
 
 EVENTS = 50
 """Shown events of a job, newest first."""

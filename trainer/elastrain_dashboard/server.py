@@ -13,13 +13,13 @@ from http import HTTPStatus
 import structlog
 from aiohttp import web
 
-from elastrain.serving import SECONDS
 from elastrain_cli.client import ClusterError
 from elastrain_dashboard import assets, login
 from elastrain_dashboard.access import REVIEW_SECONDS, Guard, View
 from elastrain_dashboard.board import OVERVIEW, Board
 from elastrain_dashboard.login import VIEW
 from elastrain_dashboard.stream import TooMany, encoded
+from elastrain_resource.serving import SECONDS
 
 TICK_SECONDS = 1.0
 HEARTBEAT_SECONDS = 10.0

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from elastrain.api import rescaled
-from elastrain.api.job import LastRescale
-from elastrain.api.job.shown import time_of
 from elastrain_cli.client import Event
+from elastrain_resource import rescaled
+from elastrain_resource.job import LastRescale
+from elastrain_resource.job.shown import time_of
 
 KEPT = 100
 """Kept rescales of a job."""

@@ -109,7 +109,7 @@ def plan(
 
 
 def _record(path: Path) -> Measured:
-    from elastrain.api.job import ElasticTrainingJob
+    from elastrain_resource.job import ElasticTrainingJob
 
     read = sys.stdin.read() if str(path) == "-" else path.read_text()
     try:

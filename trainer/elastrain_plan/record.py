@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from elastrain.api.job import ElasticTrainingJob, JobStatus
 from elastrain_plan.model import Constants
+from elastrain_resource.job import ElasticTrainingJob, JobStatus
 
 ENOUGH = 5
 """Losses from which a mean time between them is taken; fewer say little."""

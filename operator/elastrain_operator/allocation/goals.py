@@ -19,13 +19,13 @@ from datetime import datetime
 from itertools import islice, pairwise
 from typing import NamedTuple
 
-from elastrain.sizing import speedup
 from elastrain_operator.allocation import explanations
 from elastrain_operator.allocation.grant import Grant, Stop
 from elastrain_operator.allocation.room import Room, main_resource
 from elastrain_operator.allocation.snapshot import Amounts, Job, Policy, WorkerShape
 from elastrain_operator.allocation.trials import Trial, trial
 from elastrain_operator.allocation.worth import age_of, stays, utility
+from elastrain_resource.sizing import speedup
 
 REACH = 4
 """A job gets at most this multiple of the largest size at which its speed was measured."""

@@ -9,7 +9,7 @@ from enum import StrEnum
 from operator import attrgetter
 from types import MappingProxyType
 
-from elastrain.sizing.speedup import Batches, Measured
+from elastrain_resource.sizing.speedup import Batches, Measured
 
 Amounts = tuple[tuple[str, int], ...]
 """Resource → integer amount, sorted by name: ``(("cpu", 500), ("nvidia.com/gpu", 4), ("pods", 1))``. CPU is in

@@ -11,10 +11,10 @@ from __future__ import annotations
 from datetime import datetime
 from typing import NamedTuple
 
-from elastrain.sizing import speedup
 from elastrain_operator.allocation.grant import Grant
 from elastrain_operator.allocation.snapshot import Job, Policy
 from elastrain_operator.allocation.worth import age_of, pause_of, stays, utility
+from elastrain_resource.sizing import speedup
 
 MOST = 2
 """Trials of a job: one that has measured more sizes and placements makes none."""

@@ -14,8 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from elastrain.sizing import speedup
 from elastrain_operator.allocation.snapshot import Job, Policy, Sharing
+from elastrain_resource.sizing import speedup
 
 REST = 10
 """Pauses that pass between two resizes of a job for a mere improvement, if sizes follow measured speeds."""

@@ -10,13 +10,13 @@ from types import MappingProxyType
 from typing import Any
 
 from elastrain.api import names
-from elastrain.reflector import REFUSED_SECONDS, Reflector, Source
 from elastrain_operator import clock
 from elastrain_operator.allocation import resources
 from elastrain_operator.allocation.snapshot import Held, Node
 from elastrain_operator.cluster import nodes, quotas
 from elastrain_operator.cluster.nodes import NodeFacts
 from elastrain_operator.cluster.quotas import Quota
+from elastrain_resource.reflector import REFUSED_SECONDS, Reflector, Source
 
 # The claims of the jobs contain the workers.
 _OTHERS = MappingProxyType(

@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection
 from datetime import datetime
 from typing import Any
 
-from elastrain.reflector import Reflector, Source
 from elastrain_operator.allocation.resources import CLAIM
 from elastrain_operator.allocation.snapshot import Snapshot
 from elastrain_operator.cluster.nodes import DWELL
@@ -17,6 +16,7 @@ from elastrain_operator.devices.books import Books, Published, Taken, Wants
 from elastrain_operator.devices.selectors import NotCounted
 from elastrain_operator.devices.slices import DeviceClass, Mild, Slice, Template
 from elastrain_operator.waiting import until
+from elastrain_resource.reflector import Reflector, Source
 
 API = "/apis/resource.k8s.io/v1"
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import structlog
 
-from elastrain.api.job import JobSpec
 from elastrain.api.keys import JobKeys
 from elastrain.etcd import EtcdDenied, EtcdError
 from elastrain_operator import clock
@@ -32,6 +31,7 @@ from elastrain_operator.records.logins import JobLogins
 from elastrain_operator.records.mirror import Mirror
 from elastrain_operator.watch import parse
 from elastrain_operator.watch.owner import owner
+from elastrain_resource.job import JobSpec
 
 _CHANGED = {Still.NOT_READY: parse.is_ready, Still.NOT_STARTED: parse.has_started}
 """What must not be true of a pod that is deleted only if it is still as it was seen."""

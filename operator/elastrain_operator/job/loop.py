@@ -11,7 +11,6 @@ from typing import Any
 
 import structlog
 
-from elastrain.api.job import JobSpec, JobStatus
 from elastrain.api.keys import JobKeys
 from elastrain.etcd import EtcdError
 from elastrain_operator import clock
@@ -34,6 +33,7 @@ from elastrain_operator.records.mirror import Mirror
 from elastrain_operator.waiting import until
 from elastrain_operator.watch import parse
 from elastrain_operator.watch.owner import is_issued
+from elastrain_resource.job import JobSpec, JobStatus
 
 COALESCE = 0.05
 """Seconds between a wake-up and its pass, so that concurrent changes cause one pass."""

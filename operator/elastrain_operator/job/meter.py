@@ -15,12 +15,12 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import Literal
 
-from elastrain.api.job import AcceleratorSeconds, JobStatus, LastRescale, RestartCounts, SparesStatus, reported
-from elastrain.api.job.batches import BatchStatus
 from elastrain.api.records import Progress, Rescale
 from elastrain_operator import clock as time_of_day
 from elastrain_operator.facts import JobRef, Observed
 from elastrain_operator.policy.report import accelerator_seconds
+from elastrain_resource.job import AcceleratorSeconds, JobStatus, LastRescale, RestartCounts, SparesStatus, reported
+from elastrain_resource.job.batches import BatchStatus
 
 PAUSE_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 """Buckets of the pause in seconds: a rescale in process takes a fraction of one, a cold start minutes."""

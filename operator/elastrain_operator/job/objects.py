@@ -14,7 +14,6 @@ from typing import Any
 import structlog
 
 from elastrain.api import names
-from elastrain.api.job import JobSpec
 from elastrain_operator import clock
 from elastrain_operator.facts import DisruptionBudget, Gang, JobRef, Mark, RefusalKind, WorkerCount, WorkerSet
 from elastrain_operator.job.state import BUDGET, GANG, MARKS, SET, LoopState
@@ -24,6 +23,7 @@ from elastrain_operator.pod import workerset
 from elastrain_operator.pod.defaults import evictable
 from elastrain_operator.pod.gang import SCHEDULERS
 from elastrain_operator.pod.manifest import owned
+from elastrain_resource.job import JobSpec
 
 RETRY = timedelta(seconds=60)
 """Time between a failed write and its next attempt, also after an answer that an API is not served."""

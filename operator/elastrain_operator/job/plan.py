@@ -7,7 +7,6 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from elastrain.api.job import ConditionType, JobSpec, JobStatus
 from elastrain.api.records import Target
 from elastrain_operator.allocation.snapshot import Claims
 from elastrain_operator.facts import (
@@ -32,6 +31,7 @@ from elastrain_operator.policy import ending
 from elastrain_operator.policy.losses import counting, data_loss, starting
 from elastrain_operator.policy.report import accelerator_seconds, conditions, events
 from elastrain_operator.policy.size import claims, leavers, protection, replicas, sizes
+from elastrain_resource.job import ConditionType, JobSpec, JobStatus
 
 STATUS_INTERVAL = 5.0
 """Seconds between two non-urgent writes of the status (with many jobs: job.loops.STATUS_SHARE)."""

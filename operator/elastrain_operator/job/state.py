@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from elastrain.api.job import AcceleratorSeconds, JobStatus
 from elastrain.api.records import Target
 from elastrain_operator.allocation.snapshot import Claims
 from elastrain_operator.facts import (
@@ -26,6 +25,7 @@ from elastrain_operator.facts import (
 )
 from elastrain_operator.pod.admitted import Admitted
 from elastrain_operator.policy.elsewhere import Claim
+from elastrain_resource.job import AcceleratorSeconds, JobStatus
 
 BUDGET, MARKS, GANG, SET = "disruption budget", "annotations of workers", "gang", "set of workers"
 """What stands beside a job's pods."""

@@ -7,7 +7,6 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from elastrain.api import names
-from elastrain.api.job import AcceleratorSeconds, Condition, ConditionType, GenerationStatus, JobStatus, reported
 from elastrain_operator.facts import ConditionUpdate, Coordination, Outage, Slot
 from elastrain_operator.job.state import BUDGET, GANG, MARKS, SET
 from elastrain_operator.job.steps import Steps
@@ -16,6 +15,7 @@ from elastrain_operator.policy import elsewhere
 from elastrain_operator.policy.losses import data_loss, exclusion, starting
 from elastrain_operator.policy.report import accelerator_seconds, conditions, durability, health, training
 from elastrain_operator.policy.size import leavers, replicas, rollout, sizes
+from elastrain_resource.job import AcceleratorSeconds, Condition, ConditionType, GenerationStatus, JobStatus, reported
 
 
 def status_of(taken: Steps, create: tuple[int, ...], slots: tuple[Slot, ...], wait: datetime | None) -> JobStatus:

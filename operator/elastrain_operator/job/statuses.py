@@ -7,7 +7,6 @@ from typing import Any
 
 import structlog
 
-from elastrain.api.job import JobStatus
 from elastrain.api.records import PHASES
 from elastrain_operator import clock
 from elastrain_operator.facts import JobEvent, JobRef, Severity
@@ -18,6 +17,7 @@ from elastrain_operator.kube.client import Kube
 from elastrain_operator.metrics import process as metrics
 from elastrain_operator.policy.report import conditions
 from elastrain_operator.policy.report.events import LONGEST
+from elastrain_resource.job import JobStatus
 
 LARGEST = 2**63 - 1
 _OF_THE_MOMENT = frozenset({0, 401, 409, 429, 502, 503, 504})

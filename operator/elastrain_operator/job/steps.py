@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from elastrain.api.job import JobSpec, JobStatus, LastFailure, LossStreak, Withdrawal
 from elastrain_operator.facts import (
     Charge,
     Coordination,
@@ -29,6 +28,7 @@ from elastrain_operator.policy.losses import counting, data_loss, exclusion, pac
 from elastrain_operator.policy.report import training
 from elastrain_operator.policy.size import leavers, protection, replicas, rollout, sizes
 from elastrain_operator.policy.size.rollout import Rollout
+from elastrain_resource.job import JobSpec, JobStatus, LastFailure, LossStreak, Withdrawal
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,8 @@ from typing import Any
 import orjson
 
 from elastrain.api.printable import printable
-from elastrain.reflector import GONE, CallError
 from elastrain_operator.facts import JobRef, Refusal, RefusalKind
+from elastrain_resource.reflector import GONE, CallError
 
 _TRANSIENT = frozenset({429, 500, 502, 503, 504})
 NO_ANSWER, CLOSED = "NoAnswer", "ConnectionClosed"

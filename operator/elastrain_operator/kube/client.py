@@ -14,12 +14,12 @@ import kopf
 import orjson
 
 from elastrain.api import names
-from elastrain.reflector import Pages, pages
 from elastrain_operator import clock
 from elastrain_operator.kube.access import Access, Tenure
 from elastrain_operator.kube.answers import ApiError, NotLeading, decoded, error_of, unreachable
 from elastrain_operator.kube.repeats import is_creation_worth_repeating, is_worth_repeating, repeated
 from elastrain_operator.metrics.process import count_request
+from elastrain_resource.reflector import Pages, pages
 
 __all__ = ["ApiError", "Kube", "NotLeading", "Tenure"]
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import structlog
 
-from elastrain.api.job import JobSpec, JobStatus
 from elastrain_operator import clock
 from elastrain_operator.allocation.snapshot import WorkerShape
 from elastrain_operator.facts import JobEvent, JobRef, Observed, Severity
@@ -24,6 +23,7 @@ from elastrain_operator.metrics import process as metrics
 from elastrain_operator.pod.shape import shape
 from elastrain_operator.policy import ending
 from elastrain_operator.policy.size import leavers
+from elastrain_resource.job import JobSpec, JobStatus
 
 RETRY = 5.0
 """Seconds until a write that the API server refused is decided again."""

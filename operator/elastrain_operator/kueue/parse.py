@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from elastrain.api.job import JobSpec
 from elastrain_operator.facts import PodPlacement
 from elastrain_operator.kueue import render
 from elastrain_operator.kueue.workload import (
@@ -19,6 +18,7 @@ from elastrain_operator.kueue.workload import (
     Workload,
 )
 from elastrain_operator.raw import mapping, objects, text
+from elastrain_resource.job import JobSpec
 
 Raw = Mapping[str, Any]
 

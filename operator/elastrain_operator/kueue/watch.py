@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from elastrain.api import names
-from elastrain.reflector import Reflector, Source
 from elastrain_operator.facts import JobRef
 from elastrain_operator.kueue import parse
 from elastrain_operator.kueue.workload import API_VERSION, Request, View, Workload
+from elastrain_resource.reflector import Reflector, Source
 
 RETRY_DELAYS = (1.0, 2.0, 5.0, 10.0, 30.0)
 """Seconds until the next attempt: where Kueue is not installed, each list is one refused request in 30 s."""

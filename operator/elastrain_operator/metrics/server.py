@@ -15,7 +15,7 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 
 from elastrain import listening
-from elastrain.serving import serving
+from elastrain_resource.serving import serving
 
 STOP_SECONDS = 5.0
 

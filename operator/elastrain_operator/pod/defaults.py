@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from elastrain.api import names
-from elastrain.api.accelerators import limits_of
 from elastrain.api.names import DO_NOT_DISRUPT, SAFE_TO_EVICT
 from elastrain_operator.allocation.resources import quantity
+from elastrain_resource.accelerators import limits_of
 
 SHM_PATH = "/dev/shm"  # noqa: S108 - the path of POSIX shared memory
 SHM_VOLUME = "elastrain-shm"

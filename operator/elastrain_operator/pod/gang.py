@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from elastrain.api.job import JobSpec
 from elastrain_operator.allocation.snapshot import PODS, Amounts
 from elastrain_operator.facts import JobRef
 from elastrain_operator.pod.manifest import owned
 from elastrain_operator.pod.shape import DEFAULT_SCHEDULER, shape
+from elastrain_resource.job import JobSpec
 
 Body = dict[str, Any]
 Raw = Mapping[str, Any]

@@ -7,19 +7,19 @@ from collections.abc import Collection
 from typing import Any
 
 from elastrain import tracing
-from elastrain.api import names, podfields
-from elastrain.api.accelerators import AcceleratorUnclear, accelerator, extended
-from elastrain.api.job import JobSpec, trainer_container
+from elastrain.api import names
 from elastrain.api.settings import MAX_SHARE, DivergenceSpec, RankSettings, shape_fields
 from elastrain_operator.config import OperatorConfig, WorkerEtcd
 from elastrain_operator.facts import DEFAULT_GRACE, DRAIN_MARGIN, JobRef, Slot
 from elastrain_operator.pod import defaults, nodecheck, security
-from elastrain_operator.pod.defaults import decides_evictions, evictable
 from elastrain_operator.pod.template import problems, version
+from elastrain_resource import podfields
+from elastrain_resource.accelerators import AcceleratorUnclear, accelerator, extended
+from elastrain_resource.job import JobSpec, trainer_container
 
 SECRET_MOUNT = "/etc/elastrain/etcd"  # noqa: S105 - a directory
 SECRET_VOLUME = "elastrain-etcd"  # noqa: S105 - a volume's name
-_EVICTABLE = {k: v for k, v in evictable(keep=False).items() if v is not None}
+_EVICTABLE = {k: v for k, v in defaults.evictable(keep=False).items() if v is not None}
 
 
 class TemplateInvalid(ValueError):
@@ -45,7 +45,7 @@ def pod(
 
     ``slot``: its group and place there; None: it has no group.
 
-    What becomes of each field of the template is in :mod:`elastrain.api.podfields`. Raises :class:`TemplateInvalid`.
+    Each field of the template has its rule in :mod:`elastrain_resource.podfields`. Raises :class:`TemplateInvalid`.
     """
     template, trainer = _checked(spec.template)
     body = template["spec"]
@@ -75,7 +75,7 @@ def _metadata(template: dict[str, Any], job: JobRef, ordinal: int, own: dict[str
         **{k: v for k, v in metadata.items() if k == "finalizers"},
         # A new worker holds nothing; without the annotation, cluster autoscaler would never remove its node.
         "annotations": {
-            **({} if decides_evictions(template) else _EVICTABLE),
+            **({} if defaults.decides_evictions(template) else _EVICTABLE),
             **(metadata.get("annotations") or {}),
             names.CONTAINERS_NOTE: _containers(template),
         },

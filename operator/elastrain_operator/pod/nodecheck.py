@@ -7,8 +7,8 @@ from copy import deepcopy
 from typing import Any
 
 from elastrain.api import names
-from elastrain.api.job import PreflightSpec
 from elastrain_operator.pod.defaults import SHM_PATH
+from elastrain_resource.job import PreflightSpec
 
 _COPIED = ("image", "imagePullPolicy", "resources", "securityContext", "env", "envFrom")
 """Fields that the check copies from the trainer container: the same image, user and devices. (Kubernetes reuses the

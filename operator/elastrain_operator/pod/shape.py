@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from elastrain.api.accelerators import extended
-from elastrain.api.job import trainer_container
 from elastrain_operator.allocation import resources
 from elastrain_operator.allocation.snapshot import NodeRules, PodCharge, Requirement, Toleration, WorkerShape
 from elastrain_operator.pod import defaults
 from elastrain_operator.raw import Raw
+from elastrain_resource.accelerators import extended
+from elastrain_resource.job import trainer_container
 
 DEFAULT_SCHEDULER = "default-scheduler"
 

@@ -14,8 +14,8 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, StrictInt, ValidationError
 from pydantic.alias_generators import to_camel
 
-from elastrain.api import manifest
 from elastrain.api.base import rule_broken
+from elastrain_resource import manifest
 
 
 def _quantity(value: Any) -> Any:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 
-from elastrain.api.job import CleanPodPolicy, ConditionType, JobSpec, JobStatus, RestartCounts, SuccessPolicy
 from elastrain.api.names import DIVERGED, headcount
 from elastrain.api.records import Outcome, Phase
 from elastrain_operator.facts import (
@@ -26,6 +25,7 @@ from elastrain_operator.facts import (
 from elastrain_operator.pod import leaving
 from elastrain_operator.policy.losses import counting
 from elastrain_operator.policy.losses.causes import judge
+from elastrain_resource.job import CleanPodPolicy, ConditionType, JobSpec, JobStatus, RestartCounts, SuccessPolicy
 
 
 def terminal_condition(status: JobStatus) -> ConditionType | None:

@@ -9,13 +9,13 @@ from datetime import datetime
 
 from pydantic import ValidationError
 
-from elastrain.api import manifest, names
-from elastrain.api.job import ConditionType, JobSpec, JobStatus
+from elastrain.api import names
 from elastrain_operator.allocation import resources
 from elastrain_operator.facts import DEFAULT_GRACE, WORKLOAD_NOTE, JobRef, Pod, Slot
 from elastrain_operator.raw import Raw, mapping, number, objects, text
-from elastrain_operator.watch import containers
-from elastrain_operator.watch.owner import ordinal, owner
+from elastrain_operator.watch import containers, owner
+from elastrain_resource import manifest
+from elastrain_resource.job import ConditionType, JobSpec, JobStatus
 
 MAX_GRACE = 1e9
 """Kubernetes accepts any number of seconds; larger ones are cut to about 30 years."""
@@ -109,8 +109,8 @@ def pod(body: Raw, now: datetime, before: Pod | None = None) -> Pod | None:
     Never raises: a field of an unexpected type counts as absent.
     """
     meta, spec, status = mapping(body.get("metadata")), mapping(body.get("spec")), mapping(body.get("status"))
-    job, name = owner(body), text(meta.get("name"))
-    place = ordinal(name, job.job) if job else None
+    job, name = owner.owner(body), text(meta.get("name"))
+    place = owner.ordinal(name, job.job) if job else None
     if place is None:
         return None
     trainer = containers.trainer_status(body)

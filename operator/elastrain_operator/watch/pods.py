@@ -17,7 +17,6 @@ import structlog
 
 from elastrain.api import names
 from elastrain.api.keys import JobKeys
-from elastrain.reflector import Reflector
 from elastrain_operator import clock
 from elastrain_operator.allocation import resources
 from elastrain_operator.allocation.snapshot import Held
@@ -27,6 +26,7 @@ from elastrain_operator.raw import mapping, text
 from elastrain_operator.waiting import until
 from elastrain_operator.watch import parse
 from elastrain_operator.watch.owner import owner
+from elastrain_resource.reflector import Reflector
 
 SELECTOR = names.LABEL_JOB_UID
 """Pods that have the label, whatever its value."""

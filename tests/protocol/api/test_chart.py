@@ -15,8 +15,8 @@ import yaml
 
 from charts import CREDENTIALS, EXTERNAL, VALUE_SETS, Manifests, Render, environment, one, operator, pod_specs
 from elastrain.api import names
-from elastrain.api.schema.crd import crd, set_crd
 from elastrain_operator.__main__ import FLAGS
+from elastrain_resource.schema.crd import crd, set_crd
 from network_policy import matches
 
 ROOT = Path(__file__).parents[3]

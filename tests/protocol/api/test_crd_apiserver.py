@@ -14,7 +14,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from elastrain.api.job import JobSpec
+from elastrain_resource.job import JobSpec
 from raw_cluster import Cluster
 
 if TYPE_CHECKING:

@@ -178,7 +178,7 @@ def test_the_client_works_inside_a_running_event_loop(cluster, manifest) -> None
 
 
 def test_lists_longer_than_a_page_are_complete(jobs, manifest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("elastrain.reflector.PAGE", 2)
+    monkeypatch.setattr("elastrain_resource.reflector.PAGE", 2)
     for i in range(5):
         jobs.submit(manifest(f"job-{i}"))
     assert [j.name for j in jobs.list()] == [f"job-{i}" for i in range(5)]

@@ -14,7 +14,7 @@ from aiohttp import ClientSession, web
 
 from conditions import until
 from elastrain import listening
-from elastrain.serving import serving
+from elastrain_resource.serving import serving
 
 SECONDS = 0.3
 HEAD = b"GET / HTTP/1.1\r\nHost: x\r\n"

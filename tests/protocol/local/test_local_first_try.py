@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from elastrain.api.manifest import InvalidManifest
 from elastrain_cli import etcd_server
 from elastrain_cli.etcd_server import EtcdServer
 from elastrain_cli.local.hints import hint
 from elastrain_cli.local.script import job_of
+from elastrain_resource.manifest import InvalidManifest
 
 
 def test_a_script_becomes_a_job_that_is_named_after_it(tmp_path: Path) -> None:

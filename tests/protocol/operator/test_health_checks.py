@@ -14,9 +14,9 @@ import pytest
 import yaml
 
 from elastrain.api import names
-from elastrain.api.job import JobStatus
 from elastrain.api.records import Outcome, Progress, Termination
-from elastrain.api.schema.crd import crd
+from elastrain_resource.job import JobStatus
+from elastrain_resource.schema.crd import crd
 from job_world import JobWorld, template
 
 pytestmark = pytest.mark.apiserver

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from control_plane import ApiServer
-from elastrain.api import podfields as fields
+from elastrain_resource import podfields as fields
 
 pytestmark = pytest.mark.apiserver
 META = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta"

@@ -9,7 +9,6 @@ import kopf
 import pytest
 
 from conditions import until
-from elastrain import reflector
 from elastrain.api.keys import JobKeys
 from elastrain_operator.kube import repeats
 from elastrain_operator.kube.access import Access
@@ -17,6 +16,7 @@ from elastrain_operator.kube.client import ApiError, Kube
 from elastrain_operator.supervise import Tasks
 from elastrain_operator.watch import pods as module
 from elastrain_operator.watch.pods import SELECTOR, WorkerPods
+from elastrain_resource import reflector
 from operator_fixtures import pod_body
 from watched_api import WatchedApi
 

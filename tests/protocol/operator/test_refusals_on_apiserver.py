@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from elastrain.api import names
-from elastrain.api.job import LastFailure
 from elastrain.api.records import Outcome, Termination
+from elastrain_resource.job import LastFailure
 
 pytestmark = pytest.mark.apiserver
 

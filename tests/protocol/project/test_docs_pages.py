@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 import yaml
 
-from elastrain.api import manifest, names
-from elastrain.api.job import ConditionType
+from elastrain.api import names
 from elastrain.elastic.comm.exchange import PROTOCOL
+from elastrain_resource import manifest
+from elastrain_resource.job import ConditionType
 
 ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"
@@ -170,6 +171,7 @@ FILES = [
     *sorted((ROOT / "operator/elastrain_operator").rglob("*.py")),
     *sorted((ROOT / "trainer/elastrain/agent").rglob("*.py")),
     *sorted((ROOT / "trainer/elastrain/api").rglob("*.py")),
+    *sorted((ROOT / "trainer/elastrain_resource").rglob("*.py")),
 ]
 NOT_ON_A_CLUSTER = {"Normal", "Warning"}
 

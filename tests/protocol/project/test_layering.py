@@ -22,8 +22,8 @@ ABSENT = {
     "elastrain.agent.process.zygote": {"torch", "grpc", "pydantic", "structlog", "subprocess"},
     "elastrain.agent.process.start": {"torch", "grpc", "pydantic", "structlog", "typer"},
     "elastrain": {*HEAVY, "numpy", "grpc"},
-    "elastrain.api.manifest": {*HEAVY, "numpy", "grpc"},
-    "elastrain.api.schema.crd": {*HEAVY, "numpy", "grpc"},
+    "elastrain_resource.manifest": {*HEAVY, "numpy", "grpc"},
+    "elastrain_resource.schema.crd": {*HEAVY, "numpy", "grpc"},
     "elastrain_operator.job.plan": {*HEAVY, "numpy"},
     # Beside a program of another framework, in each worker.
     "elastrain_launchers.restart": {*HEAVY, "numpy"},
@@ -34,7 +34,7 @@ ABSENT = {
     "elastrain_operator.__main__": {"torch", "numpy"},
 }
 """What no import of a module may load. One process imports them in this order, so what one may load comes late."""
-BESIDE = {"elastrain_cli"}
+BESIDE = {"elastrain_cli", "elastrain_resource"}
 WORKER = {"elastrain.agent.runtime": HEAVY | BESIDE, "elastrain.elastic.start": BESIDE}
 
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from elastrain.api import names
-from elastrain.api.job import CheckpointSpec
 from elastrain.api.shape import ONE_RANK, Shape
 from elastrain.data.share import Place
 from elastrain.elastic.checkpoint import (
@@ -30,6 +29,7 @@ from elastrain.elastic.checkpoint.folder import NewFolder
 from elastrain.elastic.checkpoint.store import DirectoryStore
 from elastrain.elastic.group.saving import Saving
 from elastrain.elastic.state.host_copy import HostCopy
+from elastrain_resource.job import CheckpointSpec
 
 
 class SlowVolume:

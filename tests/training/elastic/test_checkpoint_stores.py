@@ -20,9 +20,9 @@ import torch.distributed.checkpoint as dcp
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastrain.api.job import CheckpointSpec
 from elastrain.elastic.checkpoint import Checkpoint, CheckpointKeeper, Level, Pace, StaleLineage, Tier, tier_at
 from elastrain.elastic.checkpoint.digests import PIECE_BYTES
+from elastrain_resource.job import CheckpointSpec
 from object_servers import S3, Azure, ObjectServer
 
 WEIGHTS = torch.arange(9.0)

@@ -18,9 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conditions import eventually
-from elastrain.api.job import CheckpointSpec
 from elastrain.elastic.checkpoint import CheckpointKeeper, levels_of, rules, tier_at
 from elastrain.elastic.checkpoint.rules import due
+from elastrain_resource.job import CheckpointSpec
 from object_servers import S3, SECRET, Azure, ObjectServer
 
 NOTHING_KNOWN: dict[str, Any] = {"saved_step": 0, "reached": 0, "partial_state": ""}

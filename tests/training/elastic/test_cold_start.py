@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastrain.api.job import CheckpointSpec
 from elastrain.elastic.checkpoint import CheckpointKeeper, Level, tier_at
 from elastrain.elastic.checkpoint.rules import Evidence, why_stop
+from elastrain_resource.job import CheckpointSpec
 
 NOTHING_KNOWN = {"saved_step": 0, "reached": 0, "partial_state": ""}
 LOST = "the last workers that held it were lost while this one was receiving it"

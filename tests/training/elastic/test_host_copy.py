@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from elastrain.api.job import CheckpointSpec
 from elastrain.api.shape import ONE_RANK
 from elastrain.elastic.checkpoint import CheckpointKeeper, Level, StaleLineage, Writers, levels_of, tier_at
 from elastrain.elastic.comm import transport
 from elastrain.elastic.state.host_copy import HostCopy, _is_queued, packed
+from elastrain_resource.job import CheckpointSpec
 from played_card import OnCard, PlayedCard
 
 KINDS = {

@@ -13,8 +13,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import elastrain
-from elastrain.sizing.speedup import Batches
 from elastrain_batches import chosen
+from elastrain_resource.sizing.speedup import Batches
 
 out, epochs = Path(sys.argv[1]), int(sys.argv[2])
 chosen.CHANGE_SECONDS, chosen.REVIEW_SECONDS = 0, 0  # a short run

@@ -8,9 +8,9 @@ import jsonschema
 import pytest
 import yaml
 
-from elastrain.api import manifest
-from elastrain.api.job import trainer_container
-from elastrain.api.schema.crd import crd
+from elastrain_resource import manifest
+from elastrain_resource.job import trainer_container
+from elastrain_resource.schema.crd import crd
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 FOLDERS = sorted(EXAMPLES.glob("[0-9]*"))  # the other folders are shared

@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 
-from elastrain.api import manifest, names
+from elastrain.api import names
 from elastrain.api.keys import JobKeys
 from elastrain.api.settings import CheckpointSpec, DivergenceSpec, RankSettings, ShareRule, shape_fields
 from elastrain.api.shape import SHARDS, Shape
 from elastrain_audit.judge import verify
 from elastrain_cli.etcd_server import EtcdServer
+from elastrain_resource import manifest
 from real_job import Job
 from sharded_model import SCRIPT
 from warm import Warm

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
-from elastrain.api.accelerators import Accelerator, AcceleratorUnclear, accelerator, is_extended, ranks
-from elastrain.api.manifest import InvalidManifest, loads
+from elastrain_resource.accelerators import Accelerator, AcceleratorUnclear, accelerator, is_extended, ranks
+from elastrain_resource.manifest import InvalidManifest, loads
 
 
 def with_limits(limits: dict[str, Any]) -> dict[str, Any]:

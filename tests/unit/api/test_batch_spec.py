@@ -9,9 +9,9 @@ import pytest
 from pydantic import ValidationError
 
 from elastrain.api.batch import BatchFigures
-from elastrain.api.job import JobSpec
 from elastrain.api.records import Progress
 from elastrain.api.settings import BatchSettings, LearningRate, RankSettings, ShareRule
+from elastrain_resource.job import JobSpec
 
 TEMPLATE = {"spec": {"containers": [{"name": "trainer", "image": "i", "command": ["python"]}]}}
 BOUNDS = {"min": 32, "max": 256, "learningRate": "AdaScale"}

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from elastrain.api.job.spec import JobSpec
 from elastrain.api.settings import DivergenceSpec, RankSettings, WithoutMajority
+from elastrain_resource.job.spec import JobSpec
 
 TEMPLATE = {"spec": {"containers": [{"name": "trainer", "image": "i", "command": ["python"]}]}}
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastrain.api import podfields
-from elastrain.api.job import ElasticTrainingJob
-from elastrain.api.manifest import InvalidManifest, load, load_for_cluster, loads
+from elastrain_resource import podfields
+from elastrain_resource.job import ElasticTrainingJob
+from elastrain_resource.manifest import InvalidManifest, load, load_for_cluster, loads
 
 VALID = """\
 apiVersion: elastrain.dev/v1alpha1

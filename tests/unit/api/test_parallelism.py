@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from elastrain.api.job import JobSpec
 from elastrain.api.settings import RankSettings, shape_fields
 from elastrain.api.shape import ONE_RANK, Shape
+from elastrain_resource.job import JobSpec
 
 TEMPLATE = {"spec": {"containers": [{"name": "trainer", "image": "i", "command": ["python"]}]}}
 

@@ -8,8 +8,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from elastrain.api.batch import BatchFigures
-from elastrain.api.job.reported import eta_seconds, progress_status, samples_per_second
 from elastrain.api.records import Progress
+from elastrain_resource.job.reported import eta_seconds, progress_status, samples_per_second
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 

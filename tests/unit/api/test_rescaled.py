@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastrain.api import rescaled
-from elastrain.api.job import LastRescale
 from elastrain.api.records import PHASES
+from elastrain_resource import rescaled
+from elastrain_resource.job import LastRescale
 
 REASONS = st.sampled_from(["Grow", "Drain", "Lost", "Broken", "Replace"])
 PHASE_SECONDS = st.dictionaries(st.sampled_from(PHASES), st.integers(0, 10**6).map(lambda n: n / 1000))

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from elastrain.api import rules
-from elastrain.api.job import CleanPodPolicy, ElasticTrainingJob, JobSpec
-from elastrain.api.schema.crd import crd
+from elastrain_resource.job import CleanPodPolicy, ElasticTrainingJob, JobSpec
+from elastrain_resource.schema.crd import crd
 
 SCHEMA = jsonschema.Draft202012Validator(crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"])
 SPEC_SCHEMA = jsonschema.Draft202012Validator(SCHEMA.schema["properties"]["spec"])

@@ -18,13 +18,13 @@ from pydantic import BaseModel, ValidationError
 import builders
 from elastrain.api import messages
 from elastrain.api.base import Record, StatusModel, Unreadable
-from elastrain.api.job import status as statuses
-from elastrain.api.job.status import JobStatus
 from elastrain.api.keys import JobKeys
 from elastrain.api.records import UNREADABLE, Generation, Member, Outcome, Phase, Progress, Target, Termination, roster
 from elastrain.etcd import KeyValue
 from elastrain.jobstate import JobState
 from elastrain_pairs import records as nodecheck
+from elastrain_resource.job import status as statuses
+from elastrain_resource.job.status import JobStatus
 
 KEYS = JobKeys("ns", "job", "uid")
 WORD = "WrittenByANewerVersion"

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastrain.api.job import AcceleratorSeconds
-from elastrain.api.job.training_time import CAUSE_OF_PHASE, CAUSES, effective, in_words, split
 from elastrain.api.records import PHASES
+from elastrain_resource.job import AcceleratorSeconds
+from elastrain_resource.job.training_time import CAUSE_OF_PHASE, CAUSES, effective, in_words, split
 
 SECONDS = st.floats(0, 1e9)
 USAGES = st.builds(

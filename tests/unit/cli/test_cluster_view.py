@@ -10,11 +10,11 @@ import pytest
 from rich.console import Console
 
 from elastrain.api import names
-from elastrain.api.job import ElasticTrainingJob, LastRescale
-from elastrain.api.job.shown import Event, Worker
 from elastrain_cli.client.explain import explain
 from elastrain_cli.client.records import worker_of
 from elastrain_cli.shell import view
+from elastrain_resource.job import ElasticTrainingJob, LastRescale
+from elastrain_resource.job.shown import Event, Worker
 
 NOW = datetime(2026, 1, 1, 12, 0, tzinfo=UTC)
 

@@ -11,12 +11,12 @@ import pytest
 import yaml
 
 from elastrain.api import names
-from elastrain.api.job import ElasticTrainingJob
 from elastrain_cli.client import JobNotFound, NotAllowed, NotConnected, NotInstalled, Refused
 from elastrain_cli.client.connection import Connection
 from elastrain_cli.cluster import commands, output, submit
 from elastrain_cli.cluster.output import Place
 from elastrain_cli.shell.answers import EXIT_FAILED, EXIT_NO_CLUSTER, EXIT_REFUSED
+from elastrain_resource.job import ElasticTrainingJob
 
 
 def manifest(**metadata: str) -> dict[str, Any]:

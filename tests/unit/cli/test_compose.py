@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from elastrain.api.manifest import loads
 from elastrain_cli.cluster.compose import MAX_SCRIPT_BYTES, BadScript, compose, files_name, job_name
+from elastrain_resource.manifest import loads
 
 
 def composed(**changes: Any) -> dict[str, Any]:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastrain.api import manifest
 from elastrain_cli.template import problems
+from elastrain_resource import manifest
 
 EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("*/*.yaml"))
 

@@ -8,9 +8,9 @@ import pytest
 
 from conditions import until
 from dashboard_fixtures import FakeCluster
-from elastrain import reflector
-from elastrain.reflector import GONE, Reflector
 from elastrain_cli.client import ClusterError, NotAllowed
+from elastrain_resource import reflector
+from elastrain_resource.reflector import GONE, Reflector
 from raw_objects import job_body
 
 JOBS = "elastictrainingjobs"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from elastrain.api.manifest import load
 from elastrain.api.shape import Shape
 from elastrain_cli.local import spec as local
 from elastrain_cli.local.devices import cuda_devices
+from elastrain_resource.manifest import load
 
 TWO = ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm")
 

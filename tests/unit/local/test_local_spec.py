@@ -6,8 +6,8 @@ import sys
 
 import yaml
 
-from elastrain.api.manifest import load, loads
 from elastrain_cli.local.spec import expand, local_spec, worker_environment
+from elastrain_resource.manifest import load, loads
 
 
 def with_container(path, **fields):

@@ -7,7 +7,6 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from elastrain.sizing.speedup import Measured
 from elastrain_operator.allocation import promise
 from elastrain_operator.allocation.allocate import allocate
 from elastrain_operator.allocation.snapshot import (
@@ -21,6 +20,7 @@ from elastrain_operator.allocation.snapshot import (
     Worker,
     WorkerShape,
 )
+from elastrain_resource.sizing.speedup import Measured
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 GPU = "nvidia.com/gpu"

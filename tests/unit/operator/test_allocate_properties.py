@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from allocated_world import GPU, START, World, spec
 from budgets import examples
-from elastrain.sizing.speedup import Batches, Measured
 from elastrain_operator.allocation.allocate import allocate
 from elastrain_operator.allocation.granting import Granting
 from elastrain_operator.allocation.snapshot import Job, Node, Policy, Sharing, Snapshot, Worker, WorkerShape
+from elastrain_resource.sizing.speedup import Batches, Measured
 
 QUOTAS = {"b": {GPU: 6}}
 NODES = st.lists(

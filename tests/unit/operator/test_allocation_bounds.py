@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from budgets import examples
-from elastrain.sizing.speedup import Batches, Measured
 from elastrain_operator.allocation.allocate import SIGNALS, allocate
 from elastrain_operator.allocation.snapshot import Job, Node, Policy, Sharing, Snapshot, Worker, WorkerShape
 from elastrain_operator.cluster import faults
 from elastrain_operator.policy.size import replicas
+from elastrain_resource.sizing.speedup import Batches, Measured
 from shared_cluster import Cluster
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)

@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 import aiohttp
 import pytest
 
-from elastrain.api.job import Condition, JobStatus, LastRescale, ProgressStatus
 from elastrain.api.records import Target
 from elastrain.etcd import EtcdConfig, EtcdDenied, EtcdUnavailable
 from elastrain_operator.config import OperatorConfig, WorkerEtcd
@@ -20,6 +19,7 @@ from elastrain_operator.job.statuses import status_patch
 from elastrain_operator.kube.answers import NO_ANSWER, ApiError, unreachable
 from elastrain_operator.metrics import process as metrics
 from elastrain_operator.pod.manifest import owner
+from elastrain_resource.job import Condition, JobStatus, LastRescale, ProgressStatus
 
 JOB = JobRef("ns", "job", "uid", 1)
 CONFIG = OperatorConfig(etcd=EtcdConfig.of("etcd:2379"), worker_etcd=WorkerEtcd(endpoints="etcd:2379"))

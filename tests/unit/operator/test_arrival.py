@@ -7,11 +7,11 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 import builders
-from elastrain.api.job import ExcludedNode, JobStatus
 from elastrain.api.records import Member, Phase
 from elastrain_operator.facts import Coordination, JobRef, Observed, Trouble
 from elastrain_operator.job.plan import Plan, plan
 from elastrain_operator.policy.losses.starting import ARRIVAL_PATIENCE
+from elastrain_resource.job import ExcludedNode, JobStatus
 from workers import workers_at
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)

@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 
 from budgets import examples
 from elastrain.api import names
-from elastrain.api.schema.crd import crd
 from elastrain.etcd import EtcdConfig
 from elastrain_operator.config import OperatorConfig, WorkerEtcd
 from elastrain_operator.facts import Coordination, Observed
@@ -30,6 +29,7 @@ from elastrain_operator.pod import manifest
 from elastrain_operator.policy.report import conditions
 from elastrain_operator.policy.size import leavers, replicas
 from elastrain_operator.watch import parse
+from elastrain_resource.schema.crd import crd
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 CONFIG = OperatorConfig(etcd=EtcdConfig.of("etcd:2379"), worker_etcd=WorkerEtcd(endpoints="etcd:2379", secret="etcd"))

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import builders
-from elastrain.api.job import GenerationStatus, JobStatus
 from elastrain.api.records import CheckpointState, Member, Progress, Rescale, Resumed
 from elastrain_operator.facts import (
     UNSCHEDULABLE,
@@ -31,6 +30,7 @@ from elastrain_operator.pod.manifest import owner
 from elastrain_operator.policy.report import durability
 from elastrain_operator.policy.size import protection
 from elastrain_operator.policy.size.protection import disruption_budget
+from elastrain_resource.job import GenerationStatus, JobStatus
 from workers import workers_at
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)

@@ -10,13 +10,13 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from conditions import until
-from elastrain.api.job import Condition
-from elastrain.sizing.speedup import Measured
 from elastrain_operator.allocation.snapshot import Claims, Held, Job, Node, Policy, Share, WorkerShape
 from elastrain_operator.cluster import capacity as capacity_module
 from elastrain_operator.cluster.capacity import Capacity
 from elastrain_operator.facts import JobRef, Observed, Pod
 from elastrain_operator.policy.size import sizes
+from elastrain_resource.job import Condition
+from elastrain_resource.sizing.speedup import Measured
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 GPU = "nvidia.com/gpu"

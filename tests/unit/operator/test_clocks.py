@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 import builders
-from elastrain.api.job import JobStatus
 from elastrain.api.records import Member, Outcome, Phase, Termination
 from elastrain_operator.facts import Coordination, JobRef, Observed, Pod
 from elastrain_operator.job.plan import plan
 from elastrain_operator.job.state import LoopState
 from elastrain_operator.watch import parse
+from elastrain_resource.job import JobStatus
 from operator_fixtures import NOW
 from raw_cluster import wire_time
 

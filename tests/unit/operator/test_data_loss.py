@@ -7,11 +7,11 @@ from datetime import timedelta
 
 import pytest
 
-from elastrain.api.job import Condition
 from elastrain.api.records import Target
 from elastrain_operator.facts import Coordination
 from elastrain_operator.job.state import Plan
 from elastrain_operator.policy.losses import data_loss
+from elastrain_resource.job import Condition
 from job_world import JobWorld
 
 

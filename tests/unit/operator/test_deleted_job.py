@@ -7,13 +7,13 @@ from datetime import timedelta
 import pytest
 
 from conditions import until
-from elastrain.api.job import JobStatus
 from elastrain_operator import clock
 from elastrain_operator.allocation.snapshot import Share
 from elastrain_operator.facts import JobRef, Observed
 from elastrain_operator.job import plan
 from elastrain_operator.job.meter import JobSeries
 from elastrain_operator.watch import parse
+from elastrain_resource.job import JobStatus
 from loop_world import body, run
 from operator_fixtures import NOW
 from workers import workers_at

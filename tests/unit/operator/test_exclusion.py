@@ -7,13 +7,13 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from elastrain.api.job import JobStatus, PairsSpec, PreflightSpec
 from elastrain_operator.facts import Cause, Coordination, Ending, JobRef, Loss, Observed, Pod
 from elastrain_operator.job.plan import plan
 from elastrain_operator.pod import nodecheck
 from elastrain_operator.policy.losses import causes, exclusion
 from elastrain_operator.policy.losses.exclusion import NodeExclusions
 from elastrain_operator.watch import parse
+from elastrain_resource.job import JobStatus, PairsSpec, PreflightSpec
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 COOLDOWN = 600

@@ -6,12 +6,12 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from elastrain.api.job import ConditionType, JobStatus, RestartCounts
 from elastrain.api.records import Outcome, Termination
 from elastrain_operator.facts import Cause, Ending, Loss, Pod, Verdict
 from elastrain_operator.policy import ending
 from elastrain_operator.policy.losses.counting import QUOTE_CHARS, TAIL_CHARS, last_failure, last_lines, quote
 from elastrain_operator.policy.report import events
+from elastrain_resource.job import ConditionType, JobStatus, RestartCounts
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 

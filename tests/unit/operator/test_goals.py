@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from budgets import examples
-from elastrain.sizing.speedup import Batches, Measured
 from elastrain_operator.allocation import worth
 from elastrain_operator.allocation.allocate import allocate
 from elastrain_operator.allocation.goals import REACH, REVIEW_SECONDS, SOON_SECONDS
@@ -26,6 +25,7 @@ from elastrain_operator.allocation.snapshot import (
     Worker,
     WorkerShape,
 )
+from elastrain_resource.sizing.speedup import Batches, Measured
 
 NOW = datetime(2030, 1, 2, tzinfo=UTC)
 HOUR = 3600.0

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from elastrain.api.job import JobStatus
 from elastrain.etcd import EtcdConfig
 from elastrain_operator.config import OperatorConfig, WorkerEtcd
 from elastrain_operator.facts import Coordination, Gang, JobRef, Observed, RefusalKind
@@ -19,6 +18,7 @@ from elastrain_operator.kube.answers import ApiError, Refused
 from elastrain_operator.pod import gang, manifest
 from elastrain_operator.pod.gang import SCHEDULERS
 from elastrain_operator.policy.report import conditions as report
+from elastrain_resource.job import JobStatus
 from workers import workers_at
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)

@@ -8,10 +8,10 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 import builders
-from elastrain.api.job import ConditionType, GenerationStatus, JobStatus
 from elastrain.api.records import Health, Member
 from elastrain_operator.facts import Coordination, Severity
 from elastrain_operator.policy.report import events, health
+from elastrain_resource.job import ConditionType, GenerationStatus, JobStatus
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 LATER = NOW + timedelta(minutes=5)

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from conditions import until
-from elastrain.reflector import Problem
 from elastrain_operator import clock
 from elastrain_operator.allocation import resources
 from elastrain_operator.allocation.match import lets_go, takes, why_left
@@ -19,6 +18,7 @@ from elastrain_operator.cluster import nodes
 from elastrain_operator.cluster.inventory import Inventory
 from elastrain_operator.cluster.quotas import bounded, quota
 from elastrain_operator.kube.client import ApiError
+from elastrain_resource.reflector import Problem
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 GPU = "nvidia.com/gpu"

@@ -7,7 +7,6 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from elastrain.api.job import JobSpec, JobStatus
 from elastrain_operator import clock
 from elastrain_operator.allocation.snapshot import Share
 from elastrain_operator.facts import Charge, JobRef, Observed, PodPlacement
@@ -35,6 +34,7 @@ from elastrain_operator.kueue.workload import (
 )
 from elastrain_operator.metrics import process as metrics
 from elastrain_operator.policy.size import sizes
+from elastrain_resource.job import JobSpec, JobStatus
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 JOB = Request("job-1", "lq", minimum=2, wanted=5, shape="s")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 import builders
-from elastrain.api.job import GenerationStatus, JobStatus
 from elastrain.api.records import Member, Progress, Rescale
 from elastrain_operator.allocation.snapshot import Share
 from elastrain_operator.facts import Coordination, JobRef, Observed
 from elastrain_operator.policy.size.claims import Creation, claims
+from elastrain_resource.job import GenerationStatus, JobStatus
 from workers import workers_at
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 import builders
 from budgets import examples
-from elastrain.api.job import AcceleratorSeconds, GenerationStatus
 from elastrain.api.records import Member, Progress, Rescale, Target
 from elastrain_operator.facts import Coordination, Ending, Pod
 from elastrain_operator.policy.report import accelerator_seconds
 from elastrain_operator.policy.report.accelerator_seconds import TrainingWorkers, account, continued, place, rounded
+from elastrain_resource.job import AcceleratorSeconds, GenerationStatus
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
 PARTS = ("training", "rescaling", "waiting", "redone", "spare")

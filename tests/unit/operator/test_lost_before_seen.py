@@ -9,7 +9,6 @@ from datetime import timedelta
 import pytest
 
 from conditions import until
-from elastrain.api.job import JobStatus, Leaving
 from elastrain.api.records import Outcome, Termination
 from elastrain_operator import clock
 from elastrain_operator.allocation.snapshot import Share
@@ -18,6 +17,7 @@ from elastrain_operator.job import loop as loop_module
 from elastrain_operator.job.plan import plan
 from elastrain_operator.job.state import LoopState
 from elastrain_operator.watch import parse
+from elastrain_resource.job import JobStatus, Leaving
 from loop_world import JOB, body, run
 from operator_fixtures import NOW
 from workers import workers_at

@@ -8,12 +8,12 @@ import pytest
 
 import builders
 from elastrain.api.batch import BatchFigures, LargerBatch
-from elastrain.api.job import MeasuredSize
-from elastrain.api.job.batches import BatchStatus
-from elastrain.api.job.batches import LargerBatch as LargerBatchStatus
 from elastrain.api.records import Progress, Rescale
 from elastrain_operator.facts import Coordination, Pod
 from elastrain_operator.policy.report.training import KEPT, batch_status, measured_sizes
+from elastrain_resource.job import MeasuredSize
+from elastrain_resource.job.batches import BatchStatus
+from elastrain_resource.job.batches import LargerBatch as LargerBatchStatus
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 

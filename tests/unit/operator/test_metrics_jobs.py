@@ -9,7 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from elastrain.api.job import (
+from elastrain.api.records import Progress, Rescale
+from elastrain_operator.facts import Coordination, JobRef, Observed
+from elastrain_operator.job.meter import METRICS, PAUSE_BUCKETS, JobMeter, JobSeries, Tally, escaped
+from elastrain_resource.job import (
     AcceleratorSeconds,
     Condition,
     GenerationStatus,
@@ -18,11 +21,8 @@ from elastrain.api.job import (
     RestartCounts,
     UnhealthyWorker,
 )
-from elastrain.api.job.batches import BatchStatus, LargerBatch, RankShareStatus
-from elastrain.api.job.status import ProgressStatus
-from elastrain.api.records import Progress, Rescale
-from elastrain_operator.facts import Coordination, JobRef, Observed
-from elastrain_operator.job.meter import METRICS, PAUSE_BUCKETS, JobMeter, JobSeries, Tally, escaped
+from elastrain_resource.job.batches import BatchStatus, LargerBatch, RankShareStatus
+from elastrain_resource.job.status import ProgressStatus
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 REPORT = Progress(generation=2, world_size=4, members=4, step=100, total_steps=1000, samples=25_600, step_seconds=0.5)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from elastrain.api.job import JobStatus
 from elastrain.api.records import Outcome, Termination
 from elastrain_operator.facts import Trouble
 from elastrain_operator.watch import parse
+from elastrain_resource.job import JobStatus
 from operator_fixtures import NOW
 
 

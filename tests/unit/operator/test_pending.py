@@ -7,11 +7,11 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from elastrain.api.job import JobStatus
 from elastrain_operator.facts import Coordination, JobRef, Observed, Trouble
 from elastrain_operator.job.plan import plan
 from elastrain_operator.policy.losses import starting
 from elastrain_operator.watch import parse
+from elastrain_resource.job import JobStatus
 from workers import workers_at
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)

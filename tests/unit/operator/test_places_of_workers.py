@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from elastrain.api import names
-from elastrain.api.job import ConditionType, JobSpec
 from elastrain.api.records import Outcome, Termination
 from elastrain.etcd import EtcdConfig
 from elastrain_operator.allocation.snapshot import Share
@@ -18,6 +17,7 @@ from elastrain_operator.config import OperatorConfig, WorkerEtcd
 from elastrain_operator.facts import Charge, DisruptionBudget, Pod, Slot
 from elastrain_operator.pod import manifest
 from elastrain_operator.policy.size import protection, replicas
+from elastrain_resource.job import ConditionType, JobSpec
 from job_world import JOB, START, JobWorld, template
 
 LOST = Termination(outcome=Outcome.FAILED, exit_code=137, signal=9, reason="RankKilled")

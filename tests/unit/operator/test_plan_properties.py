@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from budgets import examples
-from elastrain.api.job import JobStatus, Leaving
 from elastrain.api.records import Outcome, Progress, Target, Termination
 from elastrain_operator.allocation.snapshot import Share
 from elastrain_operator.facts import Coordination, Observed, Pod
@@ -20,6 +19,7 @@ from elastrain_operator.job.state import LoopState, Plan
 from elastrain_operator.policy import ending
 from elastrain_operator.policy.losses import counting
 from elastrain_operator.policy.size import sizes as size
+from elastrain_resource.job import JobStatus, Leaving
 from job_world import JobWorld
 
 LIMIT = 3

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from kubernetes import client
 
-from elastrain.api import podfields as fields
-from elastrain.api.podfields import Treatment
 from elastrain_operator.facts import JobRef
 from elastrain_operator.pod import manifest
+from elastrain_resource import podfields as fields
+from elastrain_resource.podfields import Treatment
 from loop_world import CONFIG
 
 JOB = JobRef("team-a", "digits", "0f0e", 3)

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from budgets import examples
 from elastrain.api import names
-from elastrain.api.job import JobSpec, JobStatus
 from elastrain.api.keys import JobKeys
 from elastrain.api.records import Outcome
 from elastrain_operator.facts import Coordination, JobRef, Observed, Pod
@@ -20,6 +19,7 @@ from elastrain_operator.job.plan import plan
 from elastrain_operator.pod import manifest
 from elastrain_operator.watch import parse
 from elastrain_operator.watch.pods import WorkerPods
+from elastrain_resource.job import JobSpec, JobStatus
 from raw_cluster import TEMPLATE
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)

@@ -8,7 +8,6 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 import builders
-from elastrain.api.job import CleanPodPolicy, Condition, ConditionType, GenerationStatus, JobStatus, RestartCounts
 from elastrain.api.records import (
     Member,
     Outcome,
@@ -34,6 +33,7 @@ from elastrain_operator.policy import ending
 from elastrain_operator.policy.losses import counting, pacing
 from elastrain_operator.policy.report import conditions, events, training
 from elastrain_operator.policy.size import leavers, replicas, sizes
+from elastrain_resource.job import CleanPodPolicy, Condition, ConditionType, GenerationStatus, JobStatus, RestartCounts
 from workers import workers_at
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)

@@ -10,7 +10,6 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 import builders
-from elastrain.api.job import JobStatus
 from elastrain.api.records import Member, Target
 from elastrain.etcd import EtcdConfig
 from elastrain_operator.allocation.snapshot import Obstacle, Share
@@ -22,6 +21,7 @@ from elastrain_operator.job.state import LoopState, Plan
 from elastrain_operator.kube.answers import ApiError
 from elastrain_operator.pod.admitted import LASTS, Admitted
 from elastrain_operator.pod.template import version
+from elastrain_resource.job import JobStatus
 from workers import workers_at
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)

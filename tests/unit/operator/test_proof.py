@@ -9,7 +9,6 @@ import pytest
 
 import builders
 from elastrain.api import names
-from elastrain.api.job import JobStatus
 from elastrain.api.records import Member
 from elastrain_operator.facts import Coordination, EndedMember, JobRef, Observed
 from elastrain_operator.job import plan as plans
@@ -19,6 +18,7 @@ from elastrain_operator.pod import manifest
 from elastrain_operator.policy.losses.counting import ended_members
 from elastrain_operator.watch import parse
 from elastrain_operator.watch.pods import WorkerPods
+from elastrain_resource.job import JobStatus
 from loop_world import CONFIG
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)

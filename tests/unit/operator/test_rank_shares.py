@@ -8,9 +8,9 @@ import pytest
 
 from elastrain.api.batch import RankShare, ShareLimit
 from elastrain.api.records import Progress
-from elastrain.sizing.describe import more_share, shares_line
 from elastrain_operator.facts import Coordination
 from elastrain_operator.policy.report import training
+from elastrain_resource.sizing.describe import more_share, shares_line
 
 SLOW, FAST = (
     RankShare(rank=1, share=0.5, samples_per_second=125.0),

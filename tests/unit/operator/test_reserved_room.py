@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from budgets import examples
 from conditions import until
-from elastrain.api.job import JobSpec
 from elastrain_operator.allocation.allocate import allocate
 from elastrain_operator.allocation.snapshot import (
     Claims,
@@ -32,6 +31,7 @@ from elastrain_operator.facts import Pod
 from elastrain_operator.kueue.admission import decide
 from elastrain_operator.kueue.jobs import KueuePass
 from elastrain_operator.kueue.workload import Flavor, Holder, Memory, Queue, Request, View, Workload
+from elastrain_resource.job import JobSpec
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 GPU = "nvidia.com/gpu"

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from budgets import examples
-from elastrain.api.job import JobSpec, JobStatus
 from elastrain.api.records import Generation, GenerationMember, Member, Outcome, Phase, Termination
 from elastrain_operator.allocation.snapshot import Share
 from elastrain_operator.facts import Coordination, Observed, Pod, Refusal, RefusalKind, Trouble
@@ -18,6 +17,7 @@ from elastrain_operator.job.plan import plan
 from elastrain_operator.job.state import Plan
 from elastrain_operator.pod.template import version
 from elastrain_operator.policy.size import rollout
+from elastrain_resource.job import JobSpec, JobStatus
 from job_world import JOB, JobWorld, template
 
 FAILED = Termination(outcome=Outcome.FAILED, exit_code=1, reason="ScriptFailed", message="boom")

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from budgets import examples
-from elastrain.sizing.speedup import Batches, Measured, learned
 from elastrain_operator.allocation.allocate import allocate
 from elastrain_operator.allocation.snapshot import Job, Node, Policy, Sharing, Snapshot, Worker, WorkerShape
 from elastrain_operator.allocation.worth import FREE_RESCALES, RESCALE_SECONDS
+from elastrain_resource.sizing.speedup import Batches, Measured, learned
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
 GPU = "nvidia.com/gpu"

@@ -7,12 +7,12 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 import builders
-from elastrain.api.job import JobStatus, LossStreak
 from elastrain.api.records import Member
 from elastrain_operator.facts import Coordination, JobRef, Observed
 from elastrain_operator.job.plan import plan
 from elastrain_operator.job.state import LoopState
 from elastrain_operator.policy.losses.starting import ANSWER_SECONDS
+from elastrain_resource.job import JobStatus, LossStreak
 from workers import workers_at
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)

@@ -9,10 +9,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 import builders
-from elastrain.api.job import GenerationStatus, JobStatus, Leaving, MeasuredSize
-from elastrain.api.job.batches import BatchStatus
 from elastrain.api.records import Generation, Member, Progress, Target
-from elastrain.sizing.speedup import Batches, Measured
 from elastrain_operator.allocation.allocate import allocate
 from elastrain_operator.allocation.snapshot import Held, Job, Node, Policy, Share, Snapshot, Worker, WorkerShape
 from elastrain_operator.facts import Coordination, Ending, JobRef, Observed, Trouble
@@ -21,6 +18,9 @@ from elastrain_operator.pod.leaving import held
 from elastrain_operator.pod.template import version
 from elastrain_operator.policy.size import sizes as size
 from elastrain_operator.policy.size.claims import Creation, claims
+from elastrain_resource.job import GenerationStatus, JobStatus, Leaving, MeasuredSize
+from elastrain_resource.job.batches import BatchStatus
+from elastrain_resource.sizing.speedup import Batches, Measured
 from workers import workers_at
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)

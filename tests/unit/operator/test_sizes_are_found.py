@@ -10,9 +10,9 @@ from itertools import permutations, product
 
 import pytest
 
-from elastrain.sizing.speedup import Measured
 from elastrain_operator.allocation.allocate import allocate
 from elastrain_operator.allocation.snapshot import Job, Node, Policy, Sharing, Snapshot, Worker, WorkerShape
+from elastrain_resource.sizing.speedup import Measured
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
 GPU = "nvidia.com/gpu"

@@ -8,13 +8,13 @@ from datetime import timedelta
 import pytest
 
 from conditions import until
-from elastrain.api.job import JobStatus
 from elastrain.api.records import Member, Termination
 from elastrain_operator.facts import Cause, Coordination, Ending, Observed, Pod
 from elastrain_operator.job import plan
 from elastrain_operator.policy.losses.causes import judge
 from elastrain_operator.policy.report import conditions
 from elastrain_operator.watch import parse
+from elastrain_resource.job import JobStatus
 from loop_world import World, body, run
 from operator_fixtures import NOW
 

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 import builders
 from budgets import examples
-from elastrain.api.job import GenerationStatus, JobSpec, SparesStatus
 from elastrain.api.records import Member, Outcome, Phase, Target, Termination
 from elastrain.etcd import EtcdConfig
 from elastrain_operator.allocation.snapshot import Share
@@ -21,6 +20,7 @@ from elastrain_operator.pod import manifest
 from elastrain_operator.pod.template import version
 from elastrain_operator.policy.report import accelerator_seconds
 from elastrain_operator.policy.size import leavers, sizes
+from elastrain_resource.job import GenerationStatus, JobSpec, SparesStatus
 from job_world import JOB, START, JobWorld, template
 from workers import workers_at
 

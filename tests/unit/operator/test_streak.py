@@ -6,11 +6,11 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from elastrain.api.job import JobStatus
 from elastrain.api.records import Progress
 from elastrain_operator.facts import Cause, Coordination, JobRef, Loss, Observed, Pod
 from elastrain_operator.job.plan import plan
 from elastrain_operator.policy.losses import counting, pacing
+from elastrain_resource.job import JobStatus
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 JOB = JobRef("default", "job", "uid", 1)

@@ -7,10 +7,10 @@ from datetime import UTC, datetime
 import pytest
 
 import builders
-from elastrain.api.job import SuccessPolicy
 from elastrain.api.records import Outcome, Progress, Termination
 from elastrain_operator.facts import Coordination, Ending, Pod
 from elastrain_operator.policy import ending
+from elastrain_resource.job import SuccessPolicy
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 FINISHED = Termination(outcome=Outcome.FINISHED, step=9)

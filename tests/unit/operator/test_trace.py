@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from elastrain.api.job import JobSpec
 from elastrain.etcd import EtcdConfig
 from elastrain_operator.config import OperatorConfig, WorkerEtcd
 from elastrain_operator.facts import JobRef
 from elastrain_operator.pod import manifest
+from elastrain_resource.job import JobSpec
 
 JOB = JobRef("default", "digits", "uid-1", 1)
 

@@ -7,10 +7,10 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from elastrain.sizing.speedup import Measured, learned
 from elastrain_operator.allocation.allocate import allocate
 from elastrain_operator.allocation.snapshot import Job, Node, Policy, Share, Sharing, Snapshot, Worker, WorkerShape
 from elastrain_operator.allocation.trials import PATIENCE_SECONDS, PAUSES
+from elastrain_resource.sizing.speedup import Measured, learned
 
 NOW = datetime(2030, 1, 2, tzinfo=UTC)
 GPU = "nvidia.com/gpu"

@@ -47,7 +47,11 @@ def test_every_hard_case_has_existing_tests() -> None:
         assert not missing, f"{case}: tests that do not exist: {sorted(missing)}"
 
 
-PACKAGES = {"operator": ROOT / "operator/elastrain_operator", "trainer": ROOT / "trainer/elastrain"}
+PACKAGES = {
+    "operator": ROOT / "operator/elastrain_operator",
+    "resource": ROOT / "trainer/elastrain_resource",
+    "trainer": ROOT / "trainer/elastrain",
+}
 
 
 def test_every_decision_of_the_architecture_page_is_where_the_page_says() -> None:

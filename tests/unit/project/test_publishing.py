@@ -10,7 +10,7 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
-from elastrain.api import manifest
+from elastrain_resource import manifest
 
 ROOT = Path(__file__).parents[3]
 CHART: dict[str, Any] = yaml.safe_load((ROOT / "charts/elastrain/Chart.yaml").read_text())

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from budgets import examples
-from elastrain.sizing.speedup import BATCH_REACH, Batches, Measured, Speedup, curve, learned
+from elastrain_resource.sizing.speedup import BATCH_REACH, Batches, Measured, Speedup, curve, learned
 
 FIXED, SAMPLE, NETWORK, EACH = 0.05, 0.001, 0.03, 0.002
 

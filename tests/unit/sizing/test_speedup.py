@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from budgets import examples
-from elastrain.sizing.speedup import Measured, curve, learned
+from elastrain_resource.sizing.speedup import Measured, curve, learned
 
 
 def amdahl(workers: int, nodes: int = 1) -> Measured:

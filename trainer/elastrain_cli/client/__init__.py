@@ -13,7 +13,6 @@
 request, the cause and the remedy.
 """
 
-from elastrain.api.job.shown import Event, Worker
 from elastrain_cli.client.asynchronous import AsyncJobs
 from elastrain_cli.client.blocking import Jobs
 from elastrain_cli.client.errors import (
@@ -26,6 +25,7 @@ from elastrain_cli.client.errors import (
     Refused,
 )
 from elastrain_cli.client.records import LogLine
+from elastrain_resource.job.shown import Event, Worker
 
 __all__ = [
     "AsyncJobs", "ClusterError", "Event", "JobExists", "JobNotFound", "Jobs", "LogLine", "NotAllowed", "NotConnected",

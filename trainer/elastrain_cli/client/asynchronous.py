@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Self
 
 from elastrain.api import names
-from elastrain.api.job import ElasticTrainingJob
-from elastrain.api.job.shown import Event, Worker
 from elastrain.api.names import headcount
 from elastrain_cli.client import errors
 from elastrain_cli.client.connection import MERGE_PATCH, Connection
 from elastrain_cli.client.records import LogLine, event_of, job_of, worker_of
+from elastrain_resource.job import ElasticTrainingJob
+from elastrain_resource.job.shown import Event, Worker
 
 ENDED = ("Succeeded", "Failed")
 _WATCH_SECONDS = 300

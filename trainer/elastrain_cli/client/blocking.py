@@ -11,10 +11,10 @@ from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
 from typing import Any, Self, TypeVar
 
 from elastrain import threads
-from elastrain.api.job import ElasticTrainingJob
-from elastrain.api.job.shown import Event, Worker
 from elastrain_cli.client.asynchronous import ENDED, AsyncJobs
 from elastrain_cli.client.records import LogLine
+from elastrain_resource.job import ElasticTrainingJob
+from elastrain_resource.job.shown import Event, Worker
 
 T = TypeVar("T")
 

@@ -16,9 +16,9 @@ import yaml
 from kubernetes.aio import client as kubernetes_client
 from kubernetes.aio import config as kubernetes_config
 
-from elastrain.reflector import Pages, pages
 from elastrain_cli.client import errors, kubeconfig, reach
 from elastrain_cli.client.kubeconfig import places
+from elastrain_resource.reflector import Pages, pages
 
 REQUEST_SECONDS = 15.0
 """Seconds for one call. A watch or a followed log has this limit only until its answer begins."""

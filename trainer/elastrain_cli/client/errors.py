@@ -9,7 +9,7 @@ from typing import Any
 
 from elastrain.api import names
 from elastrain.api.printable import printable, printable_tree
-from elastrain.reflector import CallError
+from elastrain_resource.reflector import CallError
 
 INSTALL = "helm install elastrain charts/elastrain --namespace elastrain --create-namespace"
 """The command that installs the operator and its CRD."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from elastrain.api.job import Condition, ConditionType, ElasticTrainingJob, JobStatus
-from elastrain.sizing.describe import more_share, shares_line, why_this_batch
 from elastrain_cli.client import Worker, queued
+from elastrain_resource.job import Condition, ConditionType, ElasticTrainingJob, JobStatus
+from elastrain_resource.sizing.describe import more_share, shares_line, why_this_batch
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from elastrain.api import names
-from elastrain.api.job import Condition, ElasticTrainingJob
+from elastrain_resource.job import Condition, ElasticTrainingJob
 
 _MORE = "raise the quota of its ClusterQueue or what it may borrow"
 _CHANGES = {

@@ -10,11 +10,11 @@ from pydantic import ValidationError
 
 from elastrain.api import names
 from elastrain.api.base import Unreadable
-from elastrain.api.job import ElasticTrainingJob
-from elastrain.api.job.shown import Event, Worker, time_of
 from elastrain.api.printable import printable, printable_tree
 from elastrain.api.records import Termination
 from elastrain_cli.client.errors import Refused
+from elastrain_resource.job import ElasticTrainingJob
+from elastrain_resource.job.shown import Event, Worker, time_of
 
 
 @dataclass(frozen=True, slots=True)

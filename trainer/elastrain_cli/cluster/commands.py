@@ -13,7 +13,6 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from elastrain.api.job import ElasticTrainingJob
 from elastrain.api.names import headcount
 from elastrain_cli.client import (
     NotAllowed,
@@ -28,6 +27,7 @@ from elastrain_cli.shell import view
 from elastrain_cli.shell.answers import EXIT_FAILED, EXIT_NO_CLUSTER, Output
 from elastrain_cli.shell.printing import document, print_data, print_job, print_text, table_console
 from elastrain_cli.shell.terminal import EXIT_INTERRUPTED
+from elastrain_resource.job import ElasticTrainingJob
 
 T = TypeVar("T")
 

@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ParamSpec
 
-from elastrain.api.manifest import InvalidManifest
 from elastrain_cli.client import ClusterError, JobNotFound, Jobs, NotAllowed, NotConnected, NotInstalled
 from elastrain_cli.cluster.compose import BadScript
 from elastrain_cli.shell.answers import EXIT_NO_CLUSTER, EXIT_REFUSED, Output
 from elastrain_cli.shell.printing import print_error
+from elastrain_resource.manifest import InvalidManifest
 
 P = ParamSpec("P")
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import yaml
 
-from elastrain.api.manifest import load_for_cluster, loads
 from elastrain_cli.client import ClusterError
 from elastrain_cli.client.asynchronous import ENDED
 from elastrain_cli.cluster import compose
 from elastrain_cli.cluster.output import Misused, Place, answers
 from elastrain_cli.shell import stamp, view
 from elastrain_cli.shell.printing import document, print_text
+from elastrain_resource.manifest import load_for_cluster, loads
 
 NOTICE_SECONDS = view.UNSEEN_SECONDS
 """Seconds that ``submit`` waits for the operator to observe the job."""

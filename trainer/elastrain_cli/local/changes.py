@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from elastrain.api.job import reported
 from elastrain.api.records import CheckpointState, Progress, Rescale
 from elastrain_cli.local.status import LocalStatus, WorkerStatus
 from elastrain_cli.shell.view import rescale_line
+from elastrain_resource.job import reported
 
 HEALTH_WORDS = {"belowMin": "ready", "slow": "a straggler"}
 """Text for the terminal; other values of ``Health`` are printed unchanged."""

@@ -17,9 +17,6 @@ from pydantic import TypeAdapter
 
 from elastrain import guests
 from elastrain.api import names
-from elastrain.api.job import ElasticTrainingJob
-from elastrain.api.job.shown import Worker
-from elastrain.api.manifest import InvalidManifest, load, loads
 from elastrain.api.names import headcount
 from elastrain_cli.etcd_server import EtcdNotFound
 from elastrain_cli.local.changes import finished_line
@@ -32,6 +29,9 @@ from elastrain_cli.local.status import LocalStatus, resource, workers
 from elastrain_cli.local.view import View, wants_live
 from elastrain_cli.shell.answers import Output
 from elastrain_cli.shell.printing import document, print_job
+from elastrain_resource.job import ElasticTrainingJob
+from elastrain_resource.job.shown import Worker
+from elastrain_resource.manifest import InvalidManifest, load, loads
 
 EXIT_FAILED = 1
 TAIL_LINES = 20
@@ -218,7 +218,7 @@ def with_overrides(manifest: Path, overrides: Sequence[str], arguments: Sequence
     """The job in ``manifest``, or the job that runs ``manifest`` with ``arguments`` if it is a Python script.
     ``overrides`` are ``field=value`` changes: a field of the spec by its path, or ``name``.
 
-    Raises :class:`~elastrain.api.manifest.InvalidManifest` and :class:`BadOption`.
+    Raises :class:`~elastrain_resource.manifest.InvalidManifest` and :class:`BadOption`.
     """
     if arguments and manifest.suffix != ".py":
         raise BadOption(f"{arguments[0]}: {manifest} is a manifest; the arguments belong into its command")

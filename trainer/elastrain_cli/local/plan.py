@@ -12,7 +12,7 @@ from enum import StrEnum
 
 from elastrain.api.names import DIVERGED
 from elastrain.api.records import Outcome, Target, Termination
-from elastrain.sizing.leaving import WorkerFacts, leave_order, surplus
+from elastrain_resource.sizing.leaving import WorkerFacts, leave_order, surplus
 
 FATAL = ("Usage", DIVERGED)
 """Reasons for which a retry is useless."""

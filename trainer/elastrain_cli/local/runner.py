@@ -23,9 +23,7 @@ import structlog
 
 from elastrain import threads
 from elastrain.api import names
-from elastrain.api.job import ElasticTrainingJob
 from elastrain.api.keys import JobKeys
-from elastrain.api.manifest import load
 from elastrain.api.records import Generation, Member, Outcome, Phase, Progress, Target
 from elastrain.etcd import Batch, EtcdClient, EtcdError
 from elastrain.rendezvous.view_builder import ViewBuilder
@@ -34,6 +32,8 @@ from elastrain_cli.local.site import Site
 from elastrain_cli.local.spec import LocalSpec, local_spec
 from elastrain_cli.local.status import LocalStatus, WorkerStatus, in_generation, phase_of
 from elastrain_cli.local.worker import LocalWorker
+from elastrain_resource.job import ElasticTrainingJob
+from elastrain_resource.manifest import load
 
 log = structlog.get_logger()
 

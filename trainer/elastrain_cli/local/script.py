@@ -9,8 +9,8 @@ from pathlib import Path
 import yaml
 
 from elastrain.api import names
-from elastrain.api.job import ElasticTrainingJob
-from elastrain.api.manifest import InvalidManifest, loads
+from elastrain_resource.job import ElasticTrainingJob
+from elastrain_resource.manifest import InvalidManifest, loads
 
 FIRST, MOST = 2, 8
 """Initial workers, and the largest number for ``elastrain scale``; ``--set`` changes both."""
@@ -20,7 +20,7 @@ def job_of(script: Path, arguments: Sequence[str]) -> ElasticTrainingJob:
     """The job that runs ``script`` with ``arguments`` on this machine. Its name is the file's name; its image is
     unused.
 
-    Raises :class:`~elastrain.api.manifest.InvalidManifest` if the file does not exist.
+    Raises :class:`~elastrain_resource.manifest.InvalidManifest` if the file does not exist.
     """
     if not script.is_file():
         raise InvalidManifest(str(script), ["cannot be read: no such file"])

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from elastrain.api.job import CheckpointSpec, ElasticTrainingJob, trainer_container
 from elastrain.api.settings import MAX_SHARE, BatchSettings, DivergenceSpec, ShareRule
 from elastrain.api.shape import Shape
 from elastrain_cli.local.devices import cuda_devices
+from elastrain_resource.job import CheckpointSpec, ElasticTrainingJob, trainer_container
 
 _REFERENCE = re.compile(r"\$\$|\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
 

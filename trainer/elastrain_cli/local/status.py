@@ -7,7 +7,8 @@ from datetime import datetime
 
 from pydantic import BaseModel, ConfigDict
 
-from elastrain.api.job import (
+from elastrain.api.records import Generation, Member, Phase, Progress, Target
+from elastrain_resource.job import (
     Condition,
     ConditionType,
     ElasticTrainingJob,
@@ -17,8 +18,7 @@ from elastrain.api.job import (
     SparesStatus,
     reported,
 )
-from elastrain.api.job.shown import Worker
-from elastrain.api.records import Generation, Member, Phase, Progress, Target
+from elastrain_resource.job.shown import Worker
 
 
 class WorkerStatus(BaseModel):

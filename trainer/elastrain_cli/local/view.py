@@ -13,11 +13,11 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from elastrain.api.job import ElasticTrainingJob
 from elastrain_cli.local.changes import changes
 from elastrain_cli.local.status import LocalStatus, resource, workers
 from elastrain_cli.shell.terminal import ReaderGone
 from elastrain_cli.shell.view import details, progress_line
+from elastrain_resource.job import ElasticTrainingJob
 
 PROGRESS_SECONDS = 5.0
 """Seconds between two progress lines of the plain view."""

@@ -12,10 +12,10 @@ from typing import Any
 import yaml
 from rich.console import Console
 
-from elastrain.api.job import ElasticTrainingJob
-from elastrain.api.job.shown import Event, Worker
 from elastrain_cli.shell import view
 from elastrain_cli.shell.answers import Output
+from elastrain_resource.job import ElasticTrainingJob
+from elastrain_resource.job.shown import Event, Worker
 
 _UNCUT = 4096
 """Columns of a table in a pipe or a file; wide enough that no cell is cut."""

@@ -11,7 +11,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from elastrain.api.job import (
+from elastrain_resource.job import (
     ConditionType,
     ElasticTrainingJob,
     JobStatus,
@@ -20,8 +20,8 @@ from elastrain.api.job import (
     ProgressStatus,
     training_time,
 )
-from elastrain.api.job.shown import Event, Worker, time_of
-from elastrain.sizing.describe import batch_line, shares_line
+from elastrain_resource.job.shown import Event, Worker, time_of
+from elastrain_resource.sizing.describe import batch_line, shares_line
 
 PHASE_STYLES = {
     "Running": "green", "Succeeded": "green", "Rescaling": "yellow", "Pending": "yellow", "Suspended": "yellow",

@@ -9,11 +9,11 @@ import tempfile
 from pathlib import Path
 
 from elastrain.api import names
-from elastrain.api.manifest import InvalidManifest
 from elastrain_cli.etcd_server import EtcdNotFound, find_etcd
 from elastrain_cli.local.command import BadOption, with_overrides
 from elastrain_cli.local.spec import local_spec, worker_environment
 from elastrain_cli.shell import stamp
+from elastrain_resource.manifest import InvalidManifest
 from elastrain_verify.command.answer import Report
 from elastrain_verify.command.verification import Options, Verification
 from elastrain_verify.forks import RANKS, preloaded

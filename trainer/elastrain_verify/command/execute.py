@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from elastrain.api.job import ElasticTrainingJob
 from elastrain.api.records import Phase
 from elastrain.tether import tethered
 from elastrain_cli.local.plan import Result
 from elastrain_cli.local.runner import LocalJob
 from elastrain_cli.local.spec import LocalSpec, worker_environment
+from elastrain_resource.job import ElasticTrainingJob
 from elastrain_verify.command import job as manifests
 from elastrain_verify.command import place
 from elastrain_verify.command.follow import Follower

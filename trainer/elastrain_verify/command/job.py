@@ -7,8 +7,8 @@ from typing import Any
 
 import yaml
 
-from elastrain.api.job import ElasticTrainingJob, trainer_container
-from elastrain.api.manifest import loads
+from elastrain_resource.job import ElasticTrainingJob, trainer_container
+from elastrain_resource.manifest import loads
 
 _LEFT_OUT = ("warmSpares", "activeDeadlineSeconds", "checkpoint", "preflight", "batch", "suspend", "accelerator")
 """Fields of the spec. The user's checkpoints are neither read nor written; ``batch`` lets steps differ on purpose."""

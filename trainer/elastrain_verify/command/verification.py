@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from elastrain.api.job import ElasticTrainingJob
 from elastrain_cli.local.command import BadOption
 from elastrain_cli.local.spec import local_spec
+from elastrain_resource.job import ElasticTrainingJob
 from elastrain_verify import files, history, kinds, parts
 from elastrain_verify.branches import branches, moments
 from elastrain_verify.command import job as manifests

@@ -12,9 +12,9 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from elastrain.api.job import ConditionType, JobSpec, LastFailure, LossStreak, RestartCounts
 from elastrain_operator.facts import Cause, Coordination, EndedMember, Loss, Pod, Verdict
 from elastrain_operator.policy.losses import causes
+from elastrain_resource.job import ConditionType, JobSpec, LastFailure, LossStreak, RestartCounts
 
 
 def losses(

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from elastrain.api.job import JobStatus
 from elastrain_operator.facts import Coordination
+from elastrain_resource.job import JobStatus
 
 PATIENCE = timedelta(seconds=60)
 """Within it, all members that live have reached etcd: they retry every second."""

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from elastrain.api import names
-from elastrain.api.job import Condition, ConditionType, ExcludedNode, NodeLoss
 from elastrain_operator.facts import Cause, ConditionUpdate, Loss
 from elastrain_operator.policy.losses import causes
+from elastrain_resource.job import Condition, ConditionType, ExcludedNode, NodeLoss
 
 WINDOW = timedelta(minutes=30)
 """Losses further apart are unrelated."""

@@ -10,9 +10,9 @@ import math
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 
-from elastrain.api.job import JobSpec, LastFailure, LossStreak, RestartCounts, Withdrawal
 from elastrain_operator.facts import Cause, Pod, Refusal
 from elastrain_operator.policy.losses.causes import judge
+from elastrain_resource.job import JobSpec, LastFailure, LossStreak, RestartCounts, Withdrawal
 
 FIRST_DELAY = 10.0
 """Seconds before the second consecutive replacement; the first is immediate."""

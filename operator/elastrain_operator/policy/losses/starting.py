@@ -10,10 +10,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from elastrain.api.job import ConditionType, JobSpec, Withdrawal
 from elastrain.api.names import replicas
 from elastrain.api.records import Member, Phase
 from elastrain_operator.facts import UNSCHEDULABLE, Cause, Coordination, Deletion, Loss, Pod, Still, Trouble, Verdict
+from elastrain_resource.job import ConditionType, JobSpec, Withdrawal
 
 ARRIVAL_PATIENCE = 60.0
 """Seconds from a pod's creation until a running container that does not train is reported: importing torch may take

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
-from elastrain.api.job import AcceleratorSeconds, GenerationStatus
-from elastrain.api.job.reported import step_seconds
-from elastrain.api.job.training_time import CAUSE_OF_PHASE
 from elastrain.api.records import Progress, Rescale
 from elastrain_operator.facts import Coordination, Pod
+from elastrain_resource.job import AcceleratorSeconds, GenerationStatus
+from elastrain_resource.job.reported import step_seconds
+from elastrain_resource.job.training_time import CAUSE_OF_PHASE
 
 Use = Literal["training", "rescaling", "waiting"]
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, cast
 
-from elastrain.api.job import Condition, ConditionType, GenerationStatus, Withdrawal
 from elastrain.api.names import headcount, replicas
 from elastrain.api.records import Progress
 from elastrain_operator.allocation.snapshot import Share
 from elastrain_operator.facts import ConditionUpdate, Gang, Outage, Pod, Refusal, Trouble, Truth, Verdict
+from elastrain_resource.job import Condition, ConditionType, GenerationStatus, Withdrawal
 
 BEFORE = "when the records were last read: "
 """Begins the message of a condition that is older than an outage of etcd."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
-from elastrain.api.job import JobSpec, trainer_container
+from elastrain_resource.job import JobSpec, trainer_container
 
 _ENDS_WITH_POD = ("emptyDir", "ephemeral", "configMap", "secret", "downwardAPI", "projected", "image")
 """Volume sources that end with their pod, or that no worker can write to."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from elastrain.api import rescaled
-from elastrain.api.job import Condition, ConditionType, JobStatus
 from elastrain.api.names import headcount
 from elastrain.api.records import Target
 from elastrain_operator.facts import JobEvent, Loss, Severity
 from elastrain_operator.policy.losses.counting import last_lines
 from elastrain_operator.policy.report import health
+from elastrain_resource import rescaled
+from elastrain_resource.job import Condition, ConditionType, JobStatus
 
 _SELF_EXPLAINING = frozenset(
     {"Starting", "Finishing", "AllTrain", "Draining", "Suspended", "BackingOff", "EtcdUnavailable"}

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 
-from elastrain.api.job import ConditionType, GenerationStatus, UnhealthyWorker
 from elastrain.api.records import Generation, Health, Member
 from elastrain_operator.facts import ConditionUpdate, Coordination, JobEvent, Severity
+from elastrain_resource.job import ConditionType, GenerationStatus, UnhealthyWorker
 
 KEPT = 10
 """Most workers that the status names."""

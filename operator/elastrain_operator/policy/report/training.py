@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import datetime
 
-from elastrain.api.job import GenerationStatus, LastRescale, MeasuredSize, reported
-from elastrain.api.job.batches import BatchStatus, RankShareStatus
 from elastrain.api.records import Member, Progress
 from elastrain_operator.facts import Coordination, Pod
+from elastrain_resource.job import GenerationStatus, LastRescale, MeasuredSize, reported
+from elastrain_resource.job.batches import BatchStatus, RankShareStatus
 
 
 def in_force(previous: GenerationStatus | None, seen: Coordination) -> tuple[GenerationStatus | None, tuple[str, ...]]:

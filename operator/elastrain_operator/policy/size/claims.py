@@ -7,9 +7,6 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from elastrain.api.accelerators import AcceleratorUnclear
-from elastrain.api.job import JobSpec, JobStatus, reported
-from elastrain.sizing.speedup import Batches, Measured
 from elastrain_operator.allocation.resources import with_claims
 from elastrain_operator.allocation.snapshot import PODS, Claims, Held, Job, Obstacle, PodCharge, Worker, WorkerShape
 from elastrain_operator.facts import UNSCHEDULABLE, Coordination, Observed, Pod, Refusal
@@ -19,6 +16,9 @@ from elastrain_operator.pod.shape import charge, shape, unknown
 from elastrain_operator.policy.losses import starting
 from elastrain_operator.policy.size import leavers, protection, replicas
 from elastrain_operator.raw import mapping
+from elastrain_resource.accelerators import AcceleratorUnclear
+from elastrain_resource.job import JobSpec, JobStatus, reported
+from elastrain_resource.sizing.speedup import Batches, Measured
 
 _BARE = WorkerShape(((PODS, 1),))
 HINDERED = frozenset({UNSCHEDULABLE, starting.QUEUED, "VolumeFailed"})

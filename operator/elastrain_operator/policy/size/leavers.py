@@ -1,4 +1,4 @@
-"""Which workers leave (the rule: :mod:`elastrain.sizing.leaving`), and when each may be deleted. Pure.
+"""Which workers leave (the rule: :mod:`elastrain_resource.sizing.leaving`), and when each may be deleted. Pure.
 
 The times are kept in the job's status, so that the next operator uses the same deadlines.
 """
@@ -9,14 +9,14 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 
-from elastrain.api.job import JobStatus, Leaving
 from elastrain.api.records import Health
-from elastrain.sizing.leaving import WorkerFacts, leave_order, surplus
 from elastrain_operator.allocation.snapshot import Share
 from elastrain_operator.facts import Coordination, Deletion, Pod, Still
 from elastrain_operator.pod import leaving
 from elastrain_operator.pod.leaving import is_overdue
 from elastrain_operator.policy.size import replicas
+from elastrain_resource.job import JobStatus, Leaving
+from elastrain_resource.sizing.leaving import WorkerFacts, leave_order, surplus
 
 SICK = {Health.STUCK: 2, Health.SLOW: 1}
 """Members that delay all others, by their own records: a larger value leaves earlier. Waiting counts as 0."""

@@ -15,12 +15,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from elastrain.api.job import JobSpec
 from elastrain.api.records import Phase, Progress
 from elastrain_operator.facts import UNSCHEDULABLE, Coordination, DisruptionBudget, Mark, Pod
 from elastrain_operator.pod.defaults import decides_evictions
 from elastrain_operator.policy.report import durability
 from elastrain_operator.policy.size import replicas
+from elastrain_resource.job import JobSpec
 
 
 def holders(pods: Iterable[Pod], seen: Coordination | None) -> frozenset[str] | None:

@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from elastrain.api.job import ConditionType
 from elastrain_operator.allocation.snapshot import Share
 from elastrain_operator.facts import UNSCHEDULABLE, Cause, ConditionUpdate, Coordination, Pod, Refusal, RefusalKind
 from elastrain_operator.policy.losses import starting
 from elastrain_operator.policy.losses.causes import judge
 from elastrain_operator.policy.size import leavers
+from elastrain_resource.job import ConditionType
 
 ROOM_PATIENCE = 30.0
 """Seconds for which a new pod may be unschedulable before an old worker leaves for it: preemption and descheduling take

@@ -12,11 +12,11 @@ from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from elastrain.api.job import Condition, ConditionType, GenerationStatus, JobSpec, JobStatus, SparesStatus
 from elastrain.api.names import LABEL_QUEUE
 from elastrain.api.records import Phase, Target
 from elastrain_operator.allocation.snapshot import Share
 from elastrain_operator.facts import DEFAULT_GRACE, DRAIN_MARGIN, ConditionUpdate, Coordination, Observed, Pod
+from elastrain_resource.job import Condition, ConditionType, GenerationStatus, JobSpec, JobStatus, SparesStatus
 
 ANSWER = timedelta(seconds=3)
 """How long the report of a changed spec waits for the allocator's answer, so that both are one write of the status."""

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from budgets import examples
 from elastrain.api.settings import LearningRate
-from elastrain.sizing.speedup import BATCH_REACH, Batches, Measured, learned
 from elastrain_batches.goodput import choose, learning_rate_factor
 from elastrain_batches.noise import LARGEST, SETTLED, NoiseScale, is_due, weight
+from elastrain_resource.sizing.speedup import BATCH_REACH, Batches, Measured, learned
 
 BASE = 32
 times = st.floats(1e-4, 1e2)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from elastrain.api import rescaled
-from elastrain.api.job import LastRescale
 from elastrain_cli.client import Event
 from elastrain_dashboard.timeline import KEPT, Moment, merged
+from elastrain_resource import rescaled
+from elastrain_resource.job import LastRescale
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from elastrain.api.job import ElasticTrainingJob
 from elastrain_cli.main import app
 from elastrain_cli.shell.printing import document
 from elastrain_plan.app import constants, text
@@ -20,6 +19,7 @@ from elastrain_plan.choose import choose, duration, interval, smallest_group, sp
 from elastrain_plan.model import GB, Cluster, Constants, Settings, shortage, split, writing
 from elastrain_plan.record import measured
 from elastrain_plan.sensitivity import ABOUT, effects
+from elastrain_resource.job import ElasticTrainingJob
 
 CARD = 48 * GB
 LLAMA = Cluster(cards=16_384, per_node=8, state=6_480 * GB, step=8.0, mttf=50_000.0)

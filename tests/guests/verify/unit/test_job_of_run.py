@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from elastrain.api.manifest import loads
+from elastrain_resource.manifest import loads
 from elastrain_verify.command.job import of_run
 
 MANIFEST = """

@@ -157,7 +157,7 @@ def error_line(log: str, known: str = "") -> str:
 
 
 _OWN = re.escape(str(Path(hints.__file__).parent))
-_INSTALLED = re.compile(rf"/(site|dist)-packages/|/lib/python3\.\d+/|^<frozen |^{_OWN}/")
+_INSTALLED = re.compile(rf"/(site|dist)-packages/|/lib/python3\.\d+/|^<frozen |^{_OWN}(_\w+)?/")
 """Files of the interpreter, of installed packages, and elastrain's own."""
 
 

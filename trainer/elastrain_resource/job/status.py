@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import Field, ValidationError, field_validator
 
 from elastrain.api.base import AwareTime, StatusModel, aware, wrong_fields
-from elastrain.api.job.batches import BatchStatus, RankShareStatus
+from elastrain_resource.job.batches import BatchStatus, RankShareStatus
 
 
 class ConditionType(StrEnum):

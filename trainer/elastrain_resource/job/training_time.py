@@ -7,7 +7,7 @@ part of its wall clock ("Revisiting Reliability in Large-Scale Machine Learning 
 
 from __future__ import annotations
 
-from elastrain.api.job.status import AcceleratorSeconds
+from elastrain_resource.job.status import AcceleratorSeconds
 
 CAUSE_OF_PHASE = {
     "detect": "detection",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from elastrain.api.batch import ShareLimit
-from elastrain.sizing.speedup import WORTHWHILE
+from elastrain_resource.sizing.speedup import WORTHWHILE
 
 
 class Larger(Protocol):

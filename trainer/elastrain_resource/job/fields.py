@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, PlainValidator, WithJsonSchema
 
-from elastrain.api.accelerators import AUTO
 from elastrain.api.base import rule_broken
 from elastrain.api.settings import ALL
+from elastrain_resource.accelerators import AUTO
 
 _INT32_MAX = 2**31 - 1
 _SIZE = "none|[1-9][0-9]{0,8}(Ki|Mi|Gi|Ti|k|M|G|T)"

@@ -4,8 +4,9 @@ Each field names its writer, its reader and the meaning of its absence. Field na
 """
 
 from elastrain.api.base import ApiModel, AwareTime, NonNegativeInt, PositiveInt
-from elastrain.api.job.resource import ElasticTrainingJob
-from elastrain.api.job.spec import (
+from elastrain.api.settings import CheckpointSpec
+from elastrain_resource.job.resource import ElasticTrainingJob
+from elastrain_resource.job.spec import (
     CleanPodPolicy,
     JobSpec,
     PairsSpec,
@@ -13,7 +14,7 @@ from elastrain.api.job.spec import (
     SuccessPolicy,
     trainer_container,
 )
-from elastrain.api.job.status import (
+from elastrain_resource.job.status import (
     AcceleratorSeconds,
     Condition,
     ConditionType,
@@ -33,7 +34,6 @@ from elastrain.api.job.status import (
     UnhealthyWorker,
     Withdrawal,
 )
-from elastrain.api.settings import CheckpointSpec
 
 __all__ = [
     "AcceleratorSeconds",

@@ -16,9 +16,10 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from elastrain.api import names, podfields
+from elastrain.api import names
 from elastrain.api.base import MOST_ERRORS
-from elastrain.api.job import ElasticTrainingJob, trainer_container
+from elastrain_resource import podfields
+from elastrain_resource.job import ElasticTrainingJob, trainer_container
 
 
 class InvalidManifest(ValueError):

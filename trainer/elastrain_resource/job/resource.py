@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from elastrain.api.base import ApiModel
-from elastrain.api.job.embedded import AsDict, JobMeta
-from elastrain.api.job.spec import JobSpec
-from elastrain.api.job.status import JobStatus
+from elastrain_resource.job.embedded import AsDict, JobMeta
+from elastrain_resource.job.spec import JobSpec
+from elastrain_resource.job.status import JobStatus
 
 
 class ElasticTrainingJob(ApiModel):

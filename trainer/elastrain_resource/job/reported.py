@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 
 from elastrain.api import batch
-from elastrain.api.job.batches import BatchStatus, LargerBatch, RankShareStatus
-from elastrain.api.job.status import LastRescale, ProgressStatus
 from elastrain.api.records import Progress, Rescale
+from elastrain_resource.job.batches import BatchStatus, LargerBatch, RankShareStatus
+from elastrain_resource.job.status import LastRescale, ProgressStatus
 
 _CENTURY = 100 * 365 * 86400.0
 

@@ -8,10 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic.alias_generators import to_camel
 
-from elastrain.api import accelerators, names, rules
+from elastrain.api import names, rules
 from elastrain.api.base import ApiModel, NonNegativeInt, PositiveInt, rule_broken
-from elastrain.api.job.embedded import AsDict, PodTemplate
-from elastrain.api.job.fields import MemorySize, Nproc, QualifiedName, Shards
 from elastrain.api.settings import (
     ALL,
     BatchSettings,
@@ -22,6 +20,9 @@ from elastrain.api.settings import (
     workers_of_a_group,
 )
 from elastrain.api.shape import ONE_RANK, MeshDimension, Shape, check_mesh
+from elastrain_resource import accelerators
+from elastrain_resource.job.embedded import AsDict, PodTemplate
+from elastrain_resource.job.fields import MemorySize, Nproc, QualifiedName, Shards
 
 
 class CleanPodPolicy(StrEnum):

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 
-from elastrain.api.job import LastRescale
 from elastrain.api.records import in_words
+from elastrain_resource.job import LastRescale
 
 REASON = "Rescaled"
 """Reason of the event."""
