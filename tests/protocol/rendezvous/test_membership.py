@@ -280,7 +280,7 @@ def test_another_member_leads_if_the_decisions_of_the_first_fail_without_end(pla
     def fails(*_: object) -> None:
         raise KeyError("a bug")
 
-    monkeypatch.setattr(first.member._driver.machine, "next", fails)
+    monkeypatch.setattr(first.member._driver.protocol, "next", fails)
     with pytest.raises(RuntimeError, match="the membership failed 10 times in a row"):
         first.member.wait_for(lambda _view: False, 30)
     first.member.leave()

@@ -1,4 +1,4 @@
-"""An agent: the product's ``Core`` and ``MemberMachine`` with simulated etcd, ranks and signals around them."""
+"""An agent: the product's ``Core`` and ``MemberProtocol`` with simulated etcd, ranks and signals around them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from elastrain.api.keys import JobKeys
 from elastrain.api.messages import RankMessage
 from elastrain.api.records import Closed, Member, Phase, Progress, Termination
 from elastrain.etcd import Batch, EtcdError, Transaction
-from elastrain.rendezvous.machine import MemberMachine
+from elastrain.rendezvous.protocol import MemberProtocol
 from elastrain.rendezvous.view import View
 from sim.clock import Timer
 from sim.etcd_client import Client, LeaseKeeper, WatchKeeper
@@ -81,7 +81,7 @@ class Agent:
             place=settings.place,
             group_size=settings.group_size,
         )
-        self.machine = MemberMachine(self.keys, self.own, lease_ttl=settings.lease_ttl)
+        self.member = MemberProtocol(self.keys, self.own, lease_ttl=settings.lease_ttl)
         self.client = Client(process, world.network, world.etcd)
         self.lease = LeaseKeeper(self.client, settings.lease_ttl, self._lease_says, self._lease_answered)
         self.vouching = Vouching(settings.lease_ttl)
@@ -117,13 +117,13 @@ class Agent:
         elif not self.lease.is_clean:
             self.process.after(0.05 if self.lease.id else 0.3, self._register)
         elif self._watch is None:
-            self._watch = WatchKeeper(self.client, self.machine.scope, self._on_batch, self._watch_says)
+            self._watch = WatchKeeper(self.client, self.member.scope, self._on_batch, self._watch_says)
             self._handle(Registered(self.own.id))
             self.process.after(PULSE, self._pulse)
 
     # ---- etcd --------------------------------------------------------------------------------------------------------
     def _lease_says(self, error: EtcdError | None) -> None:
-        self.machine.contact.lease_reported(error, self.process.clock.now)
+        self.member.contact.lease_reported(error, self.process.clock.now)
         self._wake()
 
     def _lease_answered(self) -> None:
@@ -132,7 +132,7 @@ class Agent:
 
     def _vouch(self) -> None:
         """The agent looks several times a second; here, when there is something to see."""
-        now, contact = self.process.clock.now, self.machine.contact
+        now, contact = self.process.clock.now, self.member.contact
         newest = self.core.seen.generation.number if self.core.seen and self.core.seen.generation else 0
         alone = self.vouching.look(
             LeaseSeen(self.lease.confirmed, self.lease.id), newest, away=not contact.reachable, now=now
@@ -141,12 +141,12 @@ class Agent:
             self._handle(Fenced(self.lease.unconfirmed, alone=alone))
 
     def _watch_says(self, connected: bool, error: EtcdError | None) -> None:
-        self.machine.contact.watch_reported(error, connected, self.process.clock.now)
+        self.member.contact.watch_reported(error, connected, self.process.clock.now)
         self._wake()
 
     def _on_batch(self, batch: Batch) -> None:
         now = self.process.clock.now
-        if self.machine.take(batch, self.own, now):
+        if self.member.take(batch, self.own, now):
             self.lease.rewrite(self.keys.member(self.own.id))
         self._wake()
 
@@ -159,39 +159,37 @@ class Agent:
         self._turning = None
         if self._over or self._watch is None:
             return
-        now, own, machine = self.process.clock.now, self.own, self.machine
-        before = machine.view
-        machine.look(own, now)
+        now, own, member = self.process.clock.now, self.own, self.member
+        before = member.view
+        member.look(own, now)
         self._vouch()
-        if machine.view is not before:
+        if member.view is not before:
             self._look_soon()
-        todo = machine.next(own, self.lease.id, now)
+        todo = member.next(own, self.lease.id, now)
         if todo is not None and todo.transaction is not None:
             self._commit(todo.transaction)
         self._post()
-        if machine.scope_changed(own):
-            self._watch.move(machine.scope)
+        if member.scope_changed(own):
+            self._watch.move(member.scope)
         self._sleep(now)
 
     def _commit(self, transaction: Transaction) -> None:
         def answered(_: bool) -> None:
-            self.machine.protocol.tried(transaction, self.process.clock.now)
+            self.member.tried(transaction, self.process.clock.now)
             self._wake()
 
-        self.machine.protocol.tried(
-            transaction, self.process.clock.now
-        )  # one at a time: the executor blocks in the call
+        self.member.tried(transaction, self.process.clock.now)  # one at a time: the executor blocks in the call
         self.client.call("commit", lambda: self.world.etcd.commit(transaction), answered, self._put_off)
 
     def _put_off(self, _: EtcdError) -> None:
-        self.machine.put_off(self.process.clock.now)
+        self.member.put_off(self.process.clock.now)
         self._wake()
 
     def _sleep(self, now: float) -> None:
-        deadlines = [*self.machine.deadlines(now)]
-        if not self.machine.contact.reachable and self.vouching.vouch.leased > now:
+        deadlines = [*self.member.deadlines(now)]
+        if not self.member.contact.reachable and self.vouching.vouch.leased > now:
             deadlines.append(self.vouching.vouch.leased)
-        if self._waiting is not None and self.machine.contact.reachable:
+        if self._waiting is not None and self.member.contact.reachable:
             deadlines.append(self._posted_at + PROGRESS_INTERVAL)
         if self._deadline is not None:
             self._deadline.cancel()
@@ -206,7 +204,7 @@ class Agent:
         now = self.process.clock.now
         if self._waiting is None or self._posting or (not force and now < self._posted_at + PROGRESS_INTERVAL):
             return
-        if not force and not (self.machine.contact.watching and self.machine.contact.reachable):
+        if not force and not self.member.contact.answers:
             return
         taken, self._waiting = self._waiting, None
         self._posting, self._posted_at = True, now
@@ -254,7 +252,7 @@ class Agent:
 
     def _look(self) -> None:
         self._looking = False
-        view = self.machine.view
+        view = self.member.view
         if view is not self._view and view.revision and not self._over:
             self._view = view
             self._handle(snapshot(view))
@@ -262,7 +260,7 @@ class Agent:
     def _pulse(self) -> None:
         if not self._over:
             beats = {i: beat for i, rank in self.ranks.items() if (beat := rank.beat) is not None}
-            self._handle(Pulse(self.core.incarnation, beats, self.machine.contact.reachable))
+            self._handle(Pulse(self.core.incarnation, beats, self.member.contact.reachable))
             self.process.after(PULSE, self._pulse)
 
     def said(self, rank: Rank, message: RankMessage) -> None:

@@ -104,11 +104,12 @@ def a_reset_outweighs_a_lease() -> Any:
         ids = (m.id for m in view.base_alive if m.record.broken < number and m.id != view.self_id)
         return frozenset(ids)
 
-    def looks(self: Any, own: Any) -> View:
-        view = look(self, own)
+    def looks(self: Any, own: Any, now: float) -> View:
+        view = look(self, own, now)
         dead = silent(view)
         left = tuple(m for m in view.members if m.id not in dead)
-        return replace(view, members=left, leader=None if view.leader in dead else view.leader)
+        self.view = replace(view, members=left, leader=None if view.leader in dead else view.leader)
+        return self.view
 
     def claims(self: Any, view: View, own: Any, lease: int, now: float) -> Any:
         found = candidate(self, view, own, lease, now)

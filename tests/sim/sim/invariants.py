@@ -119,7 +119,7 @@ class Ledger:
         self.generations.append(generation)
         self._formed[generation.number] = kv.mod_revision
         agents = (a for a in self.world.agents if a.process.runs)
-        self.known.append(max((a.machine.view.highest for a in agents), default=0))
+        self.known.append(max((a.member.view.highest for a in agents), default=0))
         if generation.reason in ("Lost", "Broken"):
             self._note_break(generation)
         self._formed_at = self.world.clock.now

@@ -6,12 +6,14 @@ import pytest
 
 from elastrain.api.keys import JobKeys
 from elastrain.api.records import Generation, GenerationMember, Leader, Member, Phase, Target, roster
-from elastrain.etcd import Batch, Delete, KeyValue, Put, Range
-from elastrain.rendezvous.decide import Propose, Timing
+from elastrain.etcd import Batch, Delete, EtcdUnavailable, KeyValue, Put, Range
+from elastrain.rendezvous.decide import Propose
 from elastrain.rendezvous.election import Candidate, Claim, elect
 from elastrain.rendezvous.protocol import LONGEST_REST, MemberProtocol, rest_after
 
 KEYS = JobKeys("test", "job", "1")
+TTL = 5
+AWAY = EtcdUnavailable("etcd:2379", "watch", "away")
 
 
 def covers(watched: Range, key: str) -> bool:
@@ -25,7 +27,7 @@ class Etcd:
         self.revision = 1
         self.keys: dict[str, KeyValue] = {}
         self.writes = 0
-        self.watches: dict[str, tuple[MemberProtocol, tuple[Range, ...]]] = {}
+        self.watches: dict[str, tuple[MemberProtocol, Member, tuple[Range, ...]]] = {}
         self.events = 0
 
     def write(self, puts: dict[str, tuple[bytes, int]], deleted: tuple[str, ...] = ()) -> None:
@@ -39,11 +41,11 @@ class Etcd:
         for key in deleted:
             if self.keys.pop(key, None) is not None:
                 changes.append(Delete(key, self.revision))
-        for seat, ranges in list(self.watches.values()):
+        for seat, own, ranges in list(self.watches.values()):
             news = tuple(c for c in changes if self._wanted(c, ranges))
             self.events += len(news)
             if news:
-                seat.take(Batch(news, self.revision))
+                seat.take(Batch(news, self.revision), own, 0.0)
 
     def _wanted(self, change: Put | Delete, ranges: tuple[Range, ...]) -> bool:
         key = change.kv.key if isinstance(change, Put) else change.key
@@ -51,10 +53,10 @@ class Etcd:
             covers(r, key) and not r.listed_only and not (r.deletes_only and isinstance(change, Put)) for r in ranges
         )
 
-    def watch(self, name: str, seat: MemberProtocol, ranges: tuple[Range, ...]) -> None:
-        self.watches[name] = (seat, ranges)
-        held = tuple(Put(kv) for key, kv in sorted(self.keys.items()) if any(covers(r, key) for r in ranges))
-        seat.take(Batch(held, self.revision, snapshot=True, ranges=ranges))
+    def watch(self, own: Member, seat: MemberProtocol) -> None:
+        self.watches[own.id] = (seat, own, seat.scope)
+        held = tuple(Put(kv) for key, kv in sorted(self.keys.items()) if any(covers(r, key) for r in seat.scope))
+        seat.take(Batch(held, self.revision, snapshot=True, ranges=seat.scope), own, 0.0)
 
 
 class Job:
@@ -70,10 +72,11 @@ class Job:
 
     def join(self, worker: str) -> None:
         record = Member(id=f"{worker}.x", worker=worker, address="h", phase=Phase.READY, store_port=1)
-        seat = MemberProtocol(KEYS, Timing())
+        seat = MemberProtocol(KEYS, record, lease_ttl=TTL)
+        seat.contact.watch_reported(None, True, 0.0)
         self.seats[record.id], self.records[record.id] = seat, record
         self.etcd.write({KEYS.member(record.id): (record.encode(), self.lease(record.id))})
-        self.etcd.watch(record.id, seat, seat.scope(record))
+        self.etcd.watch(record, seat)
 
     @staticmethod
     def lease(member: str) -> int:
@@ -94,8 +97,9 @@ class Job:
 
     def act(self, member: str) -> bool:
         seat, record = self.seats[member], self.records[member]
-        view = seat.look(record)
-        todo = seat.next(view, record, self.lease(member), self.now)
+        seat.look(record, self.now)
+        todo = seat.next(record, self.lease(member), self.now)
+        assert todo is not None
         if todo.part is not None:
             seat.found(record, todo.part, self.etcd.keys.get(todo.part))
         if todo.transaction is not None:
@@ -104,8 +108,8 @@ class Job:
                 gone = todo.transaction.deleted
                 doomed = tuple(k for k in self.etcd.keys if gone is not None and covers(gone, k))
                 self.etcd.write({k: (v, todo.transaction.lease) for k, v in todo.transaction.puts}, doomed)
-        if seat.scope(record) != self.etcd.watches[member][1]:
-            self.etcd.watch(member, seat, seat.scope(record))
+        if seat.scope_changed(record):
+            self.etcd.watch(record, seat)
             return True
         return todo.part is not None or todo.transaction is not None
 
@@ -114,7 +118,7 @@ class Job:
 
     def known(self) -> set[tuple[int, int]]:
         """Number and size of the newest generation, from every member's view."""
-        views = [s.look(self.records[m]) for m, s in self.seats.items()]
+        views = [s.look(self.records[m], self.now) for m, s in self.seats.items()]
         return {(v.generation.number, v.generation.size) for v in views if v.generation}
 
     def offsets(self) -> list[int]:
@@ -170,7 +174,7 @@ def test_a_new_leader_knows_earlier_generations(size=70):
     job.die("w0000.x")
     job.settle()
     leader = next(s for s in job.seats.values() if s.views.complete)
-    view = leader.look(job.records["w0001.x"])
+    view = leader.look(job.records["w0001.x"], job.now)
     assert [g.number for g in view.generations] == [1, 2, 3]
     assert view.generation is not None and view.generation.ended == (1, 2)
 
@@ -181,8 +185,9 @@ def test_a_proposal_has_no_effect_if_another_member_leads_meanwhile():
     (leader,) = (m for m, s in job.seats.items() if s.views.complete)
     job.die("w0002.x")
     record, seat = job.records[leader], job.seats[leader]
-    todo = seat.next(seat.look(record), record, job.lease(leader), job.now)
-    assert isinstance(todo.action, Propose) and todo.transaction is not None
+    seat.look(record, job.now)
+    todo = seat.next(record, job.lease(leader), job.now)
+    assert todo is not None and isinstance(todo.action, Propose) and todo.transaction is not None
     usurper = Leader(member="w0001.x", worker="w0001", address="h")
     job.etcd.write({KEYS.leader: (usurper.encode(), job.lease("w0001.x"))})
     assert not all(job.revision_of(key) == expected for key, expected in todo.transaction.unchanged)
@@ -193,8 +198,8 @@ def test_a_member_that_was_lost_before_an_outage_stays_lost_in_it():
     job.settle()
     (leader,) = (m for m, s in job.seats.items() if s.views.complete)
     job.die("w0002.x")
-    job.seats[leader].bridge(outage=True)
-    assert job.seats[leader].look(job.records[leader]).lost == ("w0002.x",)
+    job.seats[leader].contact.watch_reported(AWAY, False, job.now)
+    assert job.seats[leader].look(job.records[leader], job.now).lost == ("w0002.x",)
 
 
 def test_a_leader_that_never_saw_the_record_of_a_lost_member_knows_its_part_of_the_state():
@@ -219,8 +224,7 @@ def test_members_of_old_generations_are_forgotten():
         leader = next(m for m, s in job.seats.items() if s.views.complete)
         job.settle(0.2)
         number = next(iter(job.known()))[0]
-        first = job.records[leader].model_copy(update={"generation": number})
-        job.records[leader] = first
+        first = job.records[leader] = job.records[leader].model_copy(update={"generation": number})
         job.etcd.write({KEYS.member(leader): (first.encode(), job.lease(leader))})
         job.settle(0.2)
     kept = {k for k in job.etcd.keys if k.startswith(KEYS.rosters)}
@@ -235,9 +239,9 @@ def test_changes_of_members_may_wait_until_the_missing_ones_are_ready():
     leader = next(s for s in job.seats.values() if s.views.complete)
     for i in range(3, 9):
         job.join(f"w{i:04d}")
-        assert leader.may_wait
+        assert leader.may_wait(job.now)
     job.join("w0009")
-    assert not leader.may_wait
+    assert not leader.may_wait(job.now)
 
 
 def test_changes_of_other_records_never_wait():
@@ -246,7 +250,7 @@ def test_changes_of_other_records_never_wait():
     job.settle(0.2)
     leader = next(s for s in job.seats.values() if s.views.complete)
     job.etcd.write({KEYS.target: (Target(min=1, max=100, desired=10).encode(), 0)})
-    assert not leader.may_wait
+    assert not leader.may_wait(job.now)
 
 
 def test_evaluations_take_a_fifth_of_the_time_at_most_and_are_postponed_briefly():

@@ -27,6 +27,11 @@ class Contact:
         """Whether both watch and lease work."""
         return self._reachable
 
+    @property
+    def answers(self) -> bool:
+        """Whether etcd can be read and written now."""
+        return self.watching and self._reachable
+
     def watch_reported(self, error: EtcdError | None, connected: bool, now: float) -> bool:
         """Note that the watch is ``connected``, or failed with ``error``. Returns whether :attr:`reachable` changed."""
         self.watching = connected

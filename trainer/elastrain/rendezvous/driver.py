@@ -1,4 +1,4 @@
-"""The driver: the thread that executes the decisions of :class:`~elastrain.rendezvous.machine.MemberMachine`.
+"""The driver: the thread that executes the decisions of :class:`~elastrain.rendezvous.protocol.MemberProtocol`.
 
 On every change from the watch and at every deadline it updates the view, decides and writes. It owns all state except
 the inbox. Only the leader receives other members' records. While etcd is unreachable no member acts.
@@ -17,9 +17,8 @@ from elastrain.api.keys import JobKeys
 from elastrain.api.records import Member, roster
 from elastrain.etcd import Batch, EtcdClient, EtcdError, EtcdUnavailable, Lease, Watch, WatchState
 from elastrain.rendezvous.decide import Propose, Timing
-from elastrain.rendezvous.machine import MemberMachine
 from elastrain.rendezvous.progress import ProgressPost
-from elastrain.rendezvous.protocol import Todo, rest_after
+from elastrain.rendezvous.protocol import MemberProtocol, Todo, rest_after
 from elastrain.rendezvous.view import View
 
 log = logging.getLogger(__name__)
@@ -62,9 +61,9 @@ class Driver:
         self._listed = threading.Event()
         self._stopped = threading.Event()
         self._thread = threads.Thread(self._run, name="membership")
-        # Only the thread writes the following attributes; the machine's are for any to read.
-        self.machine = MemberMachine(keys, own(), lease_ttl=lease_ttl, timing=timing, sees_all=sees_all)
-        self._view = self.machine.view
+        # Only the thread writes the following attributes; the protocol's are for any to read.
+        self.protocol = MemberProtocol(keys, own(), lease_ttl=lease_ttl, timing=timing, sees_all=sees_all)
+        self._view = self.protocol.view
         self._rest_until = 0.0
         self._failures = 0
         """Passes in a row that ended by an error other than etcd's, the last of which is ``_failed``."""
@@ -86,7 +85,7 @@ class Driver:
         """Read the state of the job, then start. Blocks. Raises ``EtcdError`` if that fails or takes longer than
         ``timeout`` seconds; call :meth:`close` even then."""
         self._lease = lease
-        self._watch = self._client.watch(self.machine.scope, self._on_batch, self._on_watch_state)
+        self._watch = self._client.watch(self.protocol.scope, self._on_batch, self._on_watch_state)
         if not self._listed.wait(timeout):
             raise EtcdUnavailable(
                 self._client.wire.endpoint, f"list {self._keys.prefix}", f"not done within {timeout:g} s"
@@ -99,7 +98,7 @@ class Driver:
 
     def lease_state(self, error: EtcdError | None) -> None:
         """Note the lease's state: ``error`` of its last renewal; None: it succeeded."""
-        self._inbox.put(lambda: self._notify(self.machine.contact.lease_reported(error, self._clock())))
+        self._inbox.put(lambda: self._notify(self.protocol.contact.lease_reported(error, self._clock())))
 
     def stop(self) -> None:
         """Start no further action. Does not wait."""
@@ -119,7 +118,7 @@ class Driver:
         self._listed.set()
 
     def _on_watch_state(self, state: WatchState) -> None:
-        contact = self.machine.contact
+        contact = self.protocol.contact
         self._inbox.put(lambda: self._notify(contact.watch_reported(state.error, state.connected, self._clock())))
 
     # ---- the thread ------------------------------------------------------------------------------------------------
@@ -140,13 +139,13 @@ class Driver:
             except EtcdError as error:
                 # The watch and the lease report outages to the owner; here the action is only postponed.
                 log.info("postponed: %s", error)
-                self.machine.put_off(self._clock())
+                self.protocol.put_off(self._clock())
             except Exception as error:
                 log.exception("membership step failed")
                 self._failures, self._failed = self._failures + 1, error
                 if self._failures >= MOST_FAILURES:
                     return self._on_change()  # the owner ends when it reads the view
-                self.machine.put_off(self._clock())
+                self.protocol.put_off(self._clock())
             else:
                 self._failures = 0
 
@@ -154,7 +153,7 @@ class Driver:
         """Whether only members' records have changed, and too few for a decision: then wait for more."""
         if not items or not all(isinstance(item, Batch) for item in items):
             return False
-        return self.machine.may_wait(self._clock())
+        return self.protocol.may_wait(self._clock())
 
     def _next_items(self) -> list[_Item | None]:
         """All entries of the inbox, after waiting for the first one until the next deadline."""
@@ -171,14 +170,14 @@ class Driver:
 
     def _seconds_to_next_deadline(self) -> float:
         now = self._clock()
-        deadlines = list(self.machine.deadlines(now))
-        if (due := self._progress.due) is not None and self.machine.contact.reachable:
+        deadlines = list(self.protocol.deadlines(now))
+        if (due := self._progress.due) is not None and self.protocol.contact.reachable:
             deadlines.append(due)
         return max(0.01, min(deadlines) - now)
 
     def _take(self, batch: Batch) -> None:
         own = self._own()
-        gone = self.machine.take(batch, own, self._clock())
+        gone = self.protocol.take(batch, own, self._clock())
         if self._lease is not None and gone:
             self._lease.rewrite(self._keys.member(own.id))
 
@@ -191,28 +190,27 @@ class Driver:
         if self._lease is not None:
             self._lease.mend()
         record = self._own()
-        self.machine.look(record, now)
         with self._viewed:
-            self._view = self.machine.view
+            self._view = self.protocol.look(record, now)
             self._viewed.notify_all()
         self._on_change()
         lease = self._lease.id if self._lease is not None else 0
-        todo = self.machine.next(record, lease, now)
+        todo = self.protocol.next(record, lease, now)
         self._rest_until = now + rest_after(time.thread_time() - busy)
         if todo is not None:
             self._do(todo, record)
-        if self.machine.contact.watching and self.machine.contact.reachable:
+        if self.protocol.contact.answers:
             self._progress.write_if_due(now)
-        if self.machine.scope_changed(record) and self._watch is not None:
-            self._watch.move(self.machine.scope)
+        if self.protocol.scope_changed(record) and self._watch is not None:
+            self._watch.move(self.protocol.scope)
 
     def _do(self, todo: Todo, record: Member) -> None:
         if todo.part is not None:
-            self.machine.protocol.found(record, todo.part, self._client.get(todo.part))
+            self.protocol.found(record, todo.part, self._client.get(todo.part))
             self.wake()
         if todo.transaction is not None:
             done = self._client.commit(todo.transaction, todo.what)
-            self.machine.protocol.tried(todo.transaction, self._clock())
+            self.protocol.tried(todo.transaction, self._clock())
             log.info("%s: %s%s", todo.what, "done" if done else "too late", _whom(todo))
 
 

@@ -101,17 +101,17 @@ class Membership:
     @property
     def action(self) -> Action | None:
         """The last decision and its reason, for logs and error messages."""
-        return todo.action if (todo := self._driver.machine.todo) else None
+        return todo.action if (todo := self._driver.protocol.todo) else None
 
     @property
     def reachable(self) -> bool:
         """Whether etcd answers; if not, :attr:`view` is outdated."""
-        return self._driver.machine.contact.reachable
+        return self._driver.protocol.contact.reachable
 
     @property
     def outage(self) -> EtcdError | None:
         """Why etcd does not answer; None: it answers, or the reason is not known yet."""
-        return self._driver.machine.contact.error
+        return self._driver.protocol.contact.error
 
     def wait_for(self, condition: Callable[[View], bool], timeout: float) -> bool:
         """Block until a view meets ``condition``; False if none did within ``timeout`` seconds."""

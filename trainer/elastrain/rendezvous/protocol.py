@@ -1,18 +1,21 @@
 """One member's part in the protocol, without I/O: records and time in; ranges to watch, reads and writes out.
 
-:class:`~elastrain.rendezvous.driver.Driver` executes it for an agent. The writes are transactions with conditions on
-the records that they depend on: a stale one has no effect.
+:class:`~elastrain.rendezvous.driver.Driver` executes it for an agent, as does the simulation (``tests/sim``).
+The writes are transactions with conditions on the records that they depend on: a stale one has no effect. Times are
+seconds of the caller's monotonic clock.
 """
 
 from __future__ import annotations
 
 import hmac
 import secrets
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from elastrain.api.keys import JobKeys
 from elastrain.api.records import Ended, Generation, Leader, Member, roster
-from elastrain.etcd import Batch, Event, KeyValue, Put, Range, Transaction
+from elastrain.etcd import Batch, Delete, Event, KeyValue, Put, Range, Transaction
+from elastrain.rendezvous.contact import Contact
 from elastrain.rendezvous.decide import Action, Condemn, DecisionState, Nothing, Propose, Timing, Wait, decide, remember
 from elastrain.rendezvous.election import Candidate, Claim, elect, place_in
 from elastrain.rendezvous.view import View
@@ -23,6 +26,8 @@ _AGAIN_SECONDS = 2.0
 LONGEST_REST = 0.25
 """Most seconds for which changes are collected instead of processed one by one."""
 _RESTS = 4
+RETRY_SECONDS = 0.5
+"""Seconds without a write after a failed call to etcd."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +45,31 @@ class Todo:
 
 
 class MemberProtocol:
-    """One member's part in the protocol. Not thread-safe. ``own`` is always the member's record as it should be in
-    etcd, ``lease`` the id of its lease."""
+    """One member between two answers of etcd: its view, its next transaction and its next deadline. For one thread.
 
-    def __init__(self, keys: JobKeys, timing: Timing, *, sees_all: bool = False, secret: bytes | None = None) -> None:
+    ``own`` is always the member's record as it should be in etcd, ``lease`` the id of its lease.
+    """
+
+    def __init__(
+        self,
+        keys: JobKeys,
+        own: Member,
+        *,
+        lease_ttl: float,
+        timing: Timing = Timing(),  # noqa: B008 - frozen
+        sees_all: bool = False,
+        secret: bytes | None = None,
+    ) -> None:
         """``sees_all``: watch all records even if another member leads. ``secret``: from which those of its generations
         are derived; None: a random one."""
         self.keys = keys
+        self.contact = Contact(lease_ttl)
         self.views = ViewBuilder(keys)
+        self.view = View(self_id=own.id, complete=False)
+        """The member's view of the job, as of the last :meth:`look`."""
+        self.todo: Todo | None = None
+        """The last action."""
+        self._lease_ttl = lease_ttl
         self._timing = timing
         self._sees_all = sees_all
         self._secret = secret or secrets.token_bytes(32)
@@ -57,52 +79,99 @@ class MemberProtocol:
         self._tried: tuple[Transaction, float] | None = None
         self._needed = 1
         self._news = 0
+        self._retry_at = 0.0
+        self._look_at: float | None = None
         self._scoped = (False, "")
-        self._scope: tuple[Range, ...] = ()
+        self.scope: tuple[Range, ...] = ()
+        """The ranges to watch now."""
+        self.scope_changed(own)
 
     def leads(self, own: Member) -> bool:
         return self.views.leader is not None and self.views.leader.member == own.id
 
-    def scope(self, own: Member) -> tuple[Range, ...]:
-        """The ranges to watch now. In a small job every member watches all records: the health check needs them."""
+    def scope_changed(self, own: Member) -> bool:
+        """Update :attr:`scope`; returns whether it changed. In a small job every member watches all records: the health
+        check needs them."""
         target = self.views.state.target
         small = target is not None and target.max <= roster.INLINE
-        everywhere = self._sees_all or small or self.leads(own)
-        if (everywhere, own.id) != self._scoped:
-            self._scoped = (everywhere, own.id)
-            self._scope = everything(self.keys) if everywhere else own_part(self.keys, own.id)
-        return self._scope
+        before, self._scoped = self._scoped, (self._sees_all or small or self.leads(own), own.id)
+        if before == self._scoped:
+            return False
+        self.scope = everything(self.keys) if self._scoped[0] else own_part(self.keys, own.id)
+        return True
 
-    def take(self, batch: Batch, *, outage: bool = False) -> None:
-        """Apply a batch from the watch. ``outage``: etcd was away, so a vanished key proves nothing yet."""
+    # ---- what comes from etcd --------------------------------------------------------------------------------------
+    def take(self, batch: Batch, own: Member, now: float) -> bool:
+        """Apply changes from the watch. Returns whether the own record must be written again: it is gone although the
+        member lives (its lease expired unnoticed, or another client deleted the key), or a list shows a former one (of
+        a restored snapshot)."""
         members = self.keys.members
         others = batch.snapshot or any(not _key_of(event).startswith(members) for event in batch.events)
         self._news += self._needed if others else len(batch.events)
-        self.views.apply(batch, keep_missing=outage)
-
-    @property
-    def may_wait(self) -> bool:
-        """Whether the changes since :meth:`next` are too few to change its result. The leader of a large job thus need
-        not examine all members again for each joiner."""
-        return self._news < self._needed
+        self.views.apply(batch, keep_missing=self.contact.outage(now))  # after an outage a vanished key proves nothing
+        # The key may also have vanished before this watch started: then only a list of all members shows it.
+        key, listed = self.keys.member(own.id), self.views.state.members.get(own.id)
+        absent = batch.snapshot and self.views.complete and listed is None
+        former = batch.snapshot and listed is not None and listed.record != own
+        return absent or former or any(isinstance(e, Delete) and e.key == key for e in batch.events)
 
     def found(self, own: Member, key: str, kv: KeyValue | None) -> None:
         """The content of the key :attr:`Todo.part`."""
         self.views.found(own.id, key, kv)
 
-    def bridge(self, *, outage: bool) -> None:
-        """During an outage and one lease TTL after it, members without a key count as missing; then as lost."""
-        if not outage:
+    def tried(self, transaction: Transaction, now: float) -> None:
+        """The transaction was sent and answered; the watch shows its effect."""
+        self._tried = (transaction, now)
+
+    def put_off(self, now: float) -> None:
+        """A call to etcd has failed: write nothing for :data:`RETRY_SECONDS`."""
+        self._retry_at = now + RETRY_SECONDS
+
+    # ---- a look, and what follows ----------------------------------------------------------------------------------
+    def may_wait(self, now: float) -> bool:
+        """Whether the changes since :meth:`next` are too few to change its result, and may wait for more. The leader of
+        a large job thus need not examine all members again for each joiner."""
+        if self._news >= self._needed:
+            return False
+        self._look_at = self._look_at or now + LONGEST_REST
+        return now < self._look_at
+
+    def look(self, own: Member, now: float) -> View:
+        """Update :attr:`view`. During an outage and one lease TTL after it, members without a key count as missing;
+        then as lost."""
+        self._look_at = None
+        if not self.contact.outage(now):
             self.views.drop_missing()
         elif self.views.complete and self.views.generation is not None:
             self.views.expect(self.views.generation)
+        self.view = self.views.view(own.id)
+        return self.view
 
-    def look(self, own: Member) -> View:
-        """This member's view of the job."""
-        return self.views.view(own.id)
+    def next(self, own: Member, lease: int, now: float) -> Todo | None:
+        """The next action for :attr:`view`; None while etcd does not answer, or just after a failed call."""
+        if not self.contact.answers:
+            return None
+        self.todo = self._next(self.view, own, lease, now)
+        return self.todo if now >= self._retry_at else None
 
-    def next(self, view: View, own: Member, lease: int, now: float) -> Todo:
-        """The next action for ``view``. Call it only while etcd answers."""
+    def deadlines(self, now: float) -> Iterator[float]:
+        """When to run again even without a change; the earliest counts.
+
+        Deadlines that need etcd are left out while it is away: a deadline in the past would make the caller spin until
+        etcd answers.
+        """
+        yield now + self._lease_ttl
+        if self.todo is not None and self.todo.until is not None and self.contact.answers:
+            yield self.todo.until
+        if self._retry_at > now:
+            yield self._retry_at
+        if self._look_at is not None:
+            yield self._look_at
+        if self.views.missing and self.contact.grace_until > now:
+            yield self.contact.grace_until
+
+    # ---- inside ----------------------------------------------------------------------------------------------------
+    def _next(self, view: View, own: Member, lease: int, now: float) -> Todo:
         self._news, self._needed = 0, 1
         if view.complete:
             self._memory = remember(self._memory, view, now, self._timing)
@@ -129,11 +198,6 @@ class MemberProtocol:
         times = [claim if isinstance(claim, float) else None, action.until if isinstance(action, Wait) else None]
         return Todo(action, transaction, what, part, min((t for t in times if t is not None), default=None))
 
-    def tried(self, transaction: Transaction, now: float) -> None:
-        """The transaction was sent and answered; the watch shows its effect."""
-        self._tried = (transaction, now)
-
-    # ---- inside ----------------------------------------------------------------------------------------------------
     def _candidate(self, view: View, own: Member, lease: int, now: float) -> Candidate:
         leadership = self.views.state.leadership
         leader = self.views.leader.member if self.views.leader else None

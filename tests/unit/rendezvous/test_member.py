@@ -19,13 +19,14 @@ from elastrain.api.records import (
     roster,
 )
 from elastrain.etcd import Batch, Delete, EtcdUnavailable, KeyValue, Put
-from elastrain.rendezvous.machine import MemberMachine
+from elastrain.rendezvous.protocol import MemberProtocol
 from elastrain.rendezvous.view_builder import everything
 
 KEYS = JobKeys("ns", "job", "uid")
 TTL = 5
 OWN = Member(id="a.1", worker="a", address="a", phase=Phase.READY, store_port=1, generation=1)
 AWAY = EtcdUnavailable("etcd:2379", "renew", "away")
+LEADS = Leader(member="a.1", worker="a", address="a")
 
 
 def placed(*ids: str) -> Generation:
@@ -53,82 +54,82 @@ def snapshot(*ids: str) -> Batch:
 
 
 @pytest.fixture
-def machine():
-    machine = MemberMachine(KEYS, OWN, lease_ttl=TTL)
-    machine.contact.watch_reported(None, True, 0.0)
-    machine.take(snapshot("a.1", "b.1"), OWN, 0.0)
-    machine.look(OWN, 0.0)
-    machine.next(OWN, 1, 0.0)
-    return machine
+def member():
+    member = MemberProtocol(KEYS, OWN, lease_ttl=TTL)
+    member.contact.watch_reported(None, True, 0.0)
+    member.take(snapshot("a.1", "b.1"), OWN, 0.0)
+    member.look(OWN, 0.0)
+    member.next(OWN, 1, 0.0)
+    return member
 
 
 @pytest.mark.parametrize("away_for", [1.0, 6.0, 60.0])
-def test_a_member_rests_if_etcd_is_away(machine, away_for):
-    machine.contact.lease_reported(AWAY, 0.0)
-    machine.look(OWN, away_for)
-    assert machine.next(OWN, 1, away_for) is None
-    assert min(machine.deadlines(away_for)) - away_for >= 1.0
+def test_a_member_rests_if_etcd_is_away(member, away_for):
+    member.contact.lease_reported(AWAY, 0.0)
+    member.look(OWN, away_for)
+    assert member.next(OWN, 1, away_for) is None
+    assert min(member.deadlines(away_for)) - away_for >= 1.0
 
 
-def test_a_members_record_is_rewritten_if_it_vanishes(machine):
-    assert machine.take(Batch((Delete(KEYS.member("a.1"), 10),), 10), OWN, 1.0)
-    assert not machine.take(Batch((Delete(KEYS.member("b.1"), 11),), 11), OWN, 1.0)
+def test_a_members_record_is_rewritten_if_it_vanishes(member):
+    assert member.take(Batch((Delete(KEYS.member("a.1"), 10),), 10), OWN, 1.0)
+    assert not member.take(Batch((Delete(KEYS.member("b.1"), 11),), 11), OWN, 1.0)
 
 
-def test_a_members_record_is_rewritten_if_a_new_list_lacks_it(machine):
-    machine.protocol.views.state.members.clear()
-    assert machine.take(Batch((), 12, snapshot=True, ranges=everything(KEYS)), OWN, 1.0)
+def test_a_members_record_is_rewritten_if_a_new_list_lacks_it(member):
+    member.views.state.members.clear()
+    assert member.take(Batch((), 12, snapshot=True, ranges=everything(KEYS)), OWN, 1.0)
 
 
-def test_the_view_is_the_same_object_if_nothing_has_changed_since(machine):
+def test_the_view_is_the_same_object_if_nothing_has_changed_since(member):
     """The agent compares views by identity, to handle each change once."""
-    before = machine.view
-    machine.look(OWN, 1.0)
-    assert machine.view is before
+    before = member.view
+    member.look(OWN, 1.0)
+    assert member.view is before
 
 
-def test_the_view_shows_a_loss_if_a_missing_member_has_not_returned_in_time(machine):
-    machine.contact.lease_reported(AWAY, 1.0)
-    machine.take(Batch((Delete(KEYS.member("b.1"), 10),), 10), OWN, 2.0)
-    machine.look(OWN, 2.0)
-    assert not machine.view.lost
-    machine.contact.lease_reported(None, 3.0)
-    machine.look(OWN, 3.0 + TTL)
-    assert machine.view.lost == ("b.1",)
+def test_the_view_shows_a_loss_if_a_missing_member_has_not_returned_in_time(member):
+    member.contact.lease_reported(AWAY, 1.0)
+    member.take(Batch((Delete(KEYS.member("b.1"), 10),), 10), OWN, 2.0)
+    member.look(OWN, 2.0)
+    assert not member.view.lost
+    member.contact.lease_reported(None, 3.0)
+    member.look(OWN, 3.0 + TTL)
+    assert member.view.lost == ("b.1",)
 
 
-def test_nothing_is_written_for_a_moment_if_a_call_has_failed(machine):
-    machine.put_off(1.0)
-    assert machine.next(OWN, 1, 1.1) is None
-    assert machine.next(OWN, 1, 2.0) is not None
+def test_nothing_is_written_for_a_moment_if_a_call_has_failed(member):
+    member.put_off(1.0)
+    assert member.next(OWN, 1, 1.1) is None
+    assert member.next(OWN, 1, 2.0) is not None
 
 
-def test_a_lost_member_ends_its_generation_if_etcd_has_lost_all_records_of_it_meanwhile(machine):
+def test_a_lost_member_ends_its_generation_if_etcd_has_lost_all_records_of_it_meanwhile(member):
     """No other member could notify the waiting survivors."""
-    machine.contact.watch_reported(AWAY, False, 10.0)
-    machine.contact.watch_reported(None, True, 20.0)
-    mine = {KEYS.target: Target(min=1, max=4, desired=1), KEYS.member("a.1"): OWN, KEYS.leader: leads()}
-    machine.take(listed(mine, KEYS.generation, KEYS.roster(1), KEYS.member("b.1")), OWN, 20.0)
-    machine.contact.lease_reported(None, 20.0)
+    member.contact.watch_reported(AWAY, False, 10.0)
+    member.contact.watch_reported(None, True, 20.0)
+    mine = {KEYS.target: Target(min=1, max=4, desired=1), KEYS.member("a.1"): OWN, KEYS.leader: LEADS}
+    member.take(listed(mine, KEYS.generation, KEYS.roster(1), KEYS.member("b.1")), OWN, 20.0)
+    member.contact.lease_reported(None, 20.0)
     later = 20.0 + 2 * TTL
-    machine.look(OWN, later)
-    assert machine.view.condemned == {1: "worker b is gone"}
-    restores = machine.next(OWN, 1, later)
+    member.look(OWN, later)
+    assert member.view.condemned == {1: "worker b is gone"}
+    restores = member.next(OWN, 1, later)
     assert restores is not None and restores.transaction is not None
-    machine.take(Batch(tuple(Put(KeyValue(k, v, 10, 10)) for k, v in restores.transaction.puts), 10), OWN, later)
-    machine.look(OWN, later)
-    todo = machine.next(OWN, 1, later)
+    member.take(Batch(tuple(Put(KeyValue(k, v, 10, 10)) for k, v in restores.transaction.puts), 10), OWN, later)
+    member.look(OWN, later)
+    todo = member.next(OWN, 1, later)
     assert todo is not None and todo.transaction is not None
     assert Generation.decode(dict(todo.transaction.puts)[KEYS.generation]).ended == (1,)
 
 
 @pytest.fixture
-def wiped(machine):
-    """The machine when etcd has come back without its data."""
+def wiped(member):
+    """A member when etcd has come back without its data."""
     gone = (KEYS.target, KEYS.generation, KEYS.roster(1), KEYS.member("a.1"), KEYS.member("b.1"))
-    machine.take(Batch(tuple(Delete(key, 2) for key in gone), 2, snapshot=True, ranges=everything(KEYS)), OWN, 20.0)
-    machine.look(OWN, 20.0)
-    return machine
+    member.take(Batch(tuple(Delete(key, 2) for key in gone), 2, snapshot=True, ranges=everything(KEYS)), OWN, 20.0)
+    member.look(OWN, 20.0)
+    return member
 
 
 def test_the_newest_generation_is_written_again_if_etcd_has_lost_its_data(wiped):
@@ -150,10 +151,10 @@ def test_no_generation_is_written_again_if_etcd_has_it_or_a_newer_one(wiped, num
     assert todo is not None and (todo.transaction is None or KEYS.generation not in dict(todo.transaction.puts))
 
 
-def test_no_generation_is_written_again_if_the_jobs_records_were_deleted(machine):
-    machine.take(Batch((Delete(KEYS.generation, 10),), 10), OWN, 20.0)
-    machine.look(OWN, 20.0)
-    todo = machine.next(OWN, 1, 20.0)
+def test_no_generation_is_written_again_if_the_jobs_records_were_deleted(member):
+    member.take(Batch((Delete(KEYS.generation, 10),), 10), OWN, 20.0)
+    member.look(OWN, 20.0)
+    todo = member.next(OWN, 1, 20.0)
     assert todo is not None and (todo.transaction is None or KEYS.generation not in dict(todo.transaction.puts))
 
 
@@ -170,11 +171,11 @@ def former(revision: int, *, own: Member = OWN, **more: Record) -> Batch:
 
 
 @pytest.fixture
-def ahead(machine):
-    """The machine in generation 4."""
+def ahead(member):
+    """A member in generation 4."""
     newer = placed("a.1", "b.1").model_copy(update={"number": 4})
-    machine.take(Batch((Put(KeyValue(KEYS.generation, newer.encode(), 12, 12)),), 12), OWN, 10.0)
-    return machine
+    member.take(Batch((Put(KeyValue(KEYS.generation, newer.encode(), 12, 12)),), 12), OWN, 10.0)
+    return member
 
 
 @pytest.mark.parametrize("revision", [5, 10_000], ids=["as saved", "with --bump-revision"])
@@ -206,12 +207,12 @@ def test_a_members_record_is_rewritten_if_a_list_shows_a_former_one(ahead):
     assert not ahead.take(former(5), OWN, 20.0)
 
 
-def test_a_number_above_the_targets_floor_is_given_next(machine):
+def test_a_number_above_the_targets_floor_is_given_next(member):
     """After a loss of all data and of all members that knew the last number."""
     floor = Target(min=1, max=4, desired=2, above=41)
-    machine.take(Batch((Put(KeyValue(KEYS.target, floor.encode(), 1, 13)),), 13), OWN, 20.0)
-    machine.look(OWN, 20.0)
-    assert machine.view.highest == 41
+    member.take(Batch((Put(KeyValue(KEYS.target, floor.encode(), 1, 13)),), 13), OWN, 20.0)
+    member.look(OWN, 20.0)
+    assert member.view.highest == 41
 
 
 @pytest.mark.parametrize(
@@ -224,10 +225,10 @@ def test_a_number_above_the_targets_floor_is_given_next(machine):
 )
 def test_a_number_is_not_reused_if_any_record_names_it(key, record):
     """After a loss of etcd's data the members that wrote it may be gone, too."""
-    machine = MemberMachine(KEYS, OWN, lease_ttl=TTL)
-    machine.take(listed({key: record}), OWN, 0.0)
-    machine.look(OWN, 0.0)
-    assert machine.view.highest == 4
+    member = MemberProtocol(KEYS, OWN, lease_ttl=TTL)
+    member.take(listed({key: record}), OWN, 0.0)
+    member.look(OWN, 0.0)
+    assert member.view.highest == 4
 
 
 @pytest.mark.parametrize(
@@ -239,12 +240,8 @@ def test_a_number_is_not_reused_if_any_record_names_it(key, record):
     ],
 )
 def test_a_member_knows_the_newest_checkpoint_if_progress_names_it(checkpoint, saved_step):
-    machine = MemberMachine(KEYS, OWN, lease_ttl=TTL)
+    member = MemberProtocol(KEYS, OWN, lease_ttl=TTL)
     progress = Progress(generation=4, world_size=1, members=1, step=120, checkpoint=checkpoint)
-    machine.take(listed({KEYS.progress: progress}), OWN, 0.0)
-    machine.look(OWN, 0.0)
-    assert (machine.view.step, machine.view.saved_step) == (120, saved_step)
-
-
-def leads() -> Leader:
-    return Leader(member="a.1", worker="a", address="a")
+    member.take(listed({KEYS.progress: progress}), OWN, 0.0)
+    member.look(OWN, 0.0)
+    assert (member.view.step, member.view.saved_step) == (120, saved_step)
