@@ -1,9 +1,9 @@
 """Writes ``docs/reference/frameworks.md``: what each name of a framework's classes does in an elastic job.
 
 A name is served by the adapter if the adapter overrides it or NOTES has its meaning, refused if the adapter says so,
-and the framework's own otherwise. So a name that a release of a framework adds changes the page: look at it, then
-``--write``. ``--check`` only compares, and exits with 1. To be run in the repository's root, with all frameworks
-installed.
+and the framework's own otherwise. These are in LEDGER, so that a name that a release of a framework adds changes it:
+look at it, then ``--write``. Without it the program only compares, and exits with 1. To be run in the repository's
+root, with all frameworks installed.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ from elastrain_frameworks.lightning import trainer as lightning_trainer
 from elastrain_frameworks.refusals import Refusal
 
 PAGE = Path("docs/reference/frameworks.md")
+LEDGER = Path("scripts/frameworks.txt")
+"""The frameworks' own names, which no reader needs and which have been looked at."""
 FRAMEWORKS = ("transformers", "trl", "accelerate", "lightning")
 HEAD = """<!-- Written by scripts/frameworks.py (`make reference`). Do not edit. -->
 
@@ -227,8 +229,9 @@ def raising(adapter: type, error: str) -> dict[str, str]:
     return {name: doc.removeprefix(begin).rstrip(".") for name, doc in docs.items() if doc.startswith(begin)}
 
 
-def section(title: str, names: set[str], served: Iterable[str], refused: Mapping[str, str]) -> str:
-    """One class. ``served`` and ``refused`` may have more names, of its bases."""
+def section(title: str, names: set[str], served: Iterable[str], refused: Mapping[str, str]) -> tuple[str, str]:
+    """One class: its part of the page, "" if all names are its own, and of the ledger. ``served`` and ``refused`` may
+    have more names, of its bases."""
     notes = NOTES.get(title, {})
     if unknown := notes.keys() - names:
         raise ValueError(f"NOTES[{title!r}]: {title} has no {', '.join(sorted(unknown))}")
@@ -248,15 +251,15 @@ def section(title: str, names: set[str], served: Iterable[str], refused: Mapping
         text += f"\n{'Also served' if meanings else 'Served'}: {listed(served)}\n"
     if refused:
         text += f"\n| refused | way out |\n| --- | --- |\n{rows}"
-    return text + f"\nIts own: {listed(own)}\n"
+    return text if served or refused or meanings else "", f"{title}\n{listed(own)}\n\n"
 
 
 def listed(names: Iterable[str]) -> str:
     return "\n".join(textwrap.wrap(", ".join(f"`{name}`" for name in sorted(names)) + ".", 150, break_on_hyphens=False))
 
 
-def page() -> str:
-    """The text of the page."""
+def texts() -> dict[Path, str]:
+    """The page, and the ledger."""
     seams = overridden(trainer_loop.Seams, huggingface.ElasticTrainer)
     trainer, arguments = transformers.Trainer, transformers.TrainingArguments
     search = {"hyperparameter_search": "`train(trial=…)` is refused: each trial is a job"}
@@ -317,20 +320,21 @@ def page() -> str:
         section("Lightning: ModelCheckpoint", defined(callbacks.ModelCheckpoint, beside=callbacks.Callback),
                 {*lightning_state._OF_SAVES, "file_exists", "state_dict", "load_state_dict"}, {}),
     ]  # fmt: skip
-    return HEAD.format(versions=", ".join(f"{name} {version(name)}" for name in FRAMEWORKS)) + "".join(parts)
+    head = HEAD.format(versions=", ".join(f"{name} {version(name)}" for name in FRAMEWORKS))
+    return {PAGE: head + "".join(part for part, _ in parts), LEDGER: "".join(own for _, own in parts)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true")
-    parser.add_argument("--check", action="store_true")
-    written, text = PAGE.read_text() if PAGE.exists() else "", page()
-    if parser.parse_args().write:
-        PAGE.write_text(text)
-    elif written != text:
-        sys.exit(
-            "\n".join(difflib.unified_diff(written.splitlines(), text.splitlines(), str(PAGE), "now", lineterm=""))
-        )
+    write = parser.parse_args().write
+    for file, text in texts().items():
+        written = file.read_text() if file.exists() else ""
+        if write:
+            file.write_text(text)
+        elif written != text:
+            lines = difflib.unified_diff(written.splitlines(), text.splitlines(), str(file), "now", lineterm="")
+            sys.exit("\n".join(lines))
 
 
 if __name__ == "__main__":

@@ -41,6 +41,9 @@ MARK = "<!-- From here on written by scripts/reference.py (`make reference`). Do
 LARGEST = 2**31 - 1
 """A bound that only says that it is a 32-bit number."""
 
+HELD = " may only change while suspend is true: running workers keep their former setting"
+"""The end of a rule that the description of its field says, too."""
+
 SHARED = 5
 """So many commands must have an option for the page to explain it once."""
 
@@ -84,9 +87,21 @@ def job_page(document: Schema) -> str:
 
 
 def _table(schema: Schema, path: str) -> Iterator[str]:
-    """A table of the fields of ``path``, then one for each of them that has fields of its own."""
-    required, parts = schema.get("required", ()), list[tuple[str, Schema]]()
-    yield from ("| field | type | meaning |", "| --- | --- | --- |")
+    """A table of the fields of ``path``, and of theirs; ``spec``'s fields have tables of their own."""
+    parts = list[tuple[str, Schema]]()
+    yield from (
+        "| field | type | meaning |",
+        "| --- | --- | --- |",
+        *_rows_of(schema, "", parts if path == "spec" else None),
+    )
+    yield ""
+    for here, inner in parts:
+        yield from (f"### `{path}.{here}`", "", *_table(inner, f"{path}.{here}"))
+
+
+def _rows_of(schema: Schema, prefix: str, apart: list[tuple[str, Schema]] | None) -> Iterator[str]:
+    """A row for each field; behind it the rows of its own fields, unless they go ``apart``."""
+    required = schema.get("required", ())
     for name, field in schema.get("properties", {}).items():
         facts = [_type(field), *_bounds(field)]
         if name in required:
@@ -94,16 +109,15 @@ def _table(schema: Schema, path: str) -> Iterator[str]:
         if "default" in field:
             facts.append(f"default `{json.dumps(field['default'])}`")
         inner = field["items"] if field.get("type") == "array" else field
+        here = prefix + name + ("" if inner is field else "[]")
         meaning = field.get("description", "")
-        if inner.get("properties"):
-            here = f"{path}.{name}" + ("" if inner is field else "[]")
-            parts.append((here, inner))
-            meaning += f" [Its fields](#{re.sub('[^a-z0-9]', '', here.lower())})."
+        if inner.get("properties") and apart is not None:
+            apart.append((here, inner))
+            meaning += f" [Its fields](#{re.sub('[^a-z0-9]', '', f'spec.{here}'.lower())})."
         meaning += "".join(f" *Rule:* {rule['message']}." for rule in field.get("x-kubernetes-validations", ()))
-        yield f"| `{name}` | {_cell(', '.join(facts))} | {_cell(meaning)} |"
-    yield ""
-    for here, inner in parts:
-        yield from (f"### `{here}`", "", *_table(inner, here))
+        yield f"| `{prefix}{name}` | {_cell(', '.join(facts))} | {_cell(meaning)} |"
+        if inner.get("properties") and apart is None:
+            yield from _rows_of(inner, f"{here}.", None)
 
 
 def _type(field: Schema) -> str:
@@ -138,9 +152,11 @@ def _bounds(field: Schema) -> Iterator[str]:
 
 def _rules(schema: Schema) -> Iterator[str]:
     """Rules between fields, in the words with which the API server refuses."""
-    rules = [f"- {rule['message']}" for rule in schema.get("x-kubernetes-validations", ())]
-    if rules:
-        yield from ("Rules:", "", *rules, "")
+    messages = [rule["message"] for rule in schema.get("x-kubernetes-validations", ())]
+    if messages:
+        own = [f"- {message}" for message in messages if not message.endswith(HELD)]
+        held = [f"- each field that says so{HELD}"] if len(own) < len(messages) else []
+        yield from ("Rules:", "", *own, *held, "")
 
 
 # ---- commands, from typer --------------------------------------------------------------------------------------------
