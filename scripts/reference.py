@@ -171,8 +171,6 @@ def commands_page() -> str:
         "",
         "The text of `--help` of every command. Commands for the cluster are the same under `kubectl etj`. They share:",
         "",
-        "| | default | |",
-        "| --- | --- | --- |",
         *shared,
         "",
     ]
@@ -183,10 +181,10 @@ def commands_page() -> str:
 
 
 def _rows(command: Any) -> Iterator[str]:
-    """One row of a table for each argument and option."""
+    """One item of a list for each argument and option."""
     for p in command.params:
         if p.param_type_name == "argument":
-            yield f"| `{usage(p)}` | | {_cell(getattr(p, 'help', '') or '')} |"
+            yield f"- `{usage(p)}`: {_cell(getattr(p, 'help', '') or '')}"
         elif not p.hidden:
             yield _option(p)
 
@@ -197,7 +195,7 @@ def _command(title: str, command: Any, shared: Collection[str]) -> Iterator[str]
     line = [title, *(["[OPTIONS]"] if options else []), *arguments]
     yield from (f"### {title}", "", "```console", " ".join(line), "```", "", _markdown(command.help or ""), "")
     if rows := [row for row in _rows(command) if row not in shared]:
-        yield from ("| | default | |", "| --- | --- | --- |", *rows, "")
+        yield from (*rows, "")
 
 
 def _option(parameter: Any) -> str:
@@ -205,7 +203,8 @@ def _option(parameter: Any) -> str:
     if not parameter.is_flag:
         names += f" `{parameter.metavar or parameter.name.upper()}`"
     variable = f" (`${parameter.envvar}`)" if getattr(parameter, "envvar", None) else ""
-    return f"| {names} | {_default(parameter)} | {_cell(parameter.help or '')}{variable} |"
+    default = f" ({value})" if (value := _default(parameter)) else ""
+    return f"- {names}{default}: {_cell(parameter.help or '')}{variable}"
 
 
 def _default(parameter: Any) -> str:
@@ -416,7 +415,7 @@ def pod_page() -> str:
     lines = [
         "# Fields of the pod template",
         "",
-        "`spec.template` is a pod template. A field that is not set by the operator or refused reaches the worker's "
+        "`spec.template` is a pod template. A field that is not in these tables reaches the worker's "
         "pod as it is, also one that only a newer Kubernetes has. A job with a refused field gets no pods: PodsReady "
         "is `TemplateInvalid`, with the field, its value and the way out.",
     ]
@@ -429,9 +428,10 @@ def pod_page() -> str:
     ):
         lines += ["", f"## {title}", "", "| field | what becomes of it | |", "| --- | --- | --- |"]
         noted = {name: field for name, field in place.items() if field.note}
-        lines += [f"| `{name}` | {_becomes(field)} | {field.note} |" for name, field in sorted(noted.items())]
-        plain = ", ".join(f"`{name}`" for name in sorted(place.keys() - noted.keys()))
-        lines += [f"| {plain} | passed through | |"] if plain else []
+        alike: dict[tuple[str, str], list[str]] = {}
+        for name, field in sorted(noted.items()):
+            alike.setdefault((_becomes(field), field.note), []).append(f"`{name}`")
+        lines += [f"| {', '.join(names)} | {becomes} | {note} |" for (becomes, note), names in alike.items()]
     return "\n".join(lines) + "\n"
 
 
