@@ -370,7 +370,7 @@ def zoo_page(folder: Path) -> str:
             *difflib.unified_diff(before, elastic.read_text().splitlines(), "ddp.py", "elastic.py", "", "", 1, "")
         ]
         removed, added = (sum(line.startswith(sign) for line in difference[2:]) for sign in "-+")
-        what = _cell(ast.get_docstring(ast.parse(elastic.read_text())) or "")
+        what = _cell((ast.get_docstring(ast.parse(elastic.read_text())) or "").partition("\n\n")[0])
         lines.append(f"| [{name}](../examples/zoo/{name}) | {len(before)} | {removed} | {added} | {what} |")
     return "\n".join(lines) + "\n"
 

@@ -29,8 +29,8 @@ def convert(
     micro_batches: Annotated[
         int | None,
         typer.Option(
-            help="Use bitwise numerics, with so many micro-batches for each step: the result depends on no number of "
-            "workers, also with dropout. Default: exact numerics, as of DDP.",
+            help="Use bitwise numerics, with so many micro-batches for each step: the result does not depend on "
+            "the number of workers, also with dropout. Default: exact numerics, as of DDP.",
             min=1,
         ),
     ] = None,
