@@ -55,7 +55,7 @@ def test_wheel_offers_the_command_and_the_torchrun_backend(wheel: zipfile.ZipFil
     text = wheel.read(entry_points).decode()
     assert "[console_scripts]\nelastrain = elastrain.__main__:main" in text
     assert "\nkubectl_complete-etj = elastrain_cli.cluster.app:complete\n" in text, "kubectl looks for it by name"
-    assert "[torchrun.handlers]\netcd-v3 = elastrain.rendezvous.torchrun:handler_factory" in text
+    assert "[torchrun.handlers]\netcd-v3 = elastrain_torchrun:handler_factory" in text
 
 
 def test_wheel_has_the_licence(wheel: zipfile.ZipFile) -> None:

@@ -52,6 +52,7 @@ def test_parameters_equal_the_fixed_size_run_if_the_world_grows_shrinks_and_lose
     assert_same_parameters(final, expected)
     assert final["lr"] == expected["lr"], "the scheduler saw another number of steps"
     assert final["commits"] == list(range(1, final["step"] + 1)), "a committed step was lost or redone"
+    assert final["beside"] == ["elastrain_torchrun"], "torch loads the entry point; other packages are no rank's"
     verdict = verify(world.audit)
     assert verdict.ok, verdict.problems
     assert (verdict.epochs, verdict.redone) == (20, 0)

@@ -39,4 +39,5 @@ with elastrain.join() as job:
         scheduler.step()
 
 state = {"model": model.module.state_dict(), "step": job.step, "commits": commits, "lr": scheduler.get_last_lr()}
+state["beside"] = [name for name in sys.modules if name.startswith("elastrain_")]
 torch.save(state, out / f"final-{os.getpid()}.pt")

@@ -20,7 +20,7 @@ CORE = {
 
 
 def test_every_package_beside_the_core_is_a_guest() -> None:
-    others = {"elastrain_frameworks", "elastrain_cli", "elastrain_resource"}  # no extra of their own
+    others = {f"elastrain_{name}" for name in ("cli", "frameworks", "resource", "torchrun")}  # no extra of their own
     assert {path.name for path in ROOT.glob("trainer/elastrain_*")} == GUESTS.keys() | others
 
 

@@ -1,4 +1,1 @@
-"""Forms generations: pure decisions (``decide``), the executor (``membership``), torchrun's handler (``torchrun``).
-
-Only ``torchrun`` imports torch.
-"""
+"""Forms generations: pure decisions (``decide``) and the executor (``membership``)."""

@@ -20,7 +20,6 @@ import socket
 import sys
 import time
 from datetime import timedelta
-from typing import Any
 
 from torch.distributed import PrefixStore, TCPStore
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -40,8 +39,8 @@ from elastrain.api.records import Closed, Generation, Phase, Target
 from elastrain.etcd import EtcdClient, EtcdConfig, EtcdDenied, EtcdError, EtcdUnavailable
 from elastrain.rendezvous.decide import Timing
 from elastrain.rendezvous.membership import Membership
-from elastrain.rendezvous.options import BACKEND, Options
 from elastrain.rendezvous.view import View
+from elastrain_torchrun.options import BACKEND, Options
 
 log = logging.getLogger(__name__)
 
@@ -51,11 +50,6 @@ _NO_ID = "none"
 """torchrun's name for a run without ``--rdzv-id``."""
 _CLOSED_SECONDS = 600
 _WAKE_SECONDS = 1.0
-
-
-def handler_factory() -> Any:
-    """Entry point of the group ``torchrun.handlers``: returns the function that makes a handler from parameters."""
-    return create_handler
 
 
 def create_handler(params: RendezvousParameters) -> EtcdV3RendezvousHandler:
