@@ -109,6 +109,16 @@ def operator_factory(
 @pytest.fixture
 def cluster(apiserver: ApiServer) -> Cluster:
     """A separate namespace on the API server."""
+    return namespaced(apiserver)
+
+
+@pytest.fixture
+def neighbour(apiserver: ApiServer, cluster: Cluster) -> Cluster:
+    """The namespace of another tenant."""
+    return namespaced(apiserver)
+
+
+def namespaced(apiserver: ApiServer) -> Cluster:
     found = Cluster(apiserver.kubeconfig, f"test-{time.monotonic_ns()}")
     found.call("POST", "/api/v1/namespaces", {"metadata": {"name": found.namespace}})
     # In a complete cluster a controller creates this object.

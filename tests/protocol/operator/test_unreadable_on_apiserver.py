@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from operator_process import OperatorProcess
+from operator_process import OperatorProcess, permit
 
 pytestmark = pytest.mark.apiserver
 
@@ -42,22 +42,23 @@ def peak(operator: OperatorProcess) -> int:
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_records_of_one_job_delay_no_other_and_cost_neither_log_nor_memory(
-    attack, cluster, etcd, operator_factory, client, eventually
+def test_records_of_one_tenants_job_delay_no_other_tenants_and_cost_neither_log_nor_memory(
+    attack, cluster, neighbour, etcd, operator_factory, client, eventually
 ):
     evil = cluster.create_job("evil", maxReplicas=1)
+    permit(neighbour, cluster.namespace)
     for restarted in (False, True):
-        operator = operator_factory(etcd, cluster.namespace)
+        operator = operator_factory(etcd, f"{cluster.namespace},{neighbour.namespace}")
         eventually(lambda: "evil-0" in cluster.pods(), 60, "the operator serves")
         if not restarted:
             for number in range(15):
                 client.put(evil.roster(1, number), ATTACKS[attack])
         name = f"good-{int(restarted)}"
         began = time.monotonic()
-        cluster.create_job(name, maxReplicas=1)
-        eventually(lambda name=name: f"{name}-0" in cluster.pods(), 60, "another job gets its pod")
+        neighbour.create_job(name, maxReplicas=1)
+        eventually(lambda name=name: f"{name}-0" in neighbour.pods(), 60, "the neighbour's job gets its pod")
         waited = time.monotonic() - began
-        eventually(lambda name=name: cluster.status(name).get("phase"), 30, "its status is written")
+        eventually(lambda name=name: neighbour.status(name).get("phase"), 30, "its status is written")
         assert waited < (15.0 if restarted else 5.0), "its start included"
         assert operator.is_running
         most, logged = peak(operator), operator.log.stat().st_size
