@@ -14,6 +14,9 @@ configuration() {
     cat <<K
 kind: Cluster
 apiVersion: kind.x-k8s.io/v1alpha4
+# MutatingAdmissionPolicies, which play a platform, are behind a switch until Kubernetes 1.36.
+featureGates: {MutatingAdmissionPolicy: true}
+runtimeConfig: {admissionregistration.k8s.io/v1beta1: "true"}
 nodes:
 - role: control-plane
   extraMounts: [$images]

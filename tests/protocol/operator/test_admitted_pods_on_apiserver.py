@@ -12,10 +12,8 @@ from typing import Any
 import pytest
 
 from control_plane import ApiServer, control_plane
-from elastrain_operator.pod import manifest
 from elastrain_operator.pod.admitted import Admitted, admitted
 from raw_cluster import Cluster
-from stolen_token import CONFIG, Stolen, altered
 
 pytestmark = [pytest.mark.apiserver, pytest.mark.nightly]
 
@@ -140,42 +138,3 @@ def test_a_limit_of_the_namespace_gives_way_to_the_pod_s_own_resources(cluster, 
     shape = answer(cluster, resources={"requests": {"cpu": "7"}}).shape
     assert shape is not None
     assert dict(shape.demand)["cpu"] == 7000
-
-
-TOKEN = (
-    '[JSONPatch{op: "add", path: "/spec/volumes/-", value: {"name": dyn("aws-iam-token"), "projected": dyn({"sources": '
-    '[{"serviceAccountToken": {"audience": dyn("sts"), "path": dyn("token"), "expirationSeconds": dyn(86400)}}]})}}]'
-)
-MESH = (
-    'Object{spec: Object.spec{containers: [Object.spec.containers{name: "istio-proxy", image: "proxy:1"}], '
-    'initContainers: [Object.spec.initContainers{name: "istio-init", image: "proxy:1"}], volumes: '
-    '[Object.spec.volumes{name: "ca", configMap: Object.spec.volumes.configMap{name: "istio-ca-root-cert"}}]}}'
-)
-MIRROR = '[JSONPatch{op: "replace", path: "/spec/containers/0/image", value: "mirror.example/trainer:1"}]'
-
-
-@pytest.mark.parametrize(
-    ("kind", "patch", "added"),
-    [
-        ("JSONPatch", TOKEN, lambda spec: spec["volumes"][-1]["name"] == "aws-iam-token"),
-        ("ApplyConfiguration", MESH, lambda spec: "istio-proxy" in [c["name"] for c in spec["containers"]]),
-        ("JSONPatch", MIRROR, lambda spec: spec["containers"][0]["image"].startswith("mirror.example/")),
-    ],
-    ids=["cloud role", "mesh", "mirror"],
-)
-def test_workers_are_admitted_by_the_charts_policies_with_what_a_platform_adds(
-    apiserver, helm, tmp_path, eventually, kind, patch, added
-):
-    stolen = Stolen(apiserver, helm, tmp_path)
-    try:
-        job, spec = stolen.job("digits")
-        worker = manifest.pod(job, spec, 0, CONFIG)
-        orphan = altered(worker, lambda p: p["metadata"].pop("ownerReferences"))
-        eventually(lambda: bool(stolen.create(orphan)) and not stolen.create(worker), 30, "the policies are in force")
-        policy(stolen.admin, kind, patch)
-        path = f"{stolen.admin.pods_path}?dryRun=All"
-        eventually(lambda: added(stolen.thief.call("POST", path, worker)["spec"]), 30, "the platform adds its part")
-        theirs = altered(worker, lambda p: p["spec"].update(serviceAccountName="powerful"))
-        assert "account powerful is not in template.spec" in stolen.create(theirs)
-    finally:
-        stolen.remove()

@@ -190,11 +190,12 @@ async def _admission(
     owner = {"apiVersion": names.API_VERSION, "kind": names.KIND, "name": "doctor", "uid": uid, "controller": True}
     labels = {names.LABEL_JOB: "doctor", names.LABEL_JOB_UID: uid, names.LABEL_ORDINAL: "0"}
     secure = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    trainer = {"name": "trainer", "image": "doctor:1", "env": [{"name": names.ENV_JOB, "value": "doctor"}]}
     pod = {
         "metadata": {"name": "doctor-0", "labels": labels, "ownerReferences": [owner]},
         "spec": {
             "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
-            "containers": [{"name": "trainer", "image": "doctor:1", "securityContext": secure}],
+            "containers": [{**trainer, "securityContext": secure}],
         },
     }
     as_operator = {}
