@@ -56,7 +56,8 @@ made_from() { docker inspect -f '{{.Config.Image}}' "${NODES[0]}" 2>/dev/null; }
 usable() {
     local node
     [ "$(made_from)" = "$1" ] && [ "$(state "${NODES[0]}")" = "true false" ] || return 1
-    docker exec "${NODES[0]}" test -d /images && [ -d "$IMAGE_FILES" ] || return 1 # it is older, or the cache was emptied
+    docker exec "${NODES[0]}" grep -q MutatingAdmissionPolicy /etc/kubernetes/manifests/kube-apiserver.yaml || return 1 # older
+    [ -d "$IMAGE_FILES" ] || return 1 # the cache was emptied
     for node in "${NODES[@]:1}"; do
         case $(state "$node") in
         "true false") ;;
