@@ -11,7 +11,7 @@ import libcst as cst
 from elastrain_convert.loops import Loop, Loops, is_backward
 from elastrain_convert.plan import Plan, expression
 from elastrain_convert.process import DIST, Process
-from elastrain_convert.script import Script, code, walk
+from elastrain_convert.script import Script, code
 
 REPORTS = re.compile(
     r"(.*\.)?(print|info|debug|warning|log|write|append|extend|add|add_scalar|add_scalars|update|set_postfix|set_postfix_str|"
@@ -74,14 +74,14 @@ class Body:
                     lambda u: cst.FlattenSentinel(list(u.body.body)),
                     "gradients are kept until the step that drops them",
                 )
-                for inner in walk(node.items[0]):
+                for inner in self.script.walk(node.items[0]):
                     self.process.claimed(inner)
 
     # -- means over tokens -------------------------------------------------------------------------------------------
     def _token_means(self, loop: Loop) -> None:
         """``all_reduce(n); (loss * world_size / n).backward()`` is a mean over tokens."""
         reduced = self._reduced(loop)
-        for call in [n for n in walk(loop.node.body) if is_backward(n)]:
+        for call in [n for n in self.script.walk(loop.node.body) if is_backward(n)]:
             assert isinstance(call, cst.Call)
             value = cst.ensure_type(call.func, cst.Attribute).value
             if not (isinstance(value, cst.BinaryOperation) and isinstance(value.operator, cst.Divide)):
@@ -96,7 +96,7 @@ class Body:
             )
             if loss is None:
                 continue
-            for inner in walk(call):
+            for inner in self.script.walk(call):
                 self.process.claimed(inner)
             text = f"{self.script.job}.backward({code(loss)}, count={count})"
             self.plan.replace(call, text, "the mean over all tokens of the global batch")
@@ -111,24 +111,24 @@ class Body:
 
     def _reduced(self, loop: Loop) -> dict[str, cst.CSTNode]:
         found: dict[str, cst.CSTNode] = {}
-        for node in walk(loop.node.body):
+        for node in self.script.walk(loop.node.body):
             if isinstance(node, cst.Call) and self.script.full(node) == f"{DIST}all_reduce" and node.args:
                 found[code(node.args[0].value)] = node
         return found
 
     def _logged_means(self, loop: Loop, loss: cst.BaseExpression, reduced: dict[str, cst.CSTNode]) -> None:
         """``mean = loss / n; all_reduce(mean)``: the job's loss."""
-        names = {n.value for n in walk(loss) if isinstance(n, cst.Name)}
-        for node in walk(loop.node.body):
+        names = {n.value for n in self.script.walk(loss) if isinstance(n, cst.Name)}
+        for node in self.script.walk(loop.node.body):
             if isinstance(node, cst.Assign) and (name := code(node.targets[0].target)) in reduced:
-                if not names & {n.value for n in walk(node.value) if isinstance(n, cst.Name)}:
+                if not names & {n.value for n in self.script.walk(node.value) if isinstance(n, cst.Name)}:
                     continue
                 self.plan.remove(node, f"{self.script.job}.loss is the mean over all ranks")
                 self.plan.remove(reduced.pop(name))
                 self._read_as_loss(self.script.scope(node), name)
 
     def _read_as_loss(self, scope: cst.CSTNode, name: str) -> None:
-        for node in walk(scope):
+        for node in self.script.walk(scope):
             if isinstance(node, cst.Call) and code(node) in (
                 f"{name}.item()",
                 f"{name}.detach().item()",
@@ -181,7 +181,7 @@ class Body:
     # -- reports -----------------------------------------------------------------------------------------------------
     def _loss(self, loop: Loop) -> None:
         """``loss.item()`` behind the only backward is the job's loss."""
-        backwards = [n for n in walk(loop.node.body) if is_backward(n)]
+        backwards = [n for n in self.script.walk(loop.node.body) if is_backward(n)]
         if len(backwards) != 1:
             return
         value = cst.ensure_type(cst.ensure_type(backwards[0], cst.Call).func, cst.Attribute).value
@@ -191,7 +191,7 @@ class Body:
             self._read_as_loss(self.script.scope(loop.node), value.value)
 
     def _gate(self, loop: Loop, tracked: set[str]) -> None:
-        own = {code(t.target) for n in walk(loop.node.body) if isinstance(n, cst.Assign) for t in n.targets}
+        own = {code(t.target) for n in self.script.walk(loop.node.body) if isinstance(n, cst.Assign) for t in n.targets}
         job = self.script.job
         gated = [s for s in loop.node.body.body if s not in self.plan.removed and self._is_report(s, own, tracked)]
         self._carried(loop)
@@ -244,7 +244,7 @@ class Body:
         function = self.script.scope(loop.node)
         if not isinstance(function, cst.FunctionDef):
             return
-        for node in walk(loop.node.body):
+        for node in self.script.walk(loop.node.body):
             if isinstance(node, cst.AugAssign) and code(node.target) in self.script.parameters(function):
                 self.plan.note(
                     node, f"{code(node.target)} was passed before this process received the state",

@@ -48,7 +48,8 @@ def convert(source: str, options: Options = Options()) -> Conversion:
 
 def _converted(source: str, options: Options) -> Conversion:
     tree = ast.parse(source)
-    if any(isinstance(n, ast.Call) and ast.unparse(n.func) == "elastrain.join" for n in ast.walk(tree)):
+    calls = [n.func for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute)]
+    if any(func.attr == "join" and ast.unparse(func) == "elastrain.join" for func in calls):
         return Conversion(source, source, (), ())
     script = Script(source)
     plan = Plan(script)

@@ -9,7 +9,7 @@ import libcst as cst
 from elastrain_convert.loops import LOADER, Loops
 from elastrain_convert.plan import Plan, expression
 from elastrain_convert.process import Process
-from elastrain_convert.script import Script, argument, code, matcher, walk
+from elastrain_convert.script import Script, argument, code, matcher
 
 SAMPLER = "torch.utils.data.distributed.DistributedSampler"
 is_sampler = matcher(r"torch\.utils\.data\.(distributed\.)?DistributedSampler")
@@ -130,7 +130,7 @@ class Data:
                 found = found or self._divided[part]
                 continue
             self._divided[part] = False
-            for node in walk(part):
+            for node in self.script.walk(part):
                 if (
                     isinstance(node, cst.BinaryOperation)
                     and isinstance(node.operator, cst.FloorDivide | cst.Divide)
@@ -206,7 +206,7 @@ class Data:
         for node in self.script.nodes:
             if isinstance(node, cst.Assign) and any(
                 isinstance(n, cst.Call) and is_sampler(self.script.full(n)) and not self._in_loader(n)
-                for n in walk(node.value)
+                for n in self.script.walk(node.value)
             ):
                 self.plan.remove(node, "the loader shares the samples")
             elif (
@@ -231,9 +231,8 @@ class Data:
                 continue
             name = f', name="{self._target(call, module)}"' if seen else ""
             seen.add(module)
-            for inner in walk(call):
-                if inner is not call.args[0].value and not any(inner is n for n in walk(call.args[0].value)):
-                    self.process.claimed(inner)
+            for inner in set(self.script.walk(call)) - set(self.script.walk(call.args[0].value)):
+                self.process.claimed(inner)
 
             def made(updated: cst.Call, name: str = name) -> cst.BaseExpression:
                 kept = [

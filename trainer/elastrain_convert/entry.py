@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Sequence
 from typing import Any
 
@@ -83,7 +84,7 @@ def _indented(statement: Any, place: int) -> Any:
 def with_imports(before: cst.Module, after: cst.Module, added: Sequence[str]) -> cst.Module:
     """Import what is new, and no longer what only the old text has used."""
     lines = [cst.ensure_type(cst.parse_module(text).body[0], cst.BaseStatement) for text in added]
-    old, new = _used(before), {*_used(after), *(n for line in lines for n in _used(line))}
+    old, new = _used(before.code), _used("\n".join([after.code, *added]))
     cleaned = cst.ensure_type(after.visit(_Unused(old - new)), cst.Module)
     body = list(cleaned.body)
     last = -1
@@ -106,19 +107,9 @@ def _spaced(line: Any, place: int) -> Any:
     return line.with_changes(leading_lines=[cst.EmptyLine(indent=False)] * blank)
 
 
-def _used(module: cst.CSTNode) -> set[str]:
-    found: set[str] = set()
-    for node in _outside_imports(module):
-        if isinstance(node, cst.Name):
-            found.add(node.value)
-    return found
-
-
-def _outside_imports(node: cst.CSTNode) -> Any:
-    for child in node.children:
-        if not isinstance(child, cst.Import | cst.ImportFrom):
-            yield child
-            yield from _outside_imports(child)
+def _used(text: str) -> set[str]:
+    """The names in the text, without those of attributes and imports."""
+    return {n.id for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Name)}
 
 
 class _Unused(cst.CSTTransformer):
@@ -127,6 +118,9 @@ class _Unused(cst.CSTTransformer):
     def __init__(self, names: set[str]) -> None:
         super().__init__()
         self._names = names
+
+    def visit_SimpleStatementLine(self, node: cst.SimpleStatementLine) -> bool:
+        return any(isinstance(small, cst.Import | cst.ImportFrom) for small in node.body)
 
     def _left(self, updated: Any) -> Any:
         if isinstance(updated.names, cst.ImportStar):

@@ -7,7 +7,7 @@ import libcst as cst
 from elastrain_convert.loops import Loops, is_backward
 from elastrain_convert.plan import Plan
 from elastrain_convert.process import DIST, Process
-from elastrain_convert.script import Script, code, matcher, walk
+from elastrain_convert.script import Script, code, matcher
 
 WAYS = {
     "all_gather_object": "all_gather_object() between loops",
@@ -30,7 +30,7 @@ class Leftovers:
 
     def apply(self) -> None:
         """All rules of this module, after the others."""
-        gone = {n for s in self.plan.removed for n in walk(s)}
+        gone = {n for s in self.plan.removed for n in self.script.walk(s)}
         for call in self.script.calls:
             full = self.script.full(call)
             if (
@@ -70,7 +70,7 @@ class Leftovers:
     def _draws(self) -> None:
         """Random numbers in the body itself: as many as this rank's part has samples."""
         for loop in self.loops.found:
-            for node in walk(loop.node.body):
+            for node in self.script.walk(loop.node.body):
                 if isinstance(node, cst.Call) and RANDOM(self.script.full(node)) and not any(
                     a.keyword is not None and a.keyword.value == "generator" for a in node.args
                 ):  # fmt: skip

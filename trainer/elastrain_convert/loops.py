@@ -8,7 +8,7 @@ import libcst as cst
 
 from elastrain_convert.plan import Plan, expression, keyword
 from elastrain_convert.process import Process
-from elastrain_convert.script import Script, argument, code, walk
+from elastrain_convert.script import Script, argument, code, last_name
 
 LOADER = "torch.utils.data.DataLoader"
 BARS = ("tqdm", "trange", "track", "auto", "notebook")
@@ -76,7 +76,7 @@ class Loops:
         loop, iterable, target = Loop(node, node.iter), node.iter, node.target
         while isinstance(iterable, cst.Call) and iterable.args:
             full = self.script.full(iterable)
-            name = code(iterable.func).rpartition(".")[2]
+            name = last_name(iterable)
             if full == "builtins.enumerate":
                 if loop.counter is None and isinstance(target, cst.Tuple) and len(target.elements) == 2:
                     first = target.elements[0].value
@@ -88,7 +88,7 @@ class Loops:
             iterable = iterable.args[0].value
         if isinstance(iterable, cst.Name):  # bar = tqdm(loader)
             for made in self.script.definitions(iterable):
-                if isinstance(made, cst.Call) and code(made.func).rpartition(".")[2] in BARS and made.args:
+                if isinstance(made, cst.Call) and last_name(made) in BARS and made.args:
                     loop.bars.append(made)
                     loop.bar, loop.shown = iterable.value, iterable
                     iterable = made.args[0].value
@@ -116,7 +116,7 @@ class Loops:
     def _range(self, node: cst.For) -> cst.Call | None:
         """Its ``range(…)``, also within a bar."""
         iterable = node.iter
-        if isinstance(iterable, cst.Call) and code(iterable.func).rpartition(".")[2] in BARS and iterable.args:
+        if isinstance(iterable, cst.Call) and last_name(iterable) in BARS and iterable.args:
             iterable = iterable.args[0].value
         return iterable if isinstance(iterable, cst.Call) and self.script.full(iterable) == "builtins.range" else None
 
@@ -187,7 +187,7 @@ class Loops:
             value = argument(loop.site, name, names.index(name))
             if value is not None and code(value) == epoch:
                 return name
-        site, used = loop.site, {n.value for n in walk(function) if isinstance(n, cst.Name)}
+        site, used = loop.site, {n.value for n in self.script.walk(function) if isinstance(n, cst.Name)}
         own = "epoch" if "epoch" not in used else "epoch_of_job"
 
         def with_parameter(updated: cst.FunctionDef) -> cst.FunctionDef:
@@ -209,7 +209,7 @@ class Loops:
         script, plan, job = self.script, self.plan, self.script.job
         text = f"{job}.steps({{}}, epochs={loop.bound})"
         what = "this rank's part of each step"
-        if len(loop.bars) == 1 and code(loop.bars[0].func).rpartition(".")[2] == "tqdm":
+        if len(loop.bars) == 1 and last_name(loop.bars[0]) == "tqdm":
             self._shown(loop, text, what)
         else:
             plan.replace(loop.loader, text, what)
@@ -230,7 +230,7 @@ class Loops:
             return
         name = loop.counter.value
         plan.edit(loop.node.target, lambda u: _bare(u.elements[1].value))
-        if any(isinstance(n, cst.Name) and n.value == name for n in walk(loop.node.body)):
+        if any(isinstance(n, cst.Name) and n.value == name for n in self.script.walk(loop.node.body)):
             plan.insert_first(loop.node, f"{name} = {job}.step % len({code(loop.loader)})")
 
     def _shown(self, loop: Loop, text: str, what: str) -> None:
@@ -248,7 +248,8 @@ class Loops:
             return updated.with_changes(args=[keyword("total", f"len({loader})"), *kept, keyword("delay", "0.01")])
 
         for arg in bar.args[1:]:
-            self.dropped.update(walk(arg) if arg.keyword is not None and arg.keyword.value == "disable" else ())
+            if arg.keyword is not None and arg.keyword.value == "disable":
+                self.dropped.update(self.script.walk(arg))
         if loop.shown is not None:
             self.plan.edit(bar, made, why)
             self.plan.edit(loop.shown, lambda _: expression(text.replace("{}", loader)), what)
@@ -267,7 +268,7 @@ class Loops:
 
     def _leaves(self, loop: Loop) -> None:
         """Ways out of the body that would differ between ranks."""
-        for node in walk(loop.node.body):
+        for node in self.script.walk(loop.node.body):
             if isinstance(node, cst.Break) and self._loop_of(node) is loop.node:
                 self.plan.note(
                     node, "a rank that leaves its loop alone fails the job, and a joiner counts from 0",
@@ -291,7 +292,7 @@ class Loops:
         return next((n for n in self.script.around(node) if isinstance(n, cst.For | cst.While)), None)
 
     def _after_backward(self, loop: Loop, node: cst.CSTNode) -> bool:
-        lines = [self.script.line(n) for n in walk(loop.node.body) if is_backward(n)]
+        lines = [self.script.line(n) for n in self.script.walk(loop.node.body) if is_backward(n)]
         return bool(lines) and min(lines) < self.script.line(node)
 
 

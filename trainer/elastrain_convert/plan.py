@@ -117,6 +117,12 @@ class Apply(cst.CSTTransformer):
     def __init__(self, plan: Plan) -> None:
         super().__init__()
         self._plan = plan
+        changed = {*plan.edits, *plan.before, *plan.first}
+        self._changed = {n for node in changed for n in (node, *plan.script.around(node))}
+
+    def on_visit(self, node: cst.CSTNode) -> bool:
+        """Only what contains a change is visited."""
+        return node in self._changed
 
     def on_leave(self, original_node: Any, updated_node: Any) -> Any:
         """Called for each node, after those that it contains."""

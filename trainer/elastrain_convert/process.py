@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import libcst as cst
 
 from elastrain_convert.plan import Plan
-from elastrain_convert.script import Script, code, matcher, walk
+from elastrain_convert.script import Script, code, matcher
 
 DIST = "torch.distributed."
 SET_UP = {f"{DIST}{n}" for n in ("init_process_group", "destroy_process_group", "barrier", "monitored_barrier")}
@@ -69,7 +69,8 @@ class Process:
 
     def is_of_rank(self, test: cst.BaseExpression) -> bool:
         """Whether a condition holds on some ranks only."""
-        parts = [n for n in walk(test) if isinstance(n, cst.Name | cst.Attribute | cst.Call | cst.Subscript)]
+        kinds = cst.Name | cst.Attribute | cst.Call | cst.Subscript
+        parts = [n for n in self.script.walk(test) if isinstance(n, kinds)]
         return any(self.kind(n) in ("rank", "local_rank") for n in parts)
 
     # -- rules -------------------------------------------------------------------------------------------------------
@@ -118,7 +119,7 @@ class Process:
             call = self.script.parent(self.script.parent(node))
             if isinstance(call, cst.Call) and SEEDS.fullmatch(code(call.func)):
                 self.plan.edit(node, lambda u: u.left, "one seed for all ranks: random numbers follow the samples")
-                for inner in walk(node.right):
+                for inner in self.script.walk(node.right):
                     self._done.add(inner)
 
     _done: set[cst.CSTNode]
@@ -145,7 +146,7 @@ class Process:
                 self.plan.edit(call, moved, "the device of this rank")
 
     def _is_cuda(self, call: cst.Call) -> bool:
-        parts = [n for n in walk(call) if isinstance(n, cst.Name | cst.Call | cst.Subscript) and n is not call]
+        parts = [n for n in self.script.walk(call)[1:] if isinstance(n, cst.Name | cst.Call | cst.Subscript)]
         return "cuda" in code(call) or any(self.kind(n) in ("rank", "local_rank") for n in parts)
 
     def _is_index(self, node: cst.BaseExpression) -> bool:
@@ -154,7 +155,7 @@ class Process:
         return isinstance(node, cst.FormattedString | cst.SimpleString) and code(node).strip("f\"'").startswith("cuda")
 
     def _forget(self, node: cst.CSTNode) -> None:
-        self._done.update(walk(node))
+        self._done.update(self.script.walk(node))
 
     def _inside_removed(self) -> set[cst.CSTNode]:
         return self._gone
@@ -237,7 +238,7 @@ class Process:
         self._gone.update(dropped)
         self._done.update(dropped)
         for statement in self.plan.removed:
-            self._gone.update(walk(statement))
+            self._gone.update(self.script.walk(statement))
 
     def handled(self, node: cst.CSTNode) -> bool:
         """Whether a rule has taken it."""

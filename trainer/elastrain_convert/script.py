@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 
 import libcst as cst
-from libcst.metadata import MetadataWrapper, ParentNodeProvider, PositionProvider, QualifiedNameProvider
+from libcst.metadata import MetadataWrapper, PositionProvider, ScopeProvider
 
 _EMPTY = cst.Module([])
 DEPTH = 8
@@ -22,13 +22,6 @@ def code(node: cst.CSTNode) -> str:
     return str(_EMPTY.code_for_node(node)).strip()
 
 
-def walk(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
-    """The node and all nodes in it, in the order of the text."""
-    yield node
-    for child in node.children:
-        yield from walk(child)
-
-
 def argument(call: cst.Call, name: str, position: int | None = None) -> cst.BaseExpression | None:
     """The value of a keyword, or of a position from 0; None without it."""
     for arg in call.args:
@@ -38,18 +31,47 @@ def argument(call: cst.Call, name: str, position: int | None = None) -> cst.Base
     return plain[position].value if position is not None and position < len(plain) else None
 
 
+def last_name(call: cst.Call) -> str:
+    """What a call names: of ``a.b(x)`` it is ``b``."""
+    func = call.func.attr if isinstance(call.func, cst.Attribute) else call.func
+    return func.value if isinstance(func, cst.Name) else ""
+
+
+class _Reading(cst.CSTVisitor):
+    """All nodes in the order of the text: of each its place, the place behind its last part, and the node around it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nodes: list[cst.CSTNode] = []
+        self.spans: dict[cst.CSTNode, tuple[int, int]] = {}
+        self.parents: dict[cst.CSTNode, cst.CSTNode] = {}
+        self._open: list[cst.CSTNode] = []
+
+    def on_visit(self, node: cst.CSTNode) -> bool:
+        if self._open:
+            self.parents[node] = self._open[-1]
+        self._open.append(node)
+        self.spans[node] = len(self.nodes), 0
+        self.nodes.append(node)
+        return True
+
+    def on_leave(self, original_node: cst.CSTNode) -> None:
+        self._open.pop()
+        self.spans[original_node] = self.spans[original_node][0], len(self.nodes)
+
+
 class Script:
     """A parsed script, which is Python."""
 
     def __init__(self, source: str) -> None:
-        wrapper = MetadataWrapper(cst.parse_module(source))
+        wrapper = MetadataWrapper(cst.parse_module(source), unsafe_skip_copy=True)  # no node is in it twice
         self.module = wrapper.module
-        self._full = wrapper.resolve(QualifiedNameProvider)
+        self._scopes = wrapper.resolve(ScopeProvider)
         self._places = wrapper.resolve(PositionProvider)
-        self._parents = wrapper.resolve(ParentNodeProvider)
+        self.module.visit(read := _Reading())
+        self.nodes, self._spans, self._parents = read.nodes, read.spans, read.parents
         self._returned: dict[cst.FunctionDef, list[cst.BaseExpression]] = {}
         self._blocks: dict[cst.CSTNode, tuple[list[cst.CSTNode], dict[cst.CSTNode, int]]] = {}
-        self.nodes = list(walk(self.module))
         self.calls = [n for n in self.nodes if isinstance(n, cst.Call)]
         self.fors = [n for n in self.nodes if isinstance(n, cst.For)]
         self.functions: dict[str, cst.FunctionDef] = {}
@@ -63,9 +85,13 @@ class Script:
         self._collect_assignments()
         self.sites: dict[str, list[cst.Call]] = defaultdict(list)
         for call in self.calls:
-            self.sites[code(call.func).rpartition(".")[2]].append(call)
+            self.sites[last_name(call)].append(call)
         used = {n.value for n in self.nodes if isinstance(n, cst.Name)}
         self.job = next(name for name in ("job", "elastic_job", "elastrain_job") if name not in used)
+
+    def walk(self, node: cst.CSTNode) -> list[cst.CSTNode]:
+        """The node and all nodes in it, in the order of the text; of a node of ours, itself."""
+        return self.nodes[slice(*self._spans[node])] if node in self._spans else [node]
 
     # -- places ------------------------------------------------------------------------------------------------------
     def line(self, node: cst.CSTNode) -> int:
@@ -102,7 +128,8 @@ class Script:
 
     def within(self, node: cst.CSTNode, outer: cst.CSTNode) -> bool:
         """Whether ``outer`` contains it."""
-        return any(n is outer for n in self.around(node))
+        first, end = self._spans[outer]
+        return first < self._spans.get(node, (0, 0))[0] < end
 
     def siblings(self, statement: cst.CSTNode) -> tuple[list[cst.CSTNode], int]:
         """The statements of its block, and its place in it."""
@@ -118,8 +145,8 @@ class Script:
         """The dotted name of something imported, as ``torch.nn.Linear``; of a call that of its function. Else ""."""
         if isinstance(node, cst.Call):
             node = node.func
-        found = self._full.get(node, ())
-        found = found() if callable(found) else found
+        scope = self._scopes.get(node)
+        found = scope.get_qualified_names_for(node) if scope is not None else ()
         return next((n.name for n in found if n.source.name in ("IMPORT", "BUILTIN")), "")
 
     def _collect_assignments(self) -> None:
@@ -219,7 +246,7 @@ class Script:
     def _results(self, function: cst.FunctionDef) -> list[cst.BaseExpression]:
         if function not in self._returned:
             self._returned[function] = [
-                n.value for n in walk(function.body)
+                n.value for n in self.walk(function.body)
                 if isinstance(n, cst.Return) and n.value is not None and self.scope(n) is function
             ]  # fmt: skip
         return self._returned[function]
@@ -251,11 +278,11 @@ class Script:
         seen: set[str] = set()
         queue = [node]
         while queue:
-            for inner in walk(queue.pop()):
+            for inner in self.walk(queue.pop()):
                 if matches(inner):
                     return True
                 if isinstance(inner, cst.Call):
-                    name = code(inner.func).rpartition(".")[2]
+                    name = last_name(inner)
                     if name in self.functions and name not in seen and self._is_own(inner):
                         seen.add(name)
                         queue.append(self.functions[name])
@@ -263,7 +290,7 @@ class Script:
 
     def _is_own(self, call: cst.Call) -> bool:
         """A function of the script, or a method of one of its classes."""
-        function = self.functions[code(call.func).rpartition(".")[2]]
+        function = self.functions[last_name(call)]
         method = any(isinstance(n, cst.ClassDef) for n in self.around(function))
         return isinstance(call.func, cst.Attribute) == method
 

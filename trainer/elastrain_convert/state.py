@@ -7,7 +7,7 @@ import libcst as cst
 from elastrain_convert.data import Data
 from elastrain_convert.loops import Loop, Loops
 from elastrain_convert.plan import Plan, expression
-from elastrain_convert.script import Script, argument, code, matcher, walk
+from elastrain_convert.script import Script, argument, code, matcher
 
 is_tracked = matcher(
     r"torch\.optim\..*|torch(\.cuda)?\.amp\.(grad_scaler\.)?GradScaler|.*\.AveragedModel|timm\.utils\.ModelEma(V2|V3)?"
@@ -102,7 +102,7 @@ class State:
             for o in others
             if o != name
             for call in self._made(scope, o)
-            for n in walk(call)
+            for n in self.script.walk(call)
             if isinstance(n, cst.List)
         ]
         return any(isinstance(e.value, cst.Name) and e.value.value == name for found in lists for e in found.elements)
@@ -114,7 +114,7 @@ class State:
             return
         outer = loop.epochs
         scope, starts = self.script.scope(outer), self._starts(outer)
-        inner = {id(n) for n in walk(loop.node)} if loop.site is None else set()
+        inner = {id(n) for n in self.script.walk(loop.node)} if loop.site is None else set()
         names = [n for n in starts if self._changes_in(outer, n, inner)]
         if not names:
             return
@@ -142,7 +142,7 @@ class State:
 
     def _set_alone(self, outer: cst.For, names: list[str]) -> None:
         """Values that one rank sets: the others keep theirs, and a joiner receives the value of any of them."""
-        for node in walk(outer.body):
+        for node in self.script.walk(outer.body):
             targets = [node.target] if isinstance(node, cst.AugAssign) else []
             targets += [t.target for t in node.targets] if isinstance(node, cst.Assign) else []
             flat = {code(e.value) for t in targets if isinstance(t, cst.Tuple) for e in t.elements} | {
@@ -193,7 +193,7 @@ class State:
 
     def _changes_in(self, outer: cst.For, name: str, inner: set[int]) -> bool:
         targets = []
-        for node in walk(outer.body):
+        for node in self.script.walk(outer.body):
             if isinstance(node, cst.AugAssign):
                 targets.append(node.target)
             elif isinstance(node, cst.Assign):
@@ -213,13 +213,13 @@ class State:
         """A script for one GPU: the training loop gets a wrapper, all else keeps the model."""
         script, plan = self.script, self.plan
         models = [
-            m for call in script.calls if is_optimizer(script.full(call)) for n in walk(call)
+            m for call in script.calls if is_optimizer(script.full(call)) for n in script.walk(call)
             if isinstance(n, cst.Call) and code(n.func).endswith("parameters") and isinstance(n.func, cst.Attribute)
             for m in script.resolve(n.func.value)
         ]  # fmt: skip
         called = {
-            n.func.value: n for n in walk(loop.node.body) if isinstance(n, cst.Call) and isinstance(n.func, cst.Name)
-            and any(a is b for a in script.resolve(n.func) for b in models)
+            n.func.value: n for n in script.walk(loop.node.body) if isinstance(n, cst.Call)
+            and isinstance(n.func, cst.Name) and any(a is b for a in script.resolve(n.func) for b in models)
         }  # fmt: skip
         if len(called) != 1:
             plan.note(
@@ -234,7 +234,7 @@ class State:
             there, wrapper = code(given), f"elastic_{code(given)}"
             plan.edit(given, lambda _: cst.Name(wrapper), "training goes through the wrapper")
         else:
-            for node in walk(loop.node.body):
+            for node in self.script.walk(loop.node.body):
                 if isinstance(node, cst.Call) and isinstance(node.func, cst.Name) and node.func.value == name:
                     plan.edit(node.func, lambda _: cst.Name(wrapper), "training goes through the wrapper")
         plan.insert_before(
