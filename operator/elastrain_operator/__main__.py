@@ -16,7 +16,6 @@ import typer
 import uvloop
 from pydantic import BaseModel, ValidationError
 
-from elastrain import tracing
 from elastrain.api import names
 from elastrain.etcd import EtcdConfig
 from elastrain_operator import logs
@@ -101,7 +100,6 @@ FLAGS = (
     Flag.of(OperatorConfig, "lease_seconds"),
     Flag.of(OperatorConfig, "health_port"),
     Flag.of(OperatorConfig, "metrics_port"),
-    Flag.of(OperatorConfig, "traces_endpoint", env=tracing.ENV_ENDPOINT),
     Flag("log_level", "debug, info, warning or error.", default="info"),
 )
 

@@ -150,9 +150,6 @@ class OperatorConfig(BaseModel):
     """Port of GET /healthz, for the probes."""
     metrics_port: Annotated[int, Field(ge=0, le=65535)] = 0
     """Port of GET /metrics, for Prometheus; 0: none."""
-    traces_endpoint: str = ""
-    """OTLP collector over HTTP, such as http://otel-collector.monitoring:4318: workers send it traces of rescales.
-    Requires elastrain[tracing] in their images."""
 
     @model_validator(mode="after")
     def _users_can_be_made(self) -> Self:

@@ -39,7 +39,6 @@ VALUE_SETS = {
         "crds.install=false",
         "rbac.aggregateToDefaultRoles=false",
         "etcd.networkPolicy=false",
-        "operator.networkPolicy=false",
         "operator.replicas=1",
     ),
 }

@@ -6,7 +6,6 @@ import base64
 from collections.abc import Collection
 from typing import Any
 
-from elastrain import tracing
 from elastrain.api import names
 from elastrain.api.settings import MAX_SHARE, DivergenceSpec, RankSettings, shape_fields
 from elastrain_operator.config import OperatorConfig, WorkerEtcd
@@ -59,8 +58,6 @@ def pod(
         defaults.apart(body, job.uid)
     grace = body.get("terminationGracePeriodSeconds")
     _make_trainer(trainer, _environment(job, spec, config, DEFAULT_GRACE if grace is None else float(grace)))
-    if config.traces_endpoint and all(e.get("name") != tracing.ENV_ENDPOINT for e in trainer["env"]):
-        trainer["env"].append({"name": tracing.ENV_ENDPOINT, "value": config.traces_endpoint})
     _mount_credentials(body, trainer, _secret_name(job, config.worker_etcd))
     nodecheck.let_meet(body, trainer, spec.preflight, SECRET_MOUNT)
     own = labels(job, ordinal, spec) | ({names.LABEL_USES: "true"} if _uses(spec.template["spec"]) else {})

@@ -82,11 +82,8 @@ def test_only_clients_named_in_the_values_are_admitted(rendered: Render) -> None
     assert one(rendered(ON, peer), "NetworkPolicy")["spec"]["ingress"] == [
         {"from": [{"namespaceSelector": {"matchLabels": {"team": "web"}}}], "ports": [{"port": "http"}]}
     ]
-    without = rendered(ON, "dashboard.networkPolicy.enabled=false")
-    assert not [m for m in without if m["kind"] == "NetworkPolicy" and "dashboard" in m["metadata"]["name"]]
 
 
-def test_it_uses_the_operators_image_if_none_is_named(rendered: Render) -> None:
+def test_it_uses_the_operators_image(rendered: Render) -> None:
     settings = ("operator.image.repository=mine/operator", "operator.image.tag=v7")
     assert container(rendered(ON, *settings))["image"] == "mine/operator:v7"
-    assert container(rendered(ON, "dashboard.image.tag=v8", *settings))["image"] == "mine/operator:v8"

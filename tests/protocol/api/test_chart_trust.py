@@ -56,8 +56,8 @@ def test_operator_is_reachable_only_on_its_ports(rendered: Render) -> None:
 
 
 def test_no_policy_is_rendered_if_it_is_off(rendered: Render) -> None:
-    manifests = rendered("etcd.networkPolicy=false", "operator.networkPolicy=false")
-    assert not [m for m in manifests if m["kind"] == "NetworkPolicy"]
+    manifests = rendered("etcd.networkPolicy=false")
+    assert not [m for m in manifests if m["kind"] == "NetworkPolicy" and "etcd" in m["metadata"]["name"]]
 
 
 # ---- replicas of the operator ----------------------------------------------------------------------------------------
@@ -169,12 +169,6 @@ def test_operator_gets_the_settings_for_sharing_the_cluster_out(rendered: Render
     assert json.loads(told["ELASTRAIN_CAPACITY_WEIGHTS"]) == {"team-a": 2}
     assert told["ELASTRAIN_CAPACITY_HYSTERESIS"] == "90"
     assert told["ELASTRAIN_CAPACITY_SHARING"] == "balanced"
-
-
-def test_traces_are_sent_only_if_a_collector_is_named(rendered: Render) -> None:
-    assert "OTEL_EXPORTER_OTLP_ENDPOINT" not in environment(rendered())
-    told = environment(rendered("tracing.endpoint=http://otel.monitoring:4318"))
-    assert told["OTEL_EXPORTER_OTLP_ENDPOINT"] == "http://otel.monitoring:4318"
 
 
 def test_users_rights_extend_kubernetes_own_roles(rendered: Render) -> None:

@@ -9,8 +9,8 @@ import size
 BOUNDS = {
     "lines that a worker loads": 34_601,
     "lines of trainer/elastrain": 34_686,
-    "lines of the operator": 18_879,
-    "lines of the operator's core": 16_205,
+    "lines of the operator": 18_871,
+    "lines of the operator's core": 16_197,
     "lines of bench": 8_998,
     "lines of tests and e2e": 88_447,
     "files on the path of a lost rank": 50,
@@ -22,7 +22,7 @@ BOUNDS = {
     "leaves of spec": 46,
     "leaves of status": 101,
     "documented reasons": 177,
-    "values of the chart": 97,
+    "values of the chart": 88,
     "words of the pages": 77_452,
 }
 COUNTS = size.counts()
