@@ -1,20 +1,19 @@
 """A job on nodes of its own that are drained, by ``kubectl drain`` or by a controller that evicts.
 
-Real: API server, operator, etcd, and the disruption controller that ``disruption_controller`` starts. Scheduler,
+Real: API server, operator, etcd, and the disruption controller. Scheduler,
 kubelets and agents are simulated.
 """
 
 from __future__ import annotations
 
-import contextlib
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from control_plane import ApiServer, program, running
+from control_plane import ApiServer
 from node_pool import Pool
 from played import Played
 from raw_cluster import Cluster
@@ -23,15 +22,6 @@ BOUND = 60
 """Seconds that a drain may take here. kubectl repeats a refused eviction every 5 s."""
 EMPTIES = "--delete-emptydir-data"
 """Workers have ``/dev/shm``, which is a volume of the kind ``emptyDir``."""
-
-
-@contextlib.contextmanager
-def disruption_controller(apiserver: ApiServer, home: Path) -> Iterator[None]:
-    """Kubernetes' own, without which no budget is in force."""
-    manager = program("kube-controller-manager", "ELASTRAIN_KUBE_CONTROLLER_MANAGER")
-    flags = ("--controllers=disruption-controller", "--leader-elect=false", "--secure-port=0")
-    with running([manager, f"--kubeconfig={apiserver.kubeconfig}", *flags], home / "controller.log", home):
-        yield
 
 
 def kept(player: Played) -> bool:

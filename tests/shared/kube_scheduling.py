@@ -6,24 +6,26 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from bench_harness.processes import free_ports
 from control_plane import ApiServer, program, running
 
 
 @contextlib.contextmanager
-def scheduling(server: ApiServer, home: Path, *controllers: str, gates: str = "") -> Iterator[None]:
-    """Both, ended with the block; ``gates``: feature gates. Skips without the programs."""
-    scheduler = program("kube-scheduler", "ELASTRAIN_KUBE_SCHEDULER")
+def controllers(server: ApiServer, home: Path, *names: str, more: tuple[str, ...] = ()) -> Iterator[None]:
+    """The named controllers, ended with the block; ``more``: flags. Skips without the program."""
     manager = program("kube-controller-manager", "ELASTRAIN_KUBE_CONTROLLER_MANAGER")
-    ports = free_ports(2)
-    with contextlib.ExitStack() as stack:
-        for name, argv, port in (
-            ("scheduler", [scheduler], ports[0]),
-            ("controllers", [manager, f"--controllers={','.join(controllers)}"], ports[1]),
-        ):
-            argv += [
-                f"--kubeconfig={server.kubeconfig}", "--leader-elect=false", "--bind-address=127.0.0.1",
-                f"--secure-port={port}", f"--cert-dir={home / name}", f"--feature-gates={gates}",
-            ]  # fmt: skip
-            stack.enter_context(running(argv, home / f"{name}.log", home))
+    argv = [manager, f"--kubeconfig={server.kubeconfig}", f"--controllers={','.join(names)}", *more]
+    with running([*argv, "--leader-elect=false", "--secure-port=0"], home / "controllers.log", home):
+        yield
+
+
+@contextlib.contextmanager
+def scheduling(server: ApiServer, home: Path, *names: str, gates: str = "") -> Iterator[None]:
+    """The scheduler and the named controllers, ended with the block; ``gates``: feature gates. Skips without the
+    programs."""
+    flags = (f"--feature-gates={gates}",)
+    argv = [program("kube-scheduler", "ELASTRAIN_KUBE_SCHEDULER"), f"--kubeconfig={server.kubeconfig}", *flags]
+    with (
+        running([*argv, "--leader-elect=false", "--secure-port=0"], home / "scheduler.log", home),
+        controllers(server, home, *names, more=flags),
+    ):
         yield

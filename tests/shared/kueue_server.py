@@ -10,7 +10,6 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import pytest
 import yaml
 
 from bench_harness.processes import free_ports
-from control_plane import CACHE, ApiServer, _missing, program, running
+from control_plane import CACHE, ApiServer, _missing, running
 from raw_cluster import Cluster
 
 KIND = "ElasticTrainingJob.v1alpha1.elastrain.dev"
@@ -58,20 +57,6 @@ def _newest_only(crd: dict[str, Any]) -> dict[str, Any]:
     newest = [v for v in crd["spec"]["versions"] if v["name"] == "v1beta2"] or crd["spec"]["versions"]
     crd["spec"]["versions"] = [{**v, "storage": v is newest[-1]} for v in newest]
     return crd
-
-
-@contextlib.contextmanager
-def garbage_collector(server: ApiServer, home: Path) -> Iterator[None]:
-    """The controller that deletes what a deleted job owns."""
-    (port,) = free_ports(1)
-    argv = [
-        program("kube-controller-manager", "ELASTRAIN_KUBE_CONTROLLER_MANAGER"), f"--kubeconfig={server.kubeconfig}",
-        "--leader-elect=false", "--controllers=garbage-collector-controller", f"--secure-port={port}",
-        "--bind-address=127.0.0.1", "--kube-api-qps=100", f"--cert-dir={home / 'collector'}",
-        f"--authentication-kubeconfig={server.kubeconfig}", f"--authorization-kubeconfig={server.kubeconfig}",
-    ]  # fmt: skip
-    with running(argv, home / "garbage-collector.log", home):
-        yield
 
 
 class Kueue:

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from bench_harness.processes import free_ports
-from control_plane import program, running
 from elastrain.api import names
+from kube_scheduling import controllers
 
 if TYPE_CHECKING:
     from control_plane import ApiServer
@@ -23,15 +22,8 @@ PATIENCE = 30.0
 @pytest.fixture(scope="module")
 def autoscaler(apiserver: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Kubernetes' controller manager with only this controller."""
-    home = tmp_path_factory.mktemp("autoscaler")
-    (port,) = free_ports(1)
-    command = [
-        program("kube-controller-manager", "ELASTRAIN_KUBE_CONTROLLER_MANAGER"),
-        f"--kubeconfig={apiserver.kubeconfig}", "--controllers=horizontal-pod-autoscaler-controller",
-        "--horizontal-pod-autoscaler-sync-period=1s", "--leader-elect=false", "--bind-address=127.0.0.1",
-        f"--secure-port={port}", f"--cert-dir={home / 'certs'}",
-    ]  # fmt: skip
-    with running(command, home / "controller-manager.log", home):
+    home, often = tmp_path_factory.mktemp("autoscaler"), "--horizontal-pod-autoscaler-sync-period=1s"
+    with controllers(apiserver, home, "horizontal-pod-autoscaler-controller", more=(often,)):
         yield
 
 

@@ -14,8 +14,9 @@ from control_plane import ApiServer, control_plane
 from elastrain.api.keys import JobKeys
 from elastrain.etcd import EtcdClient
 from elastrain_cli.etcd_server import EtcdServer
+from kube_scheduling import controllers
 from kueue_planes import Operator, access_of, install, kueue_of
-from kueue_server import Kueue, built, garbage_collector, install_crds
+from kueue_server import Kueue, built, install_crds
 from kueue_world import World
 from played import Played
 from warm import Warm
@@ -28,7 +29,7 @@ def kueue_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]
     home = tmp_path_factory.mktemp("kueue-plane")
     with control_plane(home) as server:
         install_crds(server)  # first: a garbage collector looks for new kinds every 30 s
-        with garbage_collector(server, home):
+        with controllers(server, home, "garbage-collector-controller", more=("--kube-api-qps=100",)):
             yield server
 
 

@@ -11,11 +11,12 @@ import pytest
 import yaml
 
 from charts import Run
-from control_plane import ApiServer
-from drained_nodes import Scene, disruption_controller
+from control_plane import ApiServer, control_plane
+from drained_nodes import Scene
 from elastrain.api.keys import JobKeys
 from elastrain.etcd import EtcdClient
 from elastrain_cli.etcd_server import EtcdServer
+from kube_scheduling import controllers, scheduling
 from operator_fixtures import make_spec, now, pod_body, quick_loops, terminated
 from operator_process import OperatorProcess, operator_account
 from played import Played
@@ -144,7 +145,7 @@ def play(cluster: Cluster, client: EtcdClient) -> Iterator[Callable[[JobKeys], P
 @pytest.fixture(scope="session")
 def disruptions(apiserver: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Kubernetes' controller of disruption budgets."""
-    with disruption_controller(apiserver, Path(tmp_path_factory.mktemp("disruptions"))):
+    with controllers(apiserver, tmp_path_factory.mktemp("disruptions"), "disruption-controller"):
         yield
 
 
@@ -157,3 +158,34 @@ def scene(
     made = Scene(apiserver, cluster, play, eventually, tmp_path)
     yield made
     made.close()
+
+
+@pytest.fixture(scope="module")
+def plane(
+    request: pytest.FixtureRequest, light: Warm, etcd: EtcdServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ApiServer]:
+    """A control plane of the module's own with Kubernetes' scheduler, and an operator that shares its nodes out. The
+    module names more of it: ``CONTROLLERS``, feature ``GATES``, and ``FLAGS`` of the operator."""
+    home, module = tmp_path_factory.mktemp("plane"), request.module
+    gates = module.GATES
+    with (
+        control_plane(home, f"--feature-gates={gates}") as server,
+        scheduling(server, home, *module.CONTROLLERS, gates=gates),
+    ):
+        access = operator_account(server, home / "operator")
+        flags = (f"--etcd-endpoints={etcd.endpoint}", "--capacity", "--capacity-hysteresis=0", *module.FLAGS)
+        operator = OperatorProcess(light, access, home / "operator.log", *flags)
+        yield server
+        operator.stop()
+
+
+@pytest.fixture
+def scheduled(cluster: Cluster, play: Callable[..., Played]) -> Callable[..., Played]:
+    """``scheduled(name, template, **spec)``: a job whose containers run where the scheduler binds them."""
+
+    def start(name: str, template: dict[str, Any], **spec: Any) -> Played:
+        player = play(cluster.create_job(name, template=template, **spec))
+        player.may_start = lambda _name, pod: bool(pod["spec"].get("nodeName"))
+        return player
+
+    return start

@@ -5,45 +5,20 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from control_plane import ApiServer, control_plane
-from elastrain_cli.etcd_server import EtcdServer
+from control_plane import ApiServer
 from elastrain_operator.cluster.nodes import DWELL
-from kube_scheduling import scheduling
 from node_pool import Pool
-from operator_process import OperatorProcess, operator_account
-from played import Played
 from raw_cluster import Cluster
-from warm import Warm
 
 pytestmark = [pytest.mark.apiserver, pytest.mark.nightly, pytest.mark.timeout(600)]
 
 GATES = "DRADeviceTaints=true,DRAPartitionableDevices=true"
-CONTROLLERS = ("resourceclaim-controller", "device-taint-eviction-controller")
+CONTROLLERS, FLAGS = ("resourceclaim-controller", "device-taint-eviction-controller"), ()
 API = "/apis/resource.k8s.io/v1"
-
-
-@pytest.fixture(scope="module")
-def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
-    home = tmp_path_factory.mktemp("devices")
-    with control_plane(home, f"--feature-gates={GATES}") as server, scheduling(server, home, *CONTROLLERS, gates=GATES):
-        yield server
-
-
-@pytest.fixture(scope="module")
-def _operator(
-    plane: ApiServer, light: Warm, etcd: EtcdServer, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[None]:
-    home = tmp_path_factory.mktemp("operator")
-    access = operator_account(plane, home / "kubeconfig")
-    flags = (f"--etcd-endpoints={etcd.endpoint}", "--capacity", "--capacity-hysteresis=0")
-    operator = OperatorProcess(light, access, home / "operator.log", *flags)
-    yield
-    operator.stop()
 
 
 @pytest.fixture
@@ -112,30 +87,18 @@ class Driver:
 
 
 @pytest.fixture
-def driver(cluster: Cluster, _operator: None) -> Driver:
+def driver(cluster: Cluster) -> Driver:
     return Driver(cluster)
-
-
-@pytest.fixture
-def runs(cluster: Cluster, play: Callable[..., Played]) -> Callable[..., Played]:
-    """``runs(name, template, **spec)``: a job whose containers run where the scheduler binds them."""
-
-    def start(name: str, template: dict[str, Any], **spec: Any) -> Played:
-        player = play(cluster.create_job(name, template=template, **spec))
-        player.may_start = lambda _name, pod: bool(pod["spec"].get("nodeName"))
-        return player
-
-    return start
 
 
 def gpus(*names: str, **more: Any) -> list[dict[str, Any]]:
     return [{"name": name, **more} for name in names]
 
 
-def test_job_grows_into_free_devices_and_gives_them_back(cluster, driver, runs, eventually):
+def test_job_grows_into_free_devices_and_gives_them_back(cluster, driver, scheduled, eventually):
     driver.node("one", *gpus("g0", "g1", "g2"))
     template = driver.template("gpu")
-    job = runs("job", template, minReplicas=1, maxReplicas=8)
+    job = scheduled("job", template, minReplicas=1, maxReplicas=8)
     eventually(lambda: len(job.in_generation) == 3, 60, "it has all devices of the node")
     grown = cluster.condition("job", "Grown")
     assert (grown["reason"], grown["message"]) == (
@@ -145,34 +108,34 @@ def test_job_grows_into_free_devices_and_gives_them_back(cluster, driver, runs, 
     eventually(lambda: len(job.in_generation) == 5, 60, "it grows into the devices of a new node")
     assert sorted(d for found in driver.held().values() for d in found) == ["g0", "g1", "g2", "h0", "h1"]
 
-    other = runs("other", template, minReplicas=2, maxReplicas=2)
+    other = scheduled("other", template, minReplicas=2, maxReplicas=2)
     eventually(lambda: len(other.in_generation) == 2, 60, "another job gets its minimum")
     assert len(job.in_generation) == 3
     assert cluster.status("job")["restarts"] == {"user": 0, "infrastructure": 0, "preemption": 0}
     assert not [p for p in cluster.pods().values() if not p["spec"].get("nodeName")], "no pod waits in vain"
 
 
-def test_devices_that_another_pod_claims_are_not_promised(cluster, driver, runs, eventually):
+def test_devices_that_another_pod_claims_are_not_promised(cluster, driver, scheduled, eventually):
     node = driver.node("one", *gpus("g0", "g1", "g2"))
     template = driver.template("gpu", 2)
     spec = {**template["spec"], "containers": [{**template["spec"]["containers"][0], "name": "other"}]}
     cluster.call("POST", cluster.pods_path, {"metadata": {"name": "stranger"}, "spec": spec})
     eventually(lambda: len(driver.held().get("stranger", ())) == 2, 30, "it holds two")
-    job = runs("job", driver.template("one-gpu"), minReplicas=1, maxReplicas=4)
+    job = scheduled("job", driver.template("one-gpu"), minReplicas=1, maxReplicas=4)
     eventually(lambda: len(job.in_generation) == 1, 60, "one is left")
     assert cluster.pods()["job-0"]["spec"]["nodeName"] == node
     assert cluster.condition("job", "Grown")["reason"] == "NoRoom"
 
 
-def test_claim_that_is_not_counted_is_named_and_left_to_the_scheduler(cluster, driver, runs, eventually):
+def test_claim_that_is_not_counted_is_named_and_left_to_the_scheduler(cluster, driver, scheduled, eventually):
     driver.node("one", *gpus("g0", "g1", attributes={"model": {"string": "h100"}}))
     template = driver.template("gpu", 1, f"device.attributes['{driver.name}'].model.startsWith('h')")
-    job = runs("job", template, minReplicas=1, maxReplicas=4)
+    job = scheduled("job", template, minReplicas=1, maxReplicas=4)
     eventually(lambda: len(job.in_generation) == 2, 60, "the scheduler finds what there is")
     eventually(lambda: "resource claims" in json.dumps(cluster.status("job")), 90, "it says what is not counted")
 
 
-def test_partitions_of_a_device_are_counted_by_their_shared_counters(cluster, driver, runs, eventually):
+def test_partitions_of_a_device_are_counted_by_their_shared_counters(cluster, driver, scheduled, eventually):
     def part(name: str, memory: int) -> dict[str, Any]:
         counters = [{"counterSet": "gpu-0", "counters": {"memory": {"value": str(memory)}}}]
         return {"name": name, "attributes": {"memory": {"int": memory}}, "consumesCounters": counters}
@@ -180,18 +143,18 @@ def test_partitions_of_a_device_are_counted_by_their_shared_counters(cluster, dr
     parts = [part("whole", 4), *(part(f"half-{i}", 2) for i in range(2)), *(part(f"part-{i}", 1) for i in range(4))]
     driver.node("one", *parts, sharedCounters=[{"name": "gpu-0", "counters": {"memory": {"value": "4"}}}])
     small = f"device.attributes['{driver.name}'].memory == 1"
-    job = runs("job", driver.template("part", 1, small), minReplicas=1, maxReplicas=8)
+    job = scheduled("job", driver.template("part", 1, small), minReplicas=1, maxReplicas=8)
     eventually(lambda: len(job.in_generation) == 4, 60, "four parts are one device")
     whole = driver.template("whole", 1, f"device.attributes['{driver.name}'].memory == 2")
-    other = runs("other", whole, minReplicas=1, maxReplicas=1)
+    other = scheduled("other", whole, minReplicas=1, maxReplicas=1)
     eventually(lambda: len(other.in_generation) == 1, 60, "a half is worth two parts")
     assert len(job.in_generation) == 1, "each part is charged as a half, which two may share or not"
     assert {len(d) for d in driver.held().values()} == {1}
 
 
-def test_worker_leaves_a_device_that_fails_for_another_one(cluster, driver, runs, eventually):
+def test_worker_leaves_a_device_that_fails_for_another_one(cluster, driver, scheduled, eventually):
     node = driver.node("one", *gpus("g0", "g1", "g2", "g3"))
-    job = runs("job", driver.template("gpu"), minReplicas=1, maxReplicas=2)
+    job = scheduled("job", driver.template("gpu"), minReplicas=1, maxReplicas=2)
     eventually(lambda: len(job.in_generation) == 2, 60, "two of four devices are held")
     job.commit(10)
     first = next(iter(driver.held()))

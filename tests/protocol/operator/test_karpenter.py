@@ -61,14 +61,13 @@ def pool(cluster: Cluster, _operator: None) -> Iterator[NodePool]:
 
 @pytest.fixture
 def trains(
-    cluster: Cluster, pool: NodePool, play: Callable[..., Played], eventually: Callable[..., None]
+    cluster: Cluster, pool: NodePool, scheduled: Callable[..., Played], eventually: Callable[..., None]
 ) -> Callable[..., Played]:
     """``trains(name, workers, **spec)``: a job whose containers run where the scheduler binds them, once so many
     train."""
 
     def start(name: str, workers: int, **spec: Any) -> Played:
-        player = play(cluster.create_job(name, template=pool.template(), **spec))
-        player.may_start = lambda _name, pod: bool(pod["spec"].get("nodeName"))
+        player = scheduled(name, pool.template(), **spec)
         eventually(lambda: len(player.in_generation) == workers, COMES, f"{workers} workers of {name} train")
         eventually(lambda: cluster.status(name).get("readyReplicas") == workers, 30, "and the operator knows")
         player.commit(10)
