@@ -27,7 +27,6 @@ from elastrain_operator.kueue.workload import (
     Create,
     Decision,
     Delete,
-    Eviction,
     Finish,
     Holder,
     Memory,
@@ -167,15 +166,12 @@ class _Input:
     @cached_property
     def evicted(self) -> tuple[Workload, ...]:
         """Evicted and not yet counted."""
-        counted = {e.uid for e in self.memory.evicted}
-        return tuple(w for w in self.view.workloads if w.evicted and w.reserved and w.uid not in counted)
+        return tuple(w for w in self.taken_back if w.uid not in self.memory.evicted)
 
     @cached_property
-    def holding(self) -> tuple[Eviction, ...]:
-        """Evictions whose Workloads still hold quota."""
-        held = {w.uid for w in self.view.workloads if w.evicted and w.reserved}
-        fresh = (Eviction(w.uid, w.kind, self.now) for w in self.evicted)
-        return (*(e for e in self.memory.evicted if e.uid in held), *fresh)
+    def taken_back(self) -> tuple[Workload, ...]:
+        """Evicted Workloads that still hold quota."""
+        return tuple(w for w in self.view.workloads if w.evicted and w.reserved)
 
 
 def _unknown(given: _Input) -> Decision:
@@ -218,7 +214,6 @@ def _go_on(given: _Input) -> Decision:
         writes=(*_base_writes(given), *_extra_writes(given, memory)),
         memory=memory,
         preempted=given.evicted,
-        freed=tuple(e for e in given.memory.evicted if e not in memory.evicted),
         again=memory.until if memory.until and memory.until > given.now else None,
     )
 
@@ -235,7 +230,9 @@ def _remember(given: _Input) -> Memory:
     lacks_base = (given.base is None or given.base.going) and not given.request.suspend
     runs = any(h.workload == given.request.base for h in given.holders)
     missing = (memory.missing or given.now) if lacks_base and runs else None
-    return replace(memory, evicted=given.holding, refused=refused, until=until, missing=missing)
+    return replace(
+        memory, evicted=frozenset(w.uid for w in given.taken_back), refused=refused, until=until, missing=missing
+    )
 
 
 def _charges(given: _Input, running: Iterable[Workload]) -> Iterable[Charge]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime
 from typing import Any
 
 import structlog
@@ -64,8 +63,6 @@ class KueueJobs:
     def __init__(self, watch: Watch, kube: Kube, record: Callable[[JobRef, JobEvent], None]) -> None:
         self._watch, self._writer, self._record = watch, Writer(kube), record
         self._memory: dict[str, Memory] = {}
-        self._unpaid: dict[str, datetime] = {}
-        """By UID: since when extras are evicted whose rescale is not reported yet."""
 
     def decide(
         self, body: Mapping[str, Any], job: JobRef, spec: JobSpec, status: JobStatus, observed: Observed
@@ -85,26 +82,15 @@ class KueueJobs:
         ]
         decision = decide(request, view, holders, self._memory.get(job.uid, Memory()), clock.now())
         self._memory[job.uid] = decision.memory
-        self._report(job, status, decision)
+        self._report(job, decision)
         return KueuePass(request, view, decision)
 
-    def _report(self, job: JobRef, status: JobStatus, decision: Decision) -> None:
-        """Events and metrics of evictions."""
-        now = clock.now()
+    def _report(self, job: JobRef, decision: Decision) -> None:
+        """An event and a count of each eviction."""
         for workload in decision.preempted:
             metrics.KUEUE_EVICTIONS.labels(workload.kind, workload.evicted).inc()
             text = f"Kueue evicts Workload {workload.name} ({workload.evicted}): {workload.message}"
             self._record(job, JobEvent("WorkloadEvicted", text, Severity.WARNING))
-            if workload.index and workload.ready:
-                self._unpaid.setdefault(job.uid, now)
-        for eviction in decision.freed:
-            metrics.KUEUE_FREED_SECONDS.labels(eviction.kind).observe((now - eviction.since).total_seconds())
-        last, since = status.last_rescale, self._unpaid.get(job.uid)
-        if since is None or last is None or last.time is None or last.to >= last.from_:
-            return
-        if datetime.fromisoformat(last.time) >= since.replace(microsecond=0):
-            metrics.KUEUE_PAUSE_SECONDS.observe(last.pause_seconds)
-            del self._unpaid[job.uid]
 
     async def apply(self, job: JobRef, spec: JobSpec, queued: KueuePass, resync: float) -> float:
         """Write what was decided; returns the seconds until the next pass is due without a change. A refused write is
@@ -120,7 +106,6 @@ class KueueJobs:
     def forget(self, uid: str) -> None:
         """A job is gone."""
         self._memory.pop(uid, None)
-        self._unpaid.pop(uid, None)
 
 
 def _pod_class(spec: JobSpec) -> str:

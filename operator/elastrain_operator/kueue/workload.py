@@ -145,22 +145,11 @@ class Holder:
 
 
 @dataclass(frozen=True, slots=True)
-class Eviction:
-    """An evicted Workload that still holds its quota."""
-
-    uid: str
-    kind: str
-    """``base`` or ``extra``."""
-    since: datetime
-    """When it was first observed."""
-
-
-@dataclass(frozen=True, slots=True)
 class Memory:
     """Kept between passes. Losing it is safe: the next operator waits a little shorter or longer."""
 
-    evicted: tuple[Eviction, ...] = ()
-    """Those that were counted."""
+    evicted: frozenset[str] = frozenset()
+    """Evicted Workloads that still hold quota (UIDs): each was counted."""
     refused: int = 0
     """Extras in a row that Kueue took back before their workers were ready."""
     until: datetime | None = None
@@ -251,7 +240,5 @@ class Decision:
     memory: Memory = Memory()
     preempted: tuple[Workload, ...] = ()
     """Evicted since the last pass."""
-    freed: tuple[Eviction, ...] = ()
-    """Their quota is free since the last pass."""
     again: datetime | None = None
     """When time alone changes the decision."""

@@ -70,19 +70,6 @@ KUEUE_EVICTIONS = Counter(
     ["kind", "reason"],
     registry=REGISTRY,
 )
-KUEUE_FREED_SECONDS = Histogram(
-    "elastrain_operator_kueue_eviction_duration_seconds",
-    "Time from an eviction by Kueue until its quota is free: the workers have left. By kind (base, extra).",
-    ["kind"],
-    buckets=(0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0),
-    registry=REGISTRY,
-)
-KUEUE_PAUSE_SECONDS = Histogram(
-    "elastrain_operator_kueue_eviction_pause_seconds",
-    "What evicted extras cost their jobs: the pause of the rescale. One rescale may be for several extras.",
-    buckets=(0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0),
-    registry=REGISTRY,
-)
 LAG_SECONDS = Histogram(
     "elastrain_operator_event_loop_lag_seconds",
     "Delay of the event loop's wake-ups: it adds to every operation while the loop is busy.",
@@ -155,7 +142,6 @@ for _source in ("api", "etcd", "operator"):
     ERRORS.labels(_source)
 for _kind in ("base", "extra"):
     KUEUE_EVICTIONS.labels(_kind, "Preempted")
-    KUEUE_FREED_SECONDS.labels(_kind)
 
 
 def text() -> bytes:

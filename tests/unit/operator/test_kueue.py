@@ -7,13 +7,11 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from elastrain_operator import clock
 from elastrain_operator.allocation.snapshot import Share
-from elastrain_operator.facts import Charge, JobRef, Observed, PodPlacement
+from elastrain_operator.facts import Charge, JobRef, PodPlacement
 from elastrain_operator.kueue import parse, render
 from elastrain_operator.kueue.admission import MISSING_PATIENCE, decide, rung
 from elastrain_operator.kueue.apply import changed
-from elastrain_operator.kueue.jobs import KueueJobs
 from elastrain_operator.kueue.watch import Watch
 from elastrain_operator.kueue.workload import (
     Activate,
@@ -32,9 +30,8 @@ from elastrain_operator.kueue.workload import (
     View,
     Workload,
 )
-from elastrain_operator.metrics import process as metrics
 from elastrain_operator.policy.size import sizes
-from elastrain_resource.job import JobSpec, JobStatus
+from elastrain_resource.job import JobSpec
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 JOB = Request("job-1", "lq", minimum=2, wanted=5, shape="s")
@@ -344,60 +341,14 @@ def test_a_released_workload_queues_again_at_once_only_after_a_preemption(reason
     }  # fmt: skip
 
 
-def test_each_eviction_of_a_base_is_counted_and_so_is_the_time_until_its_quota_is_free() -> None:
-    later = NOW + timedelta(seconds=7)
+def test_each_eviction_of_a_base_is_counted_once() -> None:
     lost = dataclasses.replace(BASE, evicted="Preempted")
     first = decided(lost)
     assert first.preempted == (lost,)
-    waits = decided(lost, memory=first.memory, now=later)
-    assert (waits.preempted, waits.freed) == ((), ())
+    assert decided(lost, memory=first.memory).preempted == ()
     waiting = dataclasses.replace(BASE, reserved=False, admitted=False, flavors=())
-    free = decided(waiting, pods=(), memory=waits.memory, now=later)
-    [freed] = free.freed
-    assert (freed.kind, later - freed.since) == ("base", timedelta(seconds=7))
-    again = decided(lost, memory=free.memory, now=later)
-    assert again.preempted == (lost,), "the same Workload, evicted once more"
-
-
-def test_a_deleted_extra_has_freed_its_quota() -> None:
-    lost = running(1, evicted="Preempted")
-    made = decided(BASE, lost)
-    assert [e.kind for e in decided(BASE, memory=made.memory).freed] == ["extra"]
-
-
-class Kept:
-    """Kueue as one job sees it, for the desk."""
-
-    def __init__(self) -> None:
-        self.seen = View(workloads=(BASE,), queue=Queue("cq"), flavors=FLAVORS, priority=100)
-
-    def workloads(self, _job: JobRef) -> tuple[Workload, ...]:
-        return self.seen.workloads
-
-    def view(self, _job: JobRef, _request: Request, _pod_class: str) -> View:
-        return self.seen
-
-
-def test_the_pause_of_the_rescale_is_what_evicted_extras_cost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clock, "now", lambda: NOW)
-    paid: list[float] = []
-    monkeypatch.setattr(metrics.KUEUE_PAUSE_SECONDS, "observe", paid.append)
-    kept, ref = Kept(), JobRef("job", "team", "12345678", 1)
-    jobs = KueueJobs(kept, None, lambda *_: None)
-    body = {"metadata": {"name": "job", "uid": "12345678", "labels": {"kueue.x-k8s.io/queue-name": "lq"}}, "spec": {}}
-
-    def look(*workloads: Workload, **last: object) -> None:
-        kept.seen = dataclasses.replace(kept.seen, workloads=workloads)
-        told = {"reason": "Drain", "lostSteps": 0, "time": NOW.isoformat(), **last}
-        status = JobStatus.model_validate({"lastRescale": told} if last else {})
-        jobs.decide(body, ref, SPEC, status, Observed(ref, (), None))
-
-    look(BASE, running(1, ready=True, evicted="Preempted"), running(2, ready=True, evicted="Preempted"))
-    look(BASE, **{"from": 2, "to": 4, "pauseSeconds": 9.0})
-    assert paid == [], "growth is no cost"
-    look(BASE, **{"from": 4, "to": 2, "pauseSeconds": 0.3})
-    look(BASE, **{"from": 4, "to": 2, "pauseSeconds": 0.3})
-    assert paid == [0.3], "one rescale for both extras"
+    free = decided(waiting, pods=(), memory=first.memory)
+    assert decided(lost, memory=free.memory).preempted == (lost,), "the same Workload, evicted once more"
 
 
 def test_a_workload_whose_label_names_another_job_is_that_jobs_and_no_longer_the_formers() -> None:
