@@ -212,7 +212,7 @@ podAntiAffinity:
 # A budget for each job keeps one worker that holds the training state.
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
-  verbs: [create, patch, delete]
+  verbs: [list, create, patch, delete]
 # The set of each job's workers, by which budgets of users count.
 - apiGroups: [elastrain.dev]
   resources: [workersets]

@@ -7,7 +7,7 @@ A failure is logged, stands in a condition, and stops no other write. It is repe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -18,7 +18,7 @@ from elastrain_operator import clock
 from elastrain_operator.facts import DisruptionBudget, Gang, JobRef, Mark, RefusalKind, WorkerCount, WorkerSet
 from elastrain_operator.job.state import BUDGET, GANG, MARKS, SET, LoopState
 from elastrain_operator.kube.answers import ApiError, Refused
-from elastrain_operator.kube.client import Kube
+from elastrain_operator.kube.client import Kube, pods_path
 from elastrain_operator.pod import workerset
 from elastrain_operator.pod.defaults import evictable
 from elastrain_operator.pod.gang import SCHEDULERS
@@ -50,19 +50,45 @@ async def _attempt(what: str, job: JobRef, state: LoopState, write: Callable[[],
 
 # ---- disruption budget ---------------------------------------------------------------------------------------------
 async def write_budget(kube: Kube, job: JobRef, budget: DisruptionBudget, state: LoopState) -> None:
-    """Write or delete a job's PodDisruptionBudget, and note that in ``state``."""
+    """Write or delete a job's PodDisruptionBudget, and note that in ``state``. One of the user's own replaces it, as
+    Kubernetes evicts no pod that two budgets select; that is looked at again with each attempt."""
     manifest = budget_manifest(job, budget)
     name = manifest["metadata"]["name"]
-    path = f"/apis/policy/v1/namespaces/{job.namespace}/poddisruptionbudgets/{name}"
+    folder = f"/apis/policy/v1/namespaces/{job.namespace}/poddisruptionbudgets"
 
     async def write() -> None:
+        if budget.ordinals and not (own := await _budget_of_the_user(kube, job, folder)):
+            await kube.apply(f"{folder}/{name}", manifest)
+            return
+        await kube.remove(f"{folder}/{name}", f"delete disruption budget {job.namespace}/{name}")
         if budget.ordinals:
-            await kube.apply(path, manifest)
-        else:
-            await kube.remove(path, f"delete disruption budget {job.namespace}/{name}")
+            text = f"PodDisruptionBudget {own} selects its workers, and replaces the operator's"
+            raise ApiError("write the job's disruption budget", 409, "Replaced", text)
 
     if await _attempt(BUDGET, job, state, write):
         state.budget = budget
+
+
+async def _budget_of_the_user(kube: Kube, job: JobRef, folder: str) -> str:
+    """A disruption budget, not the operator's, that selects workers of the job; empty: there is none."""
+    others = {"labelSelector": f"!{names.LABEL_JOB_UID}"}
+    async for items, _ in kube.list_pages(folder, "list disruption budgets", others):
+        for item in items:
+            if (chosen := item["spec"].get("selector")) is None:
+                continue  # it selects nothing
+            query = {"labelSelector": ",".join((f"{names.LABEL_JOB_UID}={job.uid}", *_terms(chosen)))}
+            if await kube.uids(pods_path(job.namespace), "list workers of a disruption budget", query):
+                return str(item["metadata"]["name"])
+    return ""
+
+
+def _terms(selector: Mapping[str, Any]) -> Iterator[str]:
+    """A label selector as the terms of a query."""
+    yield from (f"{key}={value}" for key, value in (selector.get("matchLabels") or {}).items())
+    for each in selector.get("matchExpressions") or ():
+        values = f"({','.join(each.get('values') or ())})"
+        forms = {"In": "{} in {}", "NotIn": "{} notin {}", "Exists": "{}", "DoesNotExist": "!{}"}
+        yield forms[each["operator"]].format(each["key"], values)
 
 
 def budget_manifest(job: JobRef, budget: DisruptionBudget) -> dict[str, Any]:

@@ -29,7 +29,7 @@ PERMISSIONS: Mapping[tuple[str, str], frozenset[str]] = {
     ("", "pods"): frozenset({"get", "list", "watch", "create", "patch", "delete"}),
     ("", "events"): frozenset({"create", "patch"}),
     ("", "secrets"): frozenset({"create", "update"}),
-    ("policy", "poddisruptionbudgets"): frozenset({"create", "patch", "delete"}),
+    ("policy", "poddisruptionbudgets"): frozenset({"list", "create", "patch", "delete"}),
     (names.GROUP, names.SET_PLURAL): frozenset({"list", "create", "patch"}),
 }
 """(API group, resource) → verbs that the operator uses. All are namespaced; a test compares the chart's role with them.

@@ -36,6 +36,7 @@ JOBS = {
     ("", "pods", "delete"): "workers that have left, or of a job that has ended",
     ("", "events", "create"): "what kubectl describe etj shows",
     ("", "events", "patch"): "the same, when it happens again: the event's count",
+    ("policy", "poddisruptionbudgets", "list"): "budgets of users, which replace the operator's: no pod may have two",
     ("policy", "poddisruptionbudgets", "create"): "server-side apply needs it for a new one",
     ("policy", "poddisruptionbudgets", "patch"): "one worker that holds a job's state stays through drains",
     ("policy", "poddisruptionbudgets", "delete"): "a job that has ended, or holds nothing, blocks no drain",

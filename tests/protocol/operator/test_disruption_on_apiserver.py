@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import urllib.error
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
-from control_plane import ApiServer, program, running
 from elastrain.api.records import Outcome, Termination
 from played import Played
 from raw_cluster import Cluster
@@ -32,21 +30,8 @@ DURABLE = {
 }
 
 
-@pytest.fixture(scope="module")
-def _disruption_controller(apiserver: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Kubernetes' own controller of disruption budgets, without which none is in force."""
-    manager, home = (
-        program("kube-controller-manager", "ELASTRAIN_KUBE_CONTROLLER_MANAGER"),
-        tmp_path_factory.mktemp("d"),
-    )
-    flags = ("--controllers=disruption-controller", "--leader-elect=false", "--secure-port=0")
-    argv = [manager, f"--kubeconfig={apiserver.kubeconfig}", *flags]
-    with running(argv, home / "controller.log", Path(home)):
-        yield
-
-
 @pytest.fixture(autouse=True)
-def _operator(operator_process, _disruption_controller):
+def _operator(operator_process, disruptions):
     operator_process()
 
 
@@ -160,6 +145,17 @@ def test_a_user_s_own_budget_lets_a_drain_take_one_worker(cluster, trains, event
     player = trains("job", 2, protectState=False, **spec)
     guard(cluster, **rule)
     eventually(lambda: allows(cluster) == 1, 30, "one of two may be evicted")
+    with player.paused():
+        assert [evict(cluster, pod) for pod in ("job-0", "job-1")] == [True, False]
+
+
+def test_a_user_s_own_budget_replaces_the_operator_s_and_a_condition_says_so(cluster, trains, eventually):
+    player = trains("job", 2)
+    guard(cluster, maxUnavailable=1)
+    player.commit(10)
+    eventually(lambda: cluster.condition("job", "StateProtected").get("reason") == "BudgetRefused", 30, "it says so")
+    assert "PodDisruptionBudget own selects its workers" in cluster.condition("job", "StateProtected")["message"]
+    eventually(lambda: allows(cluster) == 1, 30, "there is one budget alone")
     with player.paused():
         assert [evict(cluster, pod) for pod in ("job-0", "job-1")] == [True, False]
 

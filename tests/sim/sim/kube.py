@@ -108,7 +108,7 @@ class Kube:
 
     # ---- lists and watches -------------------------------------------------------------------------------------------
     async def list_pages(self, path: str, what: str, query: Mapping[str, str]) -> AsyncIterator[tuple[list[Body], str]]:
-        if path.endswith(names.SET_PLURAL):  # none is found, so that each is written again
+        if path.endswith((names.SET_PLURAL, "poddisruptionbudgets")):  # none: each set is written again
             self._reached(what)
             yield [], ""
             return

@@ -49,6 +49,9 @@ class World:
         if call in self.errors:
             raise self.errors.pop(call)
 
+    async def list_pages(self, *_):
+        yield [], ""
+
     async def patch_status(self, namespace, name, status, version=None):
         self._note("status")
         self.versions.append(version)

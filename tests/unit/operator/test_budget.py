@@ -114,7 +114,7 @@ def test_budget_is_written_if_it_changes(make_spec):
 class Api:
     def __init__(self) -> None:
         self.calls: list[str] = []
-        self.down = False
+        self.of_users, self.asked, self.down = [], [], False
 
     async def apply(self, path, manifest):
         self.calls.append(f"apply {path.rpartition('/')[2]}")
@@ -124,6 +124,14 @@ class Api:
 
     async def remove(self, path, what):
         self.calls.append(f"delete {path.rpartition('/')[2]}")
+
+    async def list_pages(self, path, what, query):
+        assert query == {"labelSelector": "!elastrain.dev/job-uid"}, "the operator's own are none of the user's"
+        yield self.of_users, ""
+
+    async def uids(self, path, what, query):
+        self.asked.append(query["labelSelector"].removeprefix(f"elastrain.dev/job-uid={JOB.uid},"))
+        return self.asked[-1] == "app=job"
 
 
 def test_failed_write_stops_nothing_and_is_repeated_after_a_minute(monkeypatch):
@@ -138,6 +146,20 @@ def test_failed_write_stops_nothing_and_is_repeated_after_a_minute(monkeypatch):
     asyncio.run(objects.write_budget(api, JOB, NONE, state))
     assert api.calls[1:] == ["apply job-state-01234567", "delete job-state-01234567"]
     assert state.budget == NONE
+
+
+def test_a_budget_of_the_user_s_own_replaces_the_operator_s(monkeypatch):
+    api, state, now = Api(), LoopState(), [NOW]
+    monkeypatch.setattr(objects.clock, "now", lambda: now[0])
+    few = {"matchExpressions": [{"key": "app", "operator": "NotIn", "values": ["a", "b"]}]}
+    selectors = [None, few, {"matchLabels": {"app": "job"}}]
+    api.of_users = [{"metadata": {"name": f"own-{n}"}, "spec": {"selector": s}} for n, s in enumerate(selectors)]
+    asyncio.run(objects.write_budget(api, JOB, DisruptionBudget((0,)), state))
+    assert (api.calls, api.asked) == (["delete job-state-01234567"], ["app notin (a,b)", "app=job"])
+    assert "own-2 selects its workers, and replaces the operator's" in state.unwritten[objects.BUDGET]
+    api.of_users, now[0] = [], NOW + objects.RETRY
+    asyncio.run(objects.write_budget(api, JOB, DisruptionBudget((0,)), state))
+    assert (api.calls[1:], state.unwritten) == (["apply job-state-01234567"], {})
 
 
 # ---- the number of workers, for budgets of users ---------------------------------------------------------------------
@@ -338,14 +360,14 @@ def test_refused_protection_is_a_condition_and_an_event_with_the_api_server_s_wo
 def test_refusal_is_kept_until_the_write_succeeds(code):
     errors = [ApiError("apply", code, "Forbidden", "exceeded quota: none")]
 
-    class Api:
+    class Answering(Api):
         async def apply(self, path, manifest):
             if errors:
                 raise errors.pop()
 
     state = LoopState()
-    asyncio.run(objects.write_budget(Api(), JOB, DisruptionBudget((0,)), state))
+    asyncio.run(objects.write_budget(Answering(), JOB, DisruptionBudget((0,)), state))
     assert "exceeded quota: none" in state.unwritten[BUDGET]
     state.retries.clear()
-    asyncio.run(objects.write_budget(Api(), JOB, DisruptionBudget((0,)), state))
+    asyncio.run(objects.write_budget(Answering(), JOB, DisruptionBudget((0,)), state))
     assert not state.unwritten
