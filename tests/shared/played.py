@@ -29,6 +29,8 @@ class Played:
         self.held: set[str] = set()
         self.may_start: Callable[[str, dict[str, Any]], bool] = lambda _name, _pod: True
         """Asked about each pod that is not held; a test that plays the scheduler answers by the pod's node."""
+        self.hung: set[str] = set()
+        """Workers whose containers do not end: their agents leave, and nothing removes their pods."""
         self.group_size = 1
         """Workers of a group; a generation has whole groups."""
         self.number, self.in_generation = 0, ()
@@ -136,11 +138,12 @@ class Played:
             self._form(wanted)
         for name in sorted(self._running & leaving):
             self.client.delete(self.keys.member(name))
-            self.cluster.end_trainer(name, Termination(outcome=Outcome.DRAINED))
             self._running.discard(name)
+            if name not in self.hung:
+                self.cluster.end_trainer(name, Termination(outcome=Outcome.DRAINED))
             if name in evicted:
                 self.evicted.append(name)
-        for name in evicted:
+        for name in evicted - self.hung:
             self.cluster.call("DELETE", f"{self.cluster.pods_path}/{name}", {"gracePeriodSeconds": 0})
 
     def _whole(self, able: list[str], pods: dict[str, Any]) -> list[str]:
