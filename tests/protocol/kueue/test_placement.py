@@ -11,6 +11,7 @@ import pytest
 
 from charts import Run
 from control_plane import ApiServer
+from kube_scheduling import scheduling
 from kueue_planes import Operator, install
 from kueue_server import GPU
 from kueue_world import World, template, true
@@ -53,6 +54,10 @@ def sharing(operator: Operator, kueue_plane: ApiServer, helm: Run, racks: str) -
     del operator.flags[-len(SHARED) :]
     restart()
     install(kueue_plane, helm)
+
+
+def has_a_node(_name: str, pod: dict[str, Any]) -> bool:
+    return bool(pod["spec"].get("nodeName"))
 
 
 def is_ungated(_name: str, pod: dict[str, Any]) -> bool:
@@ -112,3 +117,32 @@ def test_a_job_without_a_queue_leaves_room_for_admitted_workers_that_no_node_has
     assert world.condition("free", "Grown")["reason"] == "NoRoom"
     world.merge(world.job_path("queued"), {"spec": {"suspend": True}})
     eventually(lambda: world.training(free) == 8, 40, "their room is free when they have left")
+
+
+@pytest.mark.nightly
+def test_admitted_workers_without_room_have_no_worker_of_a_minimum_evicted(
+    world, sharing, kueue_plane, play, eventually, tmp_path
+):
+    urgent = f"urgent-{world.namespace}"
+    world.call("POST", "/apis/scheduling.k8s.io/v1/priorityclasses", {"metadata": {"name": urgent}, "value": 1000})
+    world.queue("lq", {world.flavor("nodes", {"pool": world.namespace}): 8})
+    on = {"nodeSelector": {"pool": world.namespace}}
+    plain, given = template(), template()
+    plain["spec"] |= on
+    given["spec"] |= {**on, "priorityClassName": urgent}
+    with scheduling(kueue_plane, tmp_path, "disruption-controller"):
+        low = world.create_job("low", minReplicas=6, maxReplicas=6, template=plain)
+        played = play(low)
+        played.may_start = has_a_node
+        eventually(lambda: world.training(low) == 6, 60, "its minimum has six of eight GPUs")
+        high = world.submit("high", 1, 8, template=given)
+        play(high).may_start = has_a_node
+        eventually(lambda: world.training(high) == 2, 60, "base and extras have the rest")
+        eventually(lambda: world.reserved() > 2, 60, "Kueue has admitted more")
+        world.merge(world.job_path("high"), {"spec": {"maxReplicas": 7}})
+        eventually(lambda: world.job("high")["status"]["observedGeneration"] == 2, 30, "a pass later")
+        pods = world.pods().values()
+        assert len([p for p in pods if p["spec"].get("nodeName")]) == len(pods) == 8, "none waits Pending"
+        conditions = [c["type"] for p in pods for c in p["status"].get("conditions", ())]
+        assert "DisruptionTarget" not in conditions
+        assert not played.evicted

@@ -3,40 +3,22 @@ agents are played."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from control_plane import ApiServer, control_plane
-from elastrain_cli.etcd_server import EtcdServer
-from kube_scheduling import scheduling
+from control_plane import ApiServer
+from elastrain_operator.pod.gang import COSCHEDULING_LABEL
 from node_pool import Pool
-from operator_process import OperatorProcess, operator_account
 from played import Played
+from pod_groups import allow, install
 from raw_cluster import Cluster
-from warm import Warm
 
 pytestmark = [pytest.mark.apiserver, pytest.mark.nightly, pytest.mark.timeout(300)]
 
 
-@pytest.fixture(scope="module")
-def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
-    home = tmp_path_factory.mktemp("priorities")
-    with control_plane(home) as server, scheduling(server, home, "disruption-controller"):
-        yield server
-
-
-@pytest.fixture(scope="module")
-def _operator(
-    plane: ApiServer, light: Warm, etcd: EtcdServer, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[None]:
-    home = tmp_path_factory.mktemp("operator")
-    access = operator_account(plane, home / "kubeconfig")
-    flags = (f"--etcd-endpoints={etcd.endpoint}", "--capacity", "--capacity-hysteresis=0", "--capacity-pending=1")
-    operator = OperatorProcess(light, access, home / "operator.log", *flags)
-    yield
-    operator.stop()
+CONTROLLERS, GATES, FLAGS = ("disruption-controller",), "", ("--capacity-pending=1", "--gang-scheduler=coscheduling")
 
 
 @pytest.fixture
@@ -46,8 +28,9 @@ def apiserver(plane: ApiServer) -> ApiServer:
 
 
 @pytest.fixture
-def pool(cluster: Cluster, _operator: None) -> Pool:
+def pool(apiserver: ApiServer, cluster: Cluster) -> Pool:
     """Five GPUs, and a priority class of the test's own."""
+    allow(apiserver, cluster.namespace, "coscheduling", of="default")
     made = Pool(cluster)
     made.join("a", 3)
     made.join("b", 2)
@@ -55,7 +38,7 @@ def pool(cluster: Cluster, _operator: None) -> Pool:
 
 
 @pytest.fixture
-def runs(cluster: Cluster, pool: Pool, play: Callable[..., Played]) -> Callable[..., Played]:
+def runs(cluster: Cluster, pool: Pool, scheduled: Callable[..., Played]) -> Callable[..., Played]:
     """``runs(name, policy, **spec)``: a job; ``policy``: of its priority class, empty: it has none."""
 
     def start(name: str, policy: str, **spec: Any) -> Played:
@@ -64,9 +47,7 @@ def runs(cluster: Cluster, pool: Pool, play: Callable[..., Played]) -> Callable[
             chosen = {"priorityClassName": f"{name}-{cluster.namespace}"}
             body = {"metadata": {"name": chosen["priorityClassName"]}, "value": 1000, "preemptionPolicy": policy}
             cluster.call("POST", "/apis/scheduling.k8s.io/v1/priorityclasses", body)
-        player = play(cluster.create_job(name, template=pool.template(**chosen), **spec))
-        player.may_start = lambda _name, pod: bool(pod["spec"].get("nodeName"))
-        return player
+        return scheduled(name, pool.template(**chosen), **spec)
 
     return start
 
@@ -75,10 +56,19 @@ def unbound(cluster: Cluster) -> set[str]:
     return {n for n, p in cluster.pods().items() if not p["spec"].get("nodeName")}
 
 
+def undisturbed(cluster: Cluster, job: Played) -> dict[str, str]:
+    """UIDs of the job's pods by name, none of which is or was to be evicted."""
+    pods = {n: p for n, p in cluster.pods().items() if n.startswith(job.keys.job)}
+    found = [c["type"] for p in pods.values() for c in p["status"].get("conditions", [])]
+    assert "DisruptionTarget" not in found
+    assert not job.evicted
+    return {n: p["metadata"]["uid"] for n, p in pods.items()}
+
+
 def test_no_pod_of_a_job_is_the_cause_of_an_eviction_from_another_s_minimum(cluster, pool, runs, eventually):
     low = runs("low", "", minReplicas=2, maxReplicas=2)
     eventually(lambda: len(low.in_generation) == 2, 60, "it has its minimum")
-    kept = {n: p["metadata"]["uid"] for n, p in cluster.pods().items()}
+    kept = undisturbed(cluster, low)
 
     high = runs("high", "PreemptLowerPriority", minReplicas=2, maxReplicas=8)
     eventually(lambda: len(high.in_generation) == 3, 60, "it has the rest")
@@ -101,10 +91,7 @@ def test_no_pod_of_a_job_is_the_cause_of_an_eviction_from_another_s_minimum(clus
         lambda: cluster.condition("high", "PodsReady")["reason"] == "WaitingForCapacity", 60, "it waits for room"
     )
 
-    now = {n: p for n, p in cluster.pods().items() if n.startswith("low")}
-    assert {n: p["metadata"]["uid"] for n, p in now.items()} == kept, "no worker of the minimum is replaced"
-    assert not [c for p in now.values() for c in p["status"].get("conditions", []) if c["type"] == "DisruptionTarget"]
-    assert not low.evicted
+    assert undisturbed(cluster, low) == kept, "no worker of the minimum is replaced"
 
 
 def test_a_job_of_a_class_that_never_preempts_keeps_its_signal(cluster, pool, runs, eventually):
@@ -115,3 +102,34 @@ def test_a_job_of_a_class_that_never_preempts_keeps_its_signal(cluster, pool, ru
     pool.join("c", 1)
     eventually(lambda: len(high.in_generation) == 4, 60, "the node that comes for it is used")
     assert not low.evicted
+
+
+WANTS = {
+    "spares": {"minReplicas": 2, "maxReplicas": 2, "warmSpares": 2},
+    "a minimum that awaits nodes": {"minReplicas": 4, "maxReplicas": 4},
+    "a gang": {"minReplicas": 4, "maxReplicas": 4},
+}
+
+
+@pytest.mark.parametrize("what", WANTS)
+def test_what_a_job_wants_beyond_the_room_has_no_worker_of_a_minimum_evicted(
+    apiserver, cluster, pool, runs, eventually, what
+):
+    if what == "a gang":
+        install(apiserver, "coscheduling")
+    low = runs("low", "", minReplicas=2, maxReplicas=2)
+    eventually(lambda: len(low.in_generation) == 2, 60, "it has its minimum")
+    kept = undisturbed(cluster, low)
+    high, spares = runs("high", "PreemptLowerPriority", **WANTS[what]), what == "spares"
+    if spares:
+        eventually(lambda: len(cluster.pods()) == 5, 60, "two workers, and a spare in the last free place")
+    else:
+        eventually(lambda: cluster.condition("high", "Grown").get("reason") == "MinimumUnavailable", 30, "it waits")
+    pool.join("c", 1)
+    count = 6 if spares else 2 + 4
+    eventually(lambda: len(cluster.pods()) == count, 60, "all that has a place on the new node is created")
+    eventually(lambda: not unbound(cluster), 30, "and bound")
+    eventually(lambda: len(high.in_generation) == WANTS[what]["minReplicas"], 30, "it trains")
+    assert undisturbed(cluster, low) == kept
+    labels = [p["metadata"]["labels"] for n, p in cluster.pods().items() if n.startswith("high")]
+    assert all(COSCHEDULING_LABEL in found for found in labels) or what != "a gang"
