@@ -120,10 +120,6 @@ class Trouble:
     """Names the pod and quotes Kubernetes, with container and image."""
     patience: float = 0.0
     """Seconds after the pod was first observed before it is reported."""
-    container: str = ""
-    """The container that runs or waits, of which the age is reported; empty: no age is."""
-    since: datetime | None = field(default=None, compare=False)
-    """When this operator first observed it; None: it has no age."""
     passes: bool = False
     """Its sandbox and volumes are there: its image is being pulled."""
 
@@ -246,13 +242,10 @@ class RefusalKind(StrEnum):
 
     TEMPLATE_INVALID = "TemplateInvalid"
     QUOTA_EXCEEDED = "QuotaExceeded"
-    POD_SECURITY = "PodSecurityViolated"
-    LIMIT_RANGE = "LimitRangeViolated"
     ADMISSION_DENIED = "AdmissionDenied"
-    """By a webhook or a ValidatingAdmissionPolicy."""
+    """By a webhook, a policy, or a plugin of the API server: Pod Security, a LimitRange, a namespace that ends."""
     NOT_PERMITTED = "CreationForbidden"
     """RBAC does not allow the operator to create pods."""
-    NAMESPACE_ENDS = "NamespaceTerminating"
     OTHER = "CreationRefused"
     CREDENTIALS = "CredentialsRefused"
     NAME_TAKEN = "NameTaken"

@@ -351,8 +351,7 @@ class Capacity:
         if a permission is missing."""
         rule = "running jobs keep their size, new ones start with minReplicas" if denied else "jobs keep their size"
         text = f"the cluster is unknown: {problem}; meanwhile {rule}"
-        reason = "CapacityDenied" if denied else "CapacityUnknown"
-        self._unknown = Share(None, reason, text, blind=denied, is_answer=not looks)
+        self._unknown = Share(None, "CapacityUnknown", text, blind=denied, is_answer=not looks)
         for uid, claims in self._claims.items():
             if claims.job and self._unknown.differs(self._shares.get(uid)):
                 self._shares[uid] = self._unknown

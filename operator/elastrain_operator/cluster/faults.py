@@ -80,4 +80,4 @@ def _share(job: Job, fault: str) -> Share:
         f"the operator cannot decide about this job, which keeps its size: {fault}: a fault of the operator, which has "
         "logged it; a change of the spec may avoid it. Other jobs are not affected"
     )
-    return Share(job.size, "AllocationFault", text, generation=job.generation, obstacle="AllocationFault")
+    return Share(job.size, "OperatorFault", text, generation=job.generation, obstacle="OperatorFault")

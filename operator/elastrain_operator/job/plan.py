@@ -268,7 +268,7 @@ def _deadlines(taken: Steps) -> list[datetime | None]:
         starting.next_silent_deadline(taken.lost.silent_agents),
         *(due(p) if p.terminating else taken.due(p) for p in pods if p.name in leave.leaving or p.terminating),
         *(ending.sidecar_deadline(p) for p in pods if p.ending and not p.over),
-        *(starting.next_report(p, t, facts.now) for p in workers if (t := troubles.get(p.name))),
+        *(starting.report_due(p, t) for p in workers if (t := troubles.get(p.name))),
     ]
 
 

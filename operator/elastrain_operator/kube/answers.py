@@ -99,16 +99,8 @@ Status = Mapping[str, Any]
 MOST_PATIENCE = 300.0
 """Most seconds that an answer (``retryAfterSeconds``, ``Retry-After``) makes its caller wait."""
 
-_TEXTS: tuple[tuple[re.Pattern[str], RefusalKind], ...] = (
-    (re.compile(r"(exceeded|failed|status unknown for) quota: |insufficient quota "), RefusalKind.QUOTA_EXCEEDED),
-    (re.compile(r"violates PodSecurity "), RefusalKind.POD_SECURITY),
-    (re.compile(r"\[?(minimum|maximum) \S+ usage per |\[?\S+ max limit to request ratio "), RefusalKind.LIMIT_RANGE),
-    (
-        re.compile(r"ValidatingAdmissionPolicy '[^']*' with binding '[^']*' denied request"),
-        RefusalKind.ADMISSION_DENIED,
-    ),
-)
-"""Beginnings of the texts of the API server's own admission plugins."""
+_OF_A_QUOTA = re.compile(r"(exceeded|failed|status unknown for) quota: |insufficient quota ")
+"""Beginning of the texts of the API server's own plugin."""
 _DENIED = re.compile(r"""admission webhook "[^"]*" denied the request|policy '[^']*' with binding '[^']*' denied""")
 _NO_DRY_RUN = re.compile(r'admission webhook "[^"]*" does not support dry run')
 _FAILED = re.compile(r'failed calling webhook "[^"]*"')
@@ -154,12 +146,10 @@ def _kinds(status: Status, message: str, details: Status) -> Iterator[RefusalKin
         yield RefusalKind.ADMISSION_DENIED
     if reason == "InternalError" and any(_FAILED.match(str(cause.get("message"))) for cause in causes):
         yield RefusalKind.WEBHOOK_FAILED
-    if any(cause.get("reason") == "NamespaceTerminating" for cause in causes):
-        yield RefusalKind.NAMESPACE_ENDS
     if reason == "AlreadyExists" and details.get("kind", "pods") == "pods":
         yield RefusalKind.NAME_TAKEN
     if own := _text_of_a_plugin(message, details):
-        yield next((kind for pattern, kind in _TEXTS if pattern.match(own)), RefusalKind.OTHER)
+        yield RefusalKind.QUOTA_EXCEEDED if _OF_A_QUOTA.match(own) else RefusalKind.ADMISSION_DENIED
     if code == 403:  # without a pod's name: the authorizer, which runs before the pod is read
         yield RefusalKind.NOT_PERMITTED
     if code in {400, 422}:

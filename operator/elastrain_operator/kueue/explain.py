@@ -78,17 +78,17 @@ def _obstacle(has: Admission) -> Why | None:
     request, view, base = has.request, has.view, has.base
     if not request.queue:
         return Why(
-            reason="LeavesQueue",
+            reason="Moves",
             message=f"the label {QUEUE_LABEL} was removed: workers leave, then the job runs without Kueue",
         )
     if view.queue is None and (base is None or not base.reserved):
         return Why(
-            reason="QueueMissing",
+            reason="QueueObjectMissing",
             message=f"there is no LocalQueue {request.queue} here; create it, or change the label {QUEUE_LABEL}",
         )
     if view.priority is None:
         return Why(
-            reason="PriorityClassMissing",
+            reason="QueueObjectMissing",
             message=f"there is no WorkloadPriorityClass {request.priority_class} ({CLASS_LABEL})",
         )
     if base is None or base.going:
@@ -106,7 +106,7 @@ def _on(has: Admission) -> Why:
         text = (
             f"{name} admits the job on ResourceFlavor {', '.join(unread)}, which does not exist: no worker is created"
         )
-        return Why(reason="FlavorMissing", message=text)
+        return Why(reason="QueueObjectMissing", message=text)
     if has.size >= request.wanted:
         return Why(
             reason="AtMax", message=f"{name} admits {replicas(has.size, request.pods)}, all that the job asks for"
@@ -114,7 +114,7 @@ def _on(has: Admission) -> Why:
     have = f"{name} admits {has.size} of {replicas(request.wanted, request.pods)}"
     if has.waiting:
         said = next((w.message for w in has.waiting if w.message), "")
-        return Why(reason="QuotaExhausted", message=f"{have}; the next one waits: {said or UNSEEN}")
+        return Why(reason="ExtrasWait", message=f"{have}; the next one waits: {said or UNSEEN}")
     if queue is not None and queue.strict and not request.always_ahead:
         return Why(
             reason="QueueIsStrict",

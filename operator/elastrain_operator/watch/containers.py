@@ -144,9 +144,8 @@ def _record(message: str) -> Termination | None:
 
 
 # ---- the start -----------------------------------------------------------------------------------------------------
-def trouble(body: Raw, before: Trouble | None, now: datetime) -> Trouble | None:
-    """Why the worker does not start, the most specific reason; None: there is no trouble (yet). ``before``: the same
-    as this operator last knew it, of which an age is counted on."""
+def trouble(body: Raw) -> Trouble | None:
+    """Why the worker does not start, the most specific reason; None: there is no trouble (yet)."""
     pod_name, status = text(mapping(body.get("metadata")).get("name")), mapping(body.get("status"))
     scheduled: Raw = next((c for c in objects(status.get("conditions")) if c.get("type") == "PodScheduled"), {})
     if scheduled.get("status") == "False":
@@ -159,12 +158,8 @@ def trouble(body: Raw, before: Trouble | None, now: datetime) -> Trouble | None:
         said = f"no scheduler has looked at it for {UNSEEN_PATIENCE:.0f} s (schedulerName {name})"
         return Trouble("NoScheduler", f"pod {pod_name}: {said}", UNSEEN_PATIENCE)
     found = min(_delays(body, pod_name), key=lambda trouble: trouble.patience, default=None)
-    if found is None or not found.container:
-        return found
     prepared = any(c.get("type") == _PREPARED and c.get("status") == "True" for c in objects(status.get("conditions")))
-    found = replace(found, passes=prepared and found.reason == "ContainerNotCreated")
-    same = before is not None and (before.reason, before.container) == (found.reason, found.container)
-    return replace(found, since=before.since if same and before else now)
+    return found and replace(found, passes=prepared and found.reason == "ContainerNotCreated")
 
 
 def _delays(body: Raw, pod_name: str) -> Iterator[Trouble]:
@@ -197,26 +192,24 @@ def _initializing(where: str, container: Raw, is_sidecar: bool, progress: str) -
     began = text(mapping(mapping(container.get("state")).get("running")).get("startedAt")) or "an unknown time"
     what = "has not passed its startup probe; it runs" if is_sidecar else "runs"
     text_ = f"{where}: {what} since {began}, {progress}{_last_end(container)}"
-    reason = "SidecarNotStarted" if is_sidecar else "Initializing"
-    return Trouble(reason, text_, CREATING_PATIENCE, container=text(container.get("name")))
+    return Trouble("Initializing", text_, CREATING_PATIENCE)
 
 
 def _waiting(where: str, pod_name: str, container: Raw, waiting: Raw) -> Trouble:
     """Why one container does not run."""
-    reason, name = text(waiting.get("reason")), text(container.get("name"))
+    reason = text(waiting.get("reason"))
     words = text(waiting.get("message")) or reason
     if reason in _IMAGE:
         return Trouble("ImagePullFailed", f"{where}: image {text(container.get('image')) or '?'}: {reason}: {words}")
     if reason in _CONFIG:
         return Trouble("ContainerConfigFailed", f"{where}: {reason}: {words}")
     if reason == "CrashLoopBackOff":
-        return Trouble("ContainerCrashes", f"{where}: {words}{_last_end(container)}", container=name)
+        return Trouble("ContainerCrashes", f"{where}: {words}{_last_end(container)}")
     return Trouble(
         "ContainerNotCreated",
         f"{where}: not created {CREATING_PATIENCE:.0f} s after the pod, often because a volume cannot be mounted; "
         f"`kubectl describe pod {pod_name}` shows the node's events",
         patience=CREATING_PATIENCE + (1.0 if reason == "PodInitializing" else 0.0),
-        container=name,
     )
 
 

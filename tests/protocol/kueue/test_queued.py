@@ -37,7 +37,7 @@ def test_a_second_minimum_costs_only_extras_and_survivors_stay(world, play, even
     assert left.items() <= survivors.items(), "no survivor was restarted"
     assert true(world.base(first), "Admitted")
     assert world.holding() <= 8
-    eventually(lambda: world.condition("first", "Grown").get("reason") == "QuotaExhausted", 30, "it says why")
+    eventually(lambda: world.condition("first", "Grown").get("reason") == "ExtrasWait", 30, "it says why")
     world.drop(world.job_path("second"))
     eventually(lambda: not world.workloads(second), 30, "Kubernetes collects the Workloads of a deleted job")
     for pod in [n for n in world.pods() if n.startswith("second")]:
@@ -242,7 +242,7 @@ def test_all_workers_of_a_job_use_one_flavor(world, play, eventually):
     job = world.submit("one-flavor", 2, 6)
     play(job)
     eventually(lambda: world.training(job) == 3, 40, "it has all of the first flavor")
-    eventually(lambda: world.condition("one-flavor", "Grown").get("reason") == "QuotaExhausted", 30, "it says so")
+    eventually(lambda: world.condition("one-flavor", "Grown").get("reason") == "ExtrasWait", 30, "it says so")
     assert {p["spec"]["nodeSelector"]["pool"] for p in world.pods().values()} == {"a"}
     assert sum(not true(w, "QuotaReserved") for w in world.workloads(job).values()) <= 2
 

@@ -70,7 +70,7 @@ def test_no_worker_leaves_for_a_job_whose_pods_are_refused(cluster, pool, play, 
 
     eventually(lambda: cluster.condition("refused", "Grown").get("reason") == "GrantUnused", 60, "it says why it waits")
     assert "violates PodSecurity" in cluster.condition("refused", "Grown")["message"]
-    assert cluster.condition("refused", "PodsReady")["reason"] == "PodSecurityViolated"
+    assert cluster.condition("refused", "PodsReady")["reason"] == "AdmissionDenied"
     assert {n: p["metadata"]["uid"] for n, p in cluster.pods().items()} == uids, "no pod was created, and none has left"
     assert cluster.status("low")["desiredReplicas"] == 2
 

@@ -153,7 +153,7 @@ def test_a_user_s_own_budget_replaces_the_operator_s_and_a_condition_says_so(clu
     player = trains("job", 2)
     guard(cluster, maxUnavailable=1)
     player.commit(10)
-    eventually(lambda: cluster.condition("job", "StateProtected").get("reason") == "BudgetRefused", 30, "it says so")
+    eventually(lambda: cluster.condition("job", "StateProtected").get("reason") == "WriteRefused", 30, "it says so")
     assert "PodDisruptionBudget own selects its workers" in cluster.condition("job", "StateProtected")["message"]
     eventually(lambda: allows(cluster) == 1, 30, "there is one budget alone")
     with player.paused():

@@ -61,7 +61,7 @@ def test_a_job_named_quota_that_pod_security_refuses_is_not_taken_for_a_quota(cl
     cluster.merge(f"/api/v1/namespaces/{cluster.namespace}", {"metadata": {"labels": labels}})
     root = {"name": "trainer", "image": "trainer:1", "command": ["train"], "securityContext": {"runAsUser": 0}}
     cluster.create_job("quota-demo", maxReplicas=1, template={"spec": {"containers": [root]}})
-    eventually(lambda: refusal(cluster, "quota-demo", "PodSecurityViolated"), 60, "the refusal is shown")
+    eventually(lambda: refusal(cluster, "quota-demo", "AdmissionDenied"), 60, "the refusal is shown")
     assert "runAsUser" in cluster.condition("quota-demo", "PodsReady")["message"]
 
 
@@ -115,7 +115,7 @@ def test_a_quota_that_refuses_the_disruption_budget_is_named_and_the_job_trains(
 
     eventually(lambda: cluster.condition("bare", "StateProtected").get("status") == "False", 30, "the refusal is shown")
     found = cluster.condition("bare", "StateProtected")
-    assert found["reason"] == "BudgetRefused"
+    assert found["reason"] == "WriteRefused"
     assert "exceeded quota: none" in found["message"]
     assert cluster.condition("bare", "PodsReady")["status"] == "True"
 

@@ -280,10 +280,10 @@ def test_explain_shows_who_chose_the_batch_and_why_it_is_not_larger() -> None:
 @pytest.mark.parametrize(
     ("reason", "change"),
     [
-        ("QuotaExhausted", "it grows when other jobs give quota back; raise the quota of its ClusterQueue"),
+        ("ExtrasWait", "it grows when other jobs give quota back; raise the quota of its ClusterQueue"),
         ("Queued", "or lower minReplicas"),
         ("AdmissionCheck", "kubectl describe workload -n default -l elastrain.dev/job=digits"),
-        ("QueueMissing", "kubectl get localqueues -n default"),
+        ("QueueObjectMissing", "kubectl get localqueues,workloadpriorityclasses,resourceflavors -n default"),
         ("MoveWaits", "kubectl get localqueues -n default"),
         ("AtMax", ""),
     ],

@@ -69,24 +69,6 @@ def test_fragmented_room_is_reported():
     assert got.message == f"not grown: 6 {GPU} idle, at most 3 on one node, 4 needed for the next worker"
 
 
-def test_job_does_not_start_below_its_minimum():
-    got = shares([node("n", 3)], job("a", 4, 4))["a"]
-    assert (got.size, got.reason) == (0, "MinimumUnavailable")
-    assert got.message == (
-        "waits: 4 workers must start together (minReplicas), there is room for 3; "
-        f"3 {GPU} idle, 1 needed for the next worker"
-    )
-
-
-def test_training_job_keeps_its_minimum_if_its_node_is_lost_and_nothing_is_free():
-    assert sizes([node("n", 1)], job("a", 3, 4, on=("n",))) == {"a": 3}
-
-
-def test_growth_stops_at_replicas_if_they_are_given():
-    got = shares([node("n")], job("a", 1, 2, on=("n",), elastic=False))["a"]
-    assert (got.size, got.reason, got.message) == (2, "AtMax", "2 workers: all of replicas")
-
-
 def test_cpu_only_job_is_placed_by_its_requests():
     cpu = WorkerShape((("cpu", 3000), ("memory", 2**30), ("pods", 1)))
     four_cores = Node("n", {"cpu": 4000, "memory": 2**34, "pods": 10})
@@ -190,11 +172,6 @@ def test_the_message_names_the_nodes_that_are_left_or_set_aside_and_why():
     assert waits.message.endswith("; no worker goes to n (condition GpuMemWatch)")
 
 
-def test_at_least_the_minimum_continues_to_train_if_all_nodes_depart():
-    a = job("a", 2, 3, on=("n", "n", "n"))
-    assert len(shares([node("n", going=True), node("m")], a)["a"].replace) == 1
-
-
 # ---- several jobs ---------------------------------------------------------------------------------------------------
 def test_surplus_is_given_back_if_a_job_is_below_its_minimum():
     old, new = job("old", 1, 4, on=("n",) * 4), job("new", 2, 4, created=1.0)
@@ -215,32 +192,9 @@ def test_room_that_leaving_workers_free_is_promised_to_the_higher_priority_and_n
     assert (got["low"].size, got["high"].size, got["high"].reason) == (2, 1, "OthersLeave")
 
 
-def test_no_job_is_shrunk_below_its_minimum_for_any_priority():
-    low, high = job("low", 4, 4, on=("n",) * 4), job("high", 1, 4, priority=100)
-    got = shares([node("n", 4)], low, high)
-    assert (got["low"].size, got["high"].size) == (4, 0)
-    assert not got["low"].release
-
-
-def test_higher_priority_takes_what_lower_ones_hold_above_their_minima():
-    low, high = job("low", 1, 4, on=("n",) * 4), job("high", 1, 8, on=("m",), priority=1)
-    got = shares([node("n", 4), node("m", 1)], low, high)
-    assert (got["low"].size, got["high"].size) == (1, 1)
-    assert got["high"].reason == "OthersLeave"
-    assert got["high"].message == "not grown: 3 workers can join when other workers have left"
-
-
 def test_fixed_job_gets_its_replicas_before_elastic_ones_of_the_same_priority_grow():
     fixed, elastic = job("fixed", 1, 3, elastic=False, created=1.0), job("elastic", 1, 8)
     assert sizes([node("n", 4)], fixed, elastic) == {"fixed": 3, "elastic": 1}
-
-
-def test_elastic_jobs_of_one_priority_get_equal_shares():
-    assert sizes([node("n", 6)], job("a", 1, 8), job("b", 1, 8, created=1.0)) == {"a": 3, "b": 3}
-
-
-def test_shares_are_of_what_is_above_the_minima():
-    assert sizes([node("n", 8)], job("a", 4, 8), job("b", 1, 8, created=1.0)) == {"a": 6, "b": 2}
 
 
 def test_namespaces_share_by_weight_for_any_number_of_jobs():
@@ -281,23 +235,37 @@ def test_few_are_displaced_if_a_whole_node_is_needed():
 
 
 # ---- quotas ---------------------------------------------------------------------------------------------------------
-def test_namespace_holds_no_more_than_its_quota():
-    policy = Policy(quotas={"ns": {GPU: 3}})
-    got = shares(
-        [node("n")], job("a", 1, 8), job("b", 2, 2, created=1.0), job("c", 1, 8, namespace="free"), policy=policy
-    )
-    assert {n: s.size for n, s in got.items()} == {"a": 1, "b": 2, "c": 5}
-    assert got["a"].message == f"not grown: 3 of 3 {GPU} of namespace ns's quota used, 1 needed for the next worker"
+
+
+QUOTA = Policy(quotas={"ns": {GPU: 3}})
+SHORT = {
+    "the minimum": (
+        [node("n", 3)], [job("a", 4, 4)], Policy(),
+        f"waits: 4 workers must start together (minReplicas), there is room for 3; 3 {GPU} idle, 1 needed for the next "
+        "worker",
+    ),
+    "replicas": ([node("n")], [job("a", 1, 2, on=("n",), elastic=False)], Policy(), "2 workers: all of replicas"),
+    "others": (
+        [node("n", 4), node("m", 1)], [job("a", 1, 8, on=("m",), priority=1), job("low", 1, 4, on=("n",) * 4)],
+        Policy(), "not grown: 3 workers can join when other workers have left",
+    ),
+    "quota": (
+        [node("n")], [job("a", 1, 8), job("b", 2, 2, created=1.0), job("c", 1, 8, namespace="free")], QUOTA,
+        f"not grown: 3 of 3 {GPU} of namespace ns's quota used, 1 needed for the next worker",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", SHORT)
+def test_the_message_names_what_is_short(what):
+    nodes, jobs, policy, message = SHORT[what]
+    assert shares(nodes, *jobs, policy=policy)["a"].message == message
 
 
 def test_job_waits_if_its_minimum_is_beyond_the_quota():
     got = shares([node("n")], job("a", 4, 8), policy=Policy(quotas={"ns": {GPU: 3}}))["a"]
     assert (got.size, got.reason) == (0, "MinimumUnavailable")
     assert "namespace ns's quota" in got.message
-
-
-def test_a_reduced_quota_takes_only_workers_above_the_minimum():
-    assert sizes([node("n")], job("a", 2, 8, on=("n",) * 5), policy=Policy(quotas={"ns": {GPU: 1}})) == {"a": 2}
 
 
 # ---- is it worth it? ------------------------------------------------------------------------------------------------
@@ -359,10 +327,6 @@ def test_spares_get_the_room_that_no_worker_may_use():
         [node("n", 5)], with_spares(job("a", 1, 2, on=("n", "n")), 2), with_spares(job("b", 1, 1, on=("n",)), 2)
     )
     assert {name: (s.size, s.spares) for name, s in got.items()} == {"a": (2, 2), "b": (1, 0)}
-
-
-def test_job_that_does_not_train_gets_no_spares():
-    assert shares([node("n")], replace(job("a", 1, 2), spares=1))["a"].spares == 0
 
 
 def test_spare_leaves_for_a_job_below_its_minimum_though_its_own_job_has_the_higher_priority():

@@ -104,7 +104,7 @@ def test_each_job_with_which_the_allocator_fails_is_named_and_all_others_get_the
     expected = allocate(without, Policy(), NOW).shares
     assert {uid: s for uid, s in shared.made.shares.items() if uid in expected} == expected
     for uid in shared.faults:
-        assert shared.made.shares[uid].reason == "AllocationFault"
+        assert shared.made.shares[uid].reason == "OperatorFault"
         assert f"OverflowError: no number for {uid}" in shared.made.shares[uid].message
 
 

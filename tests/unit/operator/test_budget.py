@@ -334,10 +334,10 @@ def test_condition_says_what_training_resumed_from_and_which_copy_failed(make_sp
 @pytest.mark.parametrize(
     ("unwritten", "status", "reason"),
     [
-        ({BUDGET: "exceeded quota"}, "False", "BudgetRefused"),
-        ({MARKS: "denied by a policy"}, "False", "AnnotationsRefused"),
-        ({BUDGET: "exceeded quota", MARKS: "denied by a policy"}, "False", "BudgetRefused"),
-        ({SET: "denied by a policy"}, "False", "WorkerSetRefused"),
+        ({BUDGET: "exceeded quota"}, "False", "WriteRefused"),
+        ({MARKS: "denied by a policy"}, "False", "WriteRefused"),
+        ({BUDGET: "exceeded quota", MARKS: "denied by a policy"}, "False", "WriteRefused"),
+        ({SET: "denied by a policy"}, "False", "WriteRefused"),
         ({}, None, None),
     ],
     ids=["budget", "annotations", "both", "set of workers", "neither"],

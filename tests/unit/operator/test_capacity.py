@@ -220,7 +220,7 @@ def test_a_job_with_which_the_allocation_fails_is_set_aside_until_its_spec_chang
         shared.claim("a", wants("a", created=1.0))
         await until(lambda: shared.share_of("a").size == 4, "the other gets all")
         share = shared.share_of("bad")
-        assert (share.size, share.reason) == (0, "AllocationFault")
+        assert (share.size, share.reason) == (0, "OperatorFault")
         assert "OverflowError: too large" in share.message
         assert (shared.health(), shared.is_failing) == ("jobs set aside: ns/bad", False)
         before = len(runs)
@@ -228,7 +228,7 @@ def test_a_job_with_which_the_allocation_fails_is_set_aside_until_its_spec_chang
         await until(lambda: len(runs) > before, "another pass")
         assert runs[-1] == 1, "one allocation, without the job"
         shared.claim("bad", wants("bad", generation=2, created=2.0))
-        await until(lambda: shared.share_of("bad").reason != "AllocationFault", "it is tried again")
+        await until(lambda: shared.share_of("bad").reason != "OperatorFault", "it is tried again")
         assert shared.health() == "current"
 
     run(Cluster(4), scenario)
@@ -302,7 +302,7 @@ def test_new_jobs_start_with_their_minimum_if_a_permission_is_missing():
         shared.claim("a", wants("a"))
         await until(lambda: told, "it is told why")
         share = shared.share_of("a")
-        assert (share.size, share.reason, share.blind) == (None, "CapacityDenied", True)
+        assert (share.size, share.reason, share.blind) == (None, "CapacityUnknown", True)
         assert "nodes is forbidden; meanwhile running jobs keep their size, new ones start with minReplicas" in (
             share.message
         )

@@ -230,18 +230,6 @@ def test_a_job_that_gets_no_faster_gives_up_what_an_equal_share_gave_it():
     assert sizes["well"] >= 6
 
 
-def test_quotas_bind_before_speeds():
-    policy = replace(EFFICIENT, quotas={"ns": {GPU: 6}})
-    sizes = settled(job("well", measured=WELL), replace(job("badly", measured=BADLY), namespace="x"), policy=policy)
-    assert sizes["well"] <= 6
-    assert sum(sizes.values()) == 16, "the rest goes to others"
-
-
-def test_priorities_bind_before_speeds():
-    sizes = settled(job("well", measured=WELL), job("badly", measured=BADLY, priority=1))
-    assert sizes["badly"] > 8
-
-
 def test_jobs_bound_to_other_nodes_do_not_compete():
     def pool(name: str) -> WorkerShape:
         return replace(ONE, place=replace(ONE.place, selector=(("pool", name),)))

@@ -77,23 +77,6 @@ def test_a_thousand_foreign_pods_of_the_jobs_names_cost_a_few_attempts():
     assert attempts <= 5
 
 
-def test_a_leaving_worker_is_released_only_by_its_end_its_silence_or_its_deadline():
-    due = NOW + seconds(60)
-    here = records("job-0")
-
-    def why(pod: Pod, members: Coordination | None = here, now: datetime = NOW) -> str | None:
-        deletion = leavers.released(pod, members, due, now)
-        return deletion and deletion.why
-
-    assert why(pod(0)) is None
-    assert why(pod(0), None) is None
-    assert why(pod(1)) is None, "Ready: it exits by itself"
-    assert why(pod(1, ready=False)) == "no longer a member"
-    assert why(pod(1, ready=False), None) is None, "membership is unknown"
-    assert why(ended(0, DRAINED)) == "ended"
-    assert why(pod(0), now=due) == "drain deadline passed"
-
-
 @pytest.mark.parametrize(("members", "goes"), [("job-0", False), ("job-1", True), (None, True)])
 def test_a_leaving_worker_that_seems_not_to_have_started_is_released_only_if_it_is_no_member(members, goes):
     """A pod without labels is read every few seconds only: it may train by now. That is looked at before it goes."""

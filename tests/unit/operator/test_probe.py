@@ -28,7 +28,7 @@ NOW = datetime(2030, 1, 1, tzinfo=UTC)
 JOB = JobRef("ns", "job", "uid", 1)
 CONFIG = OperatorConfig(etcd=EtcdConfig.of("etcd:2379"), worker_etcd=WorkerEtcd(endpoints="etcd:2379"))
 WAITS = Share(0, "MinimumUnavailable", "waits: 2 workers must start together", probe=True)
-SECURITY = Refusal(RefusalKind.POD_SECURITY, "violates PodSecurity", NOW, 2, 1)
+SECURITY = Refusal(RefusalKind.ADMISSION_DENIED, "violates PodSecurity", NOW, 2, 1)
 pod = workers_at(NOW, age=0.0, node="n{}")
 
 
@@ -52,9 +52,9 @@ def test_a_refused_job_is_tried_again_later_and_claims_so(make_spec):
     assert made.probe is None, "it waits"
     assert made.requeue_after == 5.0
     assert (made.claims.job.admitted, made.claims.job.refused) == (False, NOW)
-    assert made.claims.obstacle == Obstacle("PodSecurityViolated", "violates PodSecurity", refused=True)
+    assert made.claims.obstacle == Obstacle("AdmissionDenied", "violates PodSecurity", refused=True)
     (ready,) = [c for c in made.status.conditions if c.type == "PodsReady"]
-    assert (ready.status, ready.reason) == ("False", "PodSecurityViolated")
+    assert (ready.status, ready.reason) == ("False", "AdmissionDenied")
     later = LoopState(refusal=replace(SECURITY, at=NOW - timedelta(seconds=5)))
     assert planned(spec, later).probe == 0
 

@@ -18,17 +18,17 @@ ANSWERS = json.loads((Path(__file__).parent / "golden/refusals.json").read_text(
 KINDS = {
     "quota": RefusalKind.QUOTA_EXCEEDED,
     "quota_must_specify": RefusalKind.QUOTA_EXCEEDED,
-    "pod_security": RefusalKind.POD_SECURITY,
-    "limit_range": RefusalKind.LIMIT_RANGE,
-    "limit_range_two": RefusalKind.LIMIT_RANGE,
-    "priority_class": RefusalKind.OTHER,
-    "service_account": RefusalKind.OTHER,
+    "pod_security": RefusalKind.ADMISSION_DENIED,
+    "limit_range": RefusalKind.ADMISSION_DENIED,
+    "limit_range_two": RefusalKind.ADMISSION_DENIED,
+    "priority_class": RefusalKind.ADMISSION_DENIED,
+    "service_account": RefusalKind.ADMISSION_DENIED,
     "invalid": RefusalKind.TEMPLATE_INVALID,
     "strict": RefusalKind.TEMPLATE_INVALID,
     "bad_type": RefusalKind.TEMPLATE_INVALID,
     "already_exists": RefusalKind.NAME_TAKEN,
     "namespace_missing": RefusalKind.OTHER,
-    "namespace_ends": RefusalKind.NAMESPACE_ENDS,
+    "namespace_ends": RefusalKind.ADMISSION_DENIED,
     "rbac": RefusalKind.NOT_PERMITTED,
     "conflict_put": RefusalKind.BUSY,
     "policy": RefusalKind.ADMISSION_DENIED,
@@ -61,7 +61,7 @@ def test_message_names_the_webhook(name):
 def test_no_name_and_no_foreign_text_changes_the_kind(text):
     forbidden = {"code": 403, "reason": "Forbidden", "details": {"kind": "pods", "name": text}}
     security = f'pods "{text}" is forbidden: violates PodSecurity "restricted:latest": {text}'
-    assert refused({**forbidden, "message": security}).kind is RefusalKind.POD_SECURITY
+    assert refused({**forbidden, "message": security}).kind is RefusalKind.ADMISSION_DENIED
     denied = f'admission webhook "{text.replace(chr(34), "")}" denied the request: {text}'
     assert refused({"code": 403, "message": denied}).kind is RefusalKind.ADMISSION_DENIED
 
@@ -108,7 +108,7 @@ def test_only_what_passes_by_itself_is_repeated_at_once():
 
 
 def test_a_refusal_lasts_if_only_a_change_of_the_job_or_its_namespace_ends_it():
-    assert RefusalKind.POD_SECURITY.lasts
+    assert RefusalKind.ADMISSION_DENIED.lasts
     assert RefusalKind.QUOTA_EXCEEDED.lasts
     assert not RefusalKind.WEBHOOK_FAILED.lasts
     assert not RefusalKind.BUSY.lasts

@@ -62,12 +62,6 @@ def test_worker_of_an_earlier_generation_does_not_count():
     assert judged(SuccessPolicy.ALL_WORKERS, earlier, pod(0, FINISHED), pod(1, FINISHED)).startswith("Succeeded")
 
 
-def test_all_workers_must_have_succeeded_if_etcd_is_away():
-    both = [pod(0, FINISHED), pod(1, FINISHED)]
-    assert ending.success(SuccessPolicy.ALL_WORKERS, both, None).reason == "Finished"
-    assert ending.success(SuccessPolicy.ALL_WORKERS, [both[0], pod(1)], None) is None
-
-
 def test_the_job_fails_if_ranks_have_diverged_whatever_its_limit_and_its_other_workers():
     diverged = Termination(outcome=Outcome.FAILED, exit_code=1, reason="RanksDiverged", message="rank 0 left its loop")
     found = ending.divergence([pod(0, FINISHED), pod(1), pod(2, diverged)])

@@ -8,14 +8,11 @@ from elastrain_resource.job import Condition, ElasticTrainingJob
 _MORE = "raise the quota of its ClusterQueue or what it may borrow"
 _CHANGES = {
     "Queued": f"it starts when other jobs give quota back; {_MORE}, or lower minReplicas",
-    "QuotaExhausted": f"it grows when other jobs give quota back; {_MORE}",
     "ExtrasWait": f"it grows when other jobs give quota back; {_MORE}",
     "Evicted": f"it queues again when its workers have left; {_MORE}, or give the job a higher priority class",
     "AdmissionCheck": "kubectl describe workload -n {namespace} -l " + names.LABEL_JOB + "={name}",
-    "QueueMissing": "kubectl get localqueues -n {namespace}",
+    "QueueObjectMissing": "kubectl get localqueues,workloadpriorityclasses,resourceflavors -n {namespace}",
     "MoveWaits": "kubectl get localqueues -n {namespace}",
-    "PriorityClassMissing": "kubectl get workloadpriorityclasses",
-    "FlavorMissing": "kubectl get resourceflavors",
     "QueueUnknown": "elastrain doctor",
 }
 

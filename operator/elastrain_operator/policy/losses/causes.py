@@ -9,9 +9,6 @@ from elastrain_operator.facts import Cause, Ending, Loss, Pod
 _PREEMPTION = frozenset({"PreemptionByScheduler", "Preempted", "Preempting", "PreemptionByKubeScheduler"})
 _DISRUPTED = frozenset({"Evicted", "NodeLost", "NodeShutdown", "Terminated", "Shutdown", "DeadlineExceeded"})
 """Reasons of a pod (not of a container): the kubelet or a controller ended it."""
-_KILLED, _ADDED_FAILED = "InitContainerKilled", "AddedContainerFailed"
-BEFORE_THE_TRAINER = frozenset({_KILLED, _ADDED_FAILED})
-"""Reasons of losses to infrastructure by init containers: programs of their own, which say nothing of the node."""
 _MOST_SIGNALS = 128 + 64
 """Exit codes up to here name a signal."""
 _NOT_STARTED = frozenset({"StartError", "ContainerCannotRun"})
@@ -124,9 +121,9 @@ def _unprepared(pod: Pod, ending: Ending) -> Loss:
     if ending.reason in _NOT_STARTED:
         how, reason = "could not start", "CommandNotStarted"
     elif code is not None and 128 < code <= _MOST_SIGNALS:
-        how, cause, reason = f"was killed by signal {code - 128}", Cause.INFRASTRUCTURE, _KILLED
+        how, cause = f"was killed by signal {code - 128}", Cause.INFRASTRUCTURE
     if ending.added:
-        who, cause, reason = f"{who}, which admission has added,", Cause.INFRASTRUCTURE, _ADDED_FAILED
+        who, cause, reason = f"{who}, which admission has added,", Cause.INFRASTRUCTURE, "InitContainerFailed"
     last, tail = words.splitlines()[-1] if words else "", words if "\n" in words else ""
     return Loss(pod, cause, reason, f"{who} {how}{_quote(last)}", tail)
 

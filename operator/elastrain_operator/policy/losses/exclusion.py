@@ -12,7 +12,6 @@ from datetime import datetime, timedelta
 
 from elastrain.api import names
 from elastrain_operator.facts import Cause, ConditionUpdate, Loss
-from elastrain_operator.policy.losses import causes
 from elastrain_resource.job import Condition, ConditionType, ExcludedNode, NodeLoss
 
 WINDOW = timedelta(minutes=30)
@@ -27,8 +26,9 @@ _NAMED = frozenset({"PreflightFailed", names.DEVICE_FAILED})
 _AT_ONCE = frozenset({*_NAMED, "ContainerNotCreated"})
 """Reasons of losses of which one excludes the node: the pre-flight check failed, a device did while it trained, or no
 container was created for minutes."""
-_NOT_THE_NODE = frozenset({"OOMKilled", "Evicted", "Deleted", *causes.BEFORE_THE_TRAINER})
-"""Losses to infrastructure that are unrelated to the node's health, or that Kubernetes handles."""
+_NOT_THE_NODE = frozenset({"OOMKilled", "Evicted", "Deleted", "InitContainerFailed"})
+"""Losses to infrastructure that are unrelated to the node's health (programs of their own fail), or that Kubernetes
+handles."""
 
 
 @dataclass(frozen=True, slots=True)

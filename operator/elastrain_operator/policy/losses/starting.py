@@ -37,34 +37,15 @@ def troubles(workers: Iterable[Pod], etcd: Coordination | None, excluded: Sequen
     return {name: trouble for name, trouble in found.items() if trouble}
 
 
-def next_report(pod: Pod, trouble: Trouble, now: datetime) -> datetime | None:
-    """When a trouble has lasted long enough to be reported, or its age is reported anew; None: never again."""
-    first = pod.seen + timedelta(seconds=trouble.patience)
-    if first > now or trouble.since is None:
-        return first
-    return trouble.since + timedelta(minutes=2 * _minutes(trouble.since, now) or 1)
+def report_due(pod: Pod, trouble: Trouble) -> datetime:
+    """When a trouble has lasted long enough to be reported."""
+    return pod.seen + timedelta(seconds=trouble.patience)
 
 
 def lasting(workers: Iterable[Pod], troubles: dict[str, Trouble], now: datetime) -> list[Trouble]:
-    """Troubles that have lasted long enough to be reported, with their age; workers that are merely starting come
-    last."""
-    ripe = [
-        _aged(t, now) for p in workers
-        if (t := troubles.get(p.name)) and p.seen + timedelta(seconds=t.patience) <= now
-    ]  # fmt: skip
+    """Troubles that have lasted long enough to be reported; workers that are merely starting come last."""
+    ripe = [t for p in workers if (t := troubles.get(p.name)) and report_due(p, t) <= now]
     return sorted(ripe, key=lambda t: t.reason == "Starting")
-
-
-def _aged(trouble: Trouble, now: datetime) -> Trouble:
-    """With the age of its container's state. It doubles from text to text: the status is written a few times a day."""
-    minutes = _minutes(trouble.since, now) if trouble.since else 0
-    return replace(trouble, message=f"{trouble.message}; for over {minutes} min") if minutes else trouble
-
-
-def _minutes(since: datetime, now: datetime) -> int:
-    """The age in minutes, rounded down to a power of two; 0: less than one."""
-    whole = int(max((now - since).total_seconds(), 0.0) // 60)
-    return 1 << whole.bit_length() - 1 if whole else 0
 
 
 def _with_exclusions(trouble: Trouble, excluded: Sequence[str]) -> Trouble:

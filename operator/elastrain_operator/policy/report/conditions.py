@@ -141,10 +141,8 @@ def _pods_ready(p: ConditionFacts) -> ConditionUpdate:
     if p.suspended:
         return ConditionUpdate(kind, "False", "Suspended", "suspend is true: 0 workers desired")
     if p.outage:
-        reason = "RecordsUnreadable" if p.outage.reason == "RecordsUnreadable" else "EtcdUnavailable"
-        return ConditionUpdate(
-            kind, "Unknown", reason, "the training workers are unknown without the job's records in etcd"
-        )
+        text = "the training workers are unknown without the job's records in etcd"
+        return ConditionUpdate(kind, "Unknown", "EtcdUnavailable", text)
     if not p.desired and p.share:
         return ConditionUpdate(kind, "False", *_unstarted(p, p.share))
     have = f"{p.ready} of {p.desired} {_replicas(p)} train"
@@ -219,7 +217,7 @@ def _rescaling(p: ConditionFacts) -> ConditionUpdate:
     if size and p.ready < size:
         text = f"{size - p.ready} of {size} {_replicas(p)} of the generation are gone"
         return ConditionUpdate(kind, "True", "WorkerLost", text)
-    return ConditionUpdate(kind, "False", "Settled" if size else "NoGeneration", there)
+    return ConditionUpdate(kind, "False", "Settled", there)
 
 
 def _replicas(p: ConditionFacts) -> str:
@@ -248,16 +246,15 @@ def _checkpoint(progress: Progress | None, problem: str) -> ConditionUpdate:
 def state_protected(budget: str, marks: str, workers: str, *, was_reported: bool) -> Iterable[ConditionUpdate]:
     """``budget``, ``marks``, ``workers``: why the disruption budget, the annotations for autoscalers, or the set of
     workers could not be written; empty: they are. Most jobs never get the condition."""
-    kind = ConditionType.STATE_PROTECTED
+    kind, until, text = ConditionType.STATE_PROTECTED, "until that is written,", ""
     if budget:
-        text = f"{budget}; until it is written, evictions (kubectl drain) may remove the last worker with the state"
-        yield ConditionUpdate(kind, "False", "BudgetRefused", text)
+        text = f"{budget}; {until} evictions (kubectl drain) may remove the last worker with the state"
     elif marks:
-        text = f"{marks}; until they are written, an autoscaler may remove the node of the last worker with the state"
-        yield ConditionUpdate(kind, "False", "AnnotationsRefused", text)
+        text = f"{marks}; {until} an autoscaler may remove the node of the last worker with the state"
     elif workers:
-        text = f"{workers}; until it is written, a disruption budget of yours with maxUnavailable may block all drains"
-        yield ConditionUpdate(kind, "False", "WorkerSetRefused", text)
+        text = f"{workers}; {until} a disruption budget of yours with maxUnavailable may block all drains"
+    if text:
+        yield ConditionUpdate(kind, "False", "WriteRefused", text)
     elif was_reported:
         yield ConditionUpdate(kind, "True", "Protected", "the objects and annotations that protect it are written")
 
