@@ -58,6 +58,7 @@ LANES: dict[str, tuple[str, ...]] = {
         "tests/protocol/operator/test_ipv6_on_apiserver.py",
         "tests/protocol/operator/test_karpenter.py",
         "tests/protocol/operator/test_namespaces_on_apiserver.py",
+        "tests/protocol/operator/test_overdue_pods_on_apiserver.py",
         "tests/protocol/operator/test_priorities_on_apiserver.py",
         "tests/protocol/operator/test_sharing_on_apiserver.py",
         "tests/protocol/operator/test_shared_namespace_on_apiserver.py",

@@ -10,7 +10,6 @@ import pytest
 from elastrain_operator.facts import Coordination, JobRef, Observed, Trouble
 from elastrain_operator.job.plan import plan
 from elastrain_operator.policy.losses import starting
-from elastrain_operator.watch import parse
 from elastrain_resource.job import JobStatus
 from workers import workers_at
 
@@ -96,11 +95,6 @@ def test_nothing_is_late_if_there_is_no_deadline(make_spec):
     made = plan(make_spec(), JobStatus(), Observed(JOB, (pod(0, started=False, age=9e5),), Coordination()), NOW)
     assert not made.delete
     assert made.status.phase == "Pending"
-
-
-def test_a_queued_pod_is_recognized(pod_body):
-    gated = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated", "message": "Scheduling is blocked"}
-    assert parse.pod(pod_body(conditions=[gated]), NOW).trouble.reason == starting.QUEUED
 
 
 def test_longest_wait_is_named_first():

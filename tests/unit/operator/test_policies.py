@@ -77,6 +77,23 @@ def test_a_thousand_foreign_pods_of_the_jobs_names_cost_a_few_attempts():
     assert attempts <= 5
 
 
+def test_a_leaving_worker_is_released_only_by_its_end_its_silence_or_its_deadline():
+    due = NOW + seconds(60)
+    here = records("job-0")
+
+    def why(pod: Pod, members: Coordination | None = here, now: datetime = NOW) -> str | None:
+        deletion = leavers.released(pod, members, due, now)
+        return deletion and deletion.why
+
+    assert why(pod(0)) is None
+    assert why(pod(0), None) is None
+    assert why(pod(1)) is None, "Ready: it exits by itself"
+    assert why(pod(1, ready=False)) == "no longer a member"
+    assert why(pod(1, ready=False), None) is None, "membership is unknown"
+    assert why(ended(0, DRAINED)) == "ended"
+    assert why(pod(0), now=due) == "drain deadline passed"
+
+
 @pytest.mark.parametrize(("members", "goes"), [("job-0", False), ("job-1", True), (None, True)])
 def test_a_leaving_worker_that_seems_not_to_have_started_is_released_only_if_it_is_no_member(members, goes):
     """A pod without labels is read every few seconds only: it may train by now. That is looked at before it goes."""
@@ -122,6 +139,7 @@ def test_failed_pods_stay_for_their_logs_except_old_ones_and_drained_ones_are_de
     pods = [*(ended(n, ago=100 - n) for n in range(5)), ended(5, DRAINED)]
     gone = ending.ended_deletions(pods, frozenset(p.uid for p in pods[:5]), NOW)
     assert {d.pod for d in gone} == {"job-5", "job-0", "job-1"}
+    assert not {d.pod for d in ending.ended_deletions(pods[:5], frozenset(), NOW)}, "an uncounted failure stays"
 
 
 @pytest.mark.parametrize(("attempts", "left"), [(1, {"job-3", "job-4"}), (2, {"job-4"}), (9, set())])
@@ -133,11 +151,6 @@ def test_the_oldest_failed_pods_go_first_if_a_quota_that_counts_them_refuses_a_p
     assert {p.name for p in pods} - gone == left
     of_cpu = dataclasses.replace(refusal, message="exceeded quota: q, requested: cpu=1")
     assert ending.ended_deletions(pods, counted, NOW, of_cpu) == (), "their logs stay: they hold no cpu"
-
-
-def test_uncounted_failure_is_never_deleted():
-    pods = [ended(n, ago=100 - n) for n in range(9)]
-    assert ending.ended_deletions(pods, frozenset(), NOW) == ()
 
 
 def test_ended_worker_is_deleted_if_its_sidecars_hold_resources():

@@ -28,6 +28,7 @@ def test_losses_without_a_step_in_between_add_up_by_cause():
     first = lose(None, loss(), loss(Cause.PREEMPTION), step=5)
     both = lose(first, loss(), step=5)
     assert (both.infrastructure, both.preemption, both.message) == (2, 1, "NodeLost: worker job-1 is lost")
+    assert lose(None, loss(Cause.USER)) is None, "failures of the script are no part of it"
 
 
 @pytest.mark.parametrize(("step", "after"), [(6, 1), (5, 3600)])
@@ -40,10 +41,6 @@ def test_streak_ends_with_a_step_or_by_the_clock(step, after):
 def test_first_step_of_all_ends_a_streak_and_a_silent_etcd_does_not():
     assert lose(lose(None, loss()), step=0) is None
     assert lose(lose(None, loss(), step=5)).infrastructure == 1
-
-
-def test_failures_of_the_script_are_no_part_of_it():
-    assert lose(None, loss(Cause.USER)) is None
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from datetime import UTC, datetime
 
 import builders
@@ -65,11 +64,6 @@ def test_an_unknown_health_is_no_reason_to_leave():
     assert names(leavers.ranked([pod(0), pod(1)], records("job-0", "job-1", job_0="feverish"), None))[0] == "job-1"
 
 
-def test_no_worker_leaves_without_a_surplus():
-    assert leavers.choose((pod(0),), 2, 1, None, None) == ()
-    assert names(leavers.choose((pod(0), pod(1)), 1, 1, None, None)) == ["job-1"]
-
-
 def test_a_worker_on_a_departing_node_leaves_if_there_is_room_for_another():
     moved = share(size=2, replace=frozenset({"job-0"}), shaky=frozenset({"job-0"}))
     workers = (pod(0), pod(1))
@@ -88,10 +82,3 @@ def test_surplus_and_replacements_do_not_add_up_to_less_than_the_minimum():
     moved = share(size=3, replace=everybody, shaky=everybody)
     workers = tuple(pod(n) for n in range(4))
     assert names(leavers.choose(workers, 3, 2, records(*sorted(everybody)), moved)) == ["job-3", "job-2"]
-
-
-def test_names_of_gone_pods_are_ignored():
-    stale = share(size=1, release=frozenset({"job-7"}), replace=frozenset({"job-8"}))
-    assert names(leavers.choose((pod(0), dataclasses.replace(pod(1))), 1, 1, records("job-0", "job-1"), stale)) == [
-        "job-1"
-    ]
