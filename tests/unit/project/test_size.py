@@ -9,8 +9,8 @@ import size
 BOUNDS = {
     "lines that a worker loads": 34_601,
     "lines of trainer/elastrain": 34_686,
-    "lines of the operator": 18_871,
-    "lines of the operator's core": 16_197,
+    "lines of the operator": 18_802,
+    "lines of the operator's core": 16_159,
     "lines of bench": 8_998,
     "lines of tests and e2e": 88_447,
     "files on the path of a lost rank": 50,
@@ -21,7 +21,7 @@ BOUNDS = {
     "callables of elastic/ that others set": 6,
     "leaves of spec": 46,
     "leaves of status": 101,
-    "documented reasons": 177,
+    "documented reasons": 156,
     "values of the chart": 88,
     "words of the pages": 77_452,
 }
