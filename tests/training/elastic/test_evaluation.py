@@ -19,6 +19,7 @@ from elastrain.data.order import Order
 from elastrain.data.share import Place
 from elastrain.elastic import reduction
 from elastrain.elastic.body.evaluation import Batches, Evaluation
+from elastrain.elastic.group.ending import Once
 
 PATIENCE = 30.0
 
@@ -47,7 +48,7 @@ class Member:
     """One rank of it."""
 
     def __init__(self, group: Group, rank: int) -> None:
-        self.group, self.rank, self.round, self.computed = group, rank, 0, 0
+        self.group, self.rank, self.round, self.computed, self.once = group, rank, 0, 0, Once()
 
     @property
     def place(self) -> Place:

@@ -23,6 +23,7 @@ class Between:
         """Whether the script has asked for the next step boundary."""
         self.at_boundary = False
         """Whether it runs there."""
+        self.once = world.once
         self._world, self._heartbeat, self._settle = world, heartbeat, settle
 
     def stand(self) -> Iterator[None]:
@@ -67,15 +68,6 @@ class Between:
     def computes(self) -> None:
         """This rank begins a batch of an evaluation."""
         self._heartbeat.body(self.place.generation, self.place.world_size)
-
-    @property
-    def under_way(self) -> bool:
-        """As of :attr:`Once.under_way`."""
-        return self._world.once.under_way
-
-    @under_way.setter
-    def under_way(self, value: bool) -> None:
-        self._world.once.under_way = value
 
     @property
     def missed(self) -> bool:

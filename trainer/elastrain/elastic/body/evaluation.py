@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -23,38 +23,12 @@ from elastrain.data.rng import Kept, Randomness
 from elastrain.data.sampling.bounded import length_or_none, most_of, read
 from elastrain.data.share import Place
 from elastrain.elastic import reduction
+from elastrain.elastic.body.between import Between
 from elastrain.elastic.comm.header import Kind
 from elastrain.elastic.encoding import decode, encode
 
 Terms = dict[str, tuple[torch.Tensor, torch.Tensor | None]]
 """What a batch adds, by name: a value, or a value times its weight, and the weight."""
-
-
-class Ranks(Protocol):
-    """The other ranks of the job."""
-
-    under_way: bool
-    """Whether an evaluation has exchanged results, and has not ended."""
-
-    @property
-    def place(self) -> Place:
-        """This rank's place among them."""
-
-    def meets(self) -> bool:
-        """Return in a healthy generation; False: this rank is alone. May change :attr:`place`. Raises ``Drained``."""
-
-    def exchange(self, kind: Kind, mine: bytes) -> list[bytes]:
-        """``mine`` of every rank, by rank. It may change :attr:`place`. Raises ``Drained``."""
-
-    def attempt(self, kind: Kind, mine: bytes) -> list[bytes] | None:
-        """The same in the present generation; None: it has broken."""
-
-    @property
-    def missed(self) -> bool:
-        """Whether the next exchange gives a result that this rank has missed."""
-
-    def computes(self) -> None:
-        """This rank begins a batch."""
 
 
 class Batches:
@@ -162,8 +136,8 @@ class Evaluation:
         self._sums = Sums()
         self._kept = Kept()
 
-    def run(self, ranks: Ranks) -> dict[str, Any]:
-        """The sums over all batches."""
+    def run(self, ranks: Between) -> dict[str, Any]:
+        """The sums over all batches. ``ranks``: the others of the job. Raises ``Drained``."""
         place: Place | None = None
         mine: Iterator[tuple[int | None, Any]] = iter(())
         shape = (len(self._batches), self._batches.samples)
@@ -183,9 +157,9 @@ class Evaluation:
                         "job.evaluate(): rank 0 has {} batches of {} samples, rank {} {} of {}: all ranks must "
                         "evaluate the same data".format(*rows[0][0], rank, *other)
                     )
-            ranks.under_way = True
+            ranks.once.under_way = True
             self._sums.take(merged([row for _, row in rows], ranks.place.shape))
-        ranks.under_way = False
+        ranks.once.under_way = False
         return self._sums.result() if self._sums.next else self.first()
 
     def first(self) -> dict[str, Any]:
