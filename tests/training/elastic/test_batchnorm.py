@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from elastrain.elastic.state.leaves import Leaves
-from elastrain.elastic.state.trained import TrainedSet
 from elastrain.elastic.strategies import batchnorm
+from elastrain.elastic.undo.leaves import Leaves
 
 SCRIPT = Path(__file__).parent / "train_options.py"
 INPUTS = torch.randn(11, 3, 4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -69,7 +68,7 @@ def test_it_is_local_outside_of_the_loop_and_fixed_in_evaluation() -> None:
 def test_a_discarded_step_leaves_no_trace_in_running_statistics() -> None:
     net = network(nn.BatchNorm2d)
     net.register_buffer("constant", torch.ones(3))
-    leaves = Leaves({"model": net}, TrainedSet({"model": net}))
+    leaves = Leaves({"model": net})
     leaves.begin(whole=True)
     fresh = {name: b.clone() for name, b in net.named_buffers()}
 

@@ -9,9 +9,8 @@ from torch.optim.swa_utils import AveragedModel
 
 from elastrain.elastic.body.several import SeveralBackwards
 from elastrain.elastic.contract import Contract, Phase
-from elastrain.elastic.state.leaves import Leaves
 from elastrain.elastic.state.tracked import Tracker
-from elastrain.elastic.state.trained import TrainedSet
+from elastrain.elastic.undo.leaves import Leaves
 
 
 class Script:
@@ -20,7 +19,7 @@ class Script:
     def __init__(self, phase: Phase = Phase.COMMITTED) -> None:
         self.phase, self.tracked = phase, {}
         contract = Contract(lambda: self.phase)
-        several = SeveralBackwards(Leaves(self.tracked, TrainedSet(self.tracked)), contract, lambda: None, lambda: None)
+        several = SeveralBackwards(Leaves(self.tracked), contract, lambda: None, lambda: None)
         self._tracker = Tracker(self.tracked, contract, several.step_with)
         self.unscaled = self._tracker.unscaled
 

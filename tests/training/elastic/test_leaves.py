@@ -8,13 +8,16 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
-from elastrain.elastic.state import capture, tensors
-from elastrain.elastic.state.leaves import UPDATE, Leaves
-from elastrain.elastic.state.trained import TrainedSet
+from elastrain.elastic.state import capture, host_copy, parts
+from elastrain.elastic.undo import tensors
+from elastrain.elastic.undo.leaves import UPDATE, Leaves
 from fingerprints import fingerprints
 
 
@@ -44,26 +47,54 @@ class Counting(nn.Linear):
         self.seen = state
 
 
+class Table(nn.Identity):
+    """A layer with a buffer, whose length and next row its attributes know."""
+
+    def __init__(self, *, saved: bool) -> None:
+        super().__init__()
+        self.register_buffer("rows", torch.zeros(3), persistent=saved)
+        self.length, self.next, self.lengths = 3, 0, [3]
+
+    def add(self) -> None:
+        self.rows[self.next] += 1
+        self.next = (self.next + 1) % self.length
+
+    def grow(self) -> None:
+        self.length += 1
+        self.lengths.append(self.length)
+        self.register_buffer("rows", torch.ones(self.length), persistent="rows" in self.state_dict())
+
+
 class State:
     """All that a job tracks."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, sharded: bool = False) -> None:
         torch.manual_seed(0)
-        self.net = nn.Sequential(Counting(2, 2), nn.BatchNorm1d(2))
+        self.net = nn.Sequential(Counting(2, 2), nn.BatchNorm1d(2), Table(saved=True), Table(saved=False))
         self.net.register_buffer("queue", torch.zeros(2, 2))
         self.net.register_buffer("cache", torch.zeros(1, 2), persistent=False)
         self.average = deepcopy(self.net).requires_grad_(False)
-        self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.2, momentum=0.9)
+        if sharded:
+            mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("shards",))
+            fully_shard(self.net, mesh=mesh), fully_shard(self.average, mesh=mesh)
+        self.optimizer = torch.optim.SGD(self.net[0].parameters(), lr=0.2, momentum=0.9)
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 2)
         self.metric = Metric()
         self.tracked: dict[str, Any] = {
             "model": self.net, "average": self.average, "optimizer": self.optimizer, "scheduler": self.scheduler,
             "metric": self.metric,
         }  # fmt: skip
-        self.leaves = Leaves(self.tracked, TrainedSet(self.tracked))
+        self.leaves = Leaves(self.tracked)
 
     def prints(self) -> dict[str, str]:
-        return fingerprints(capture.capture(self.tracked))
+        """Of all, but the cache."""
+        table, cache = self.net[2:]
+        assert [len(table.rows), len(cache.rows)] == [table.length, cache.length]
+        saved = {
+            path: each for path, each in fingerprints(capture.capture(self.tracked)).items() if "3.rows" not in path
+        }
+        trains = [p.requires_grad for p in self.net.parameters()], [m.training for m in self.net.modules()]
+        return saved | {"table": f"{table.next} {table.lengths}", "trains": f"{trains}"}
 
     def forward(self) -> None:
         self.net(torch.ones(4, 2)).sum().backward()
@@ -74,7 +105,7 @@ class State:
             with self.leaves.gated():
                 self.optimizer.step()
             self.scheduler.step()
-        self.optimizer.zero_grad()
+        self.net.zero_grad()
 
 
 def of_metric(name: str, value: Callable[[Any], Any]) -> Callable[[State], None]:
@@ -93,7 +124,19 @@ def group(state: State) -> dict[str, Any]:
     return state.optimizer.param_groups[0]
 
 
+def add_group(state: State) -> None:
+    if len(state.optimizer.param_groups) == 1:
+        state.optimizer.add_param_group({"params": [*state.net[1].parameters()]})
+
+
 OPERATIONS: dict[str, Callable[[State], object]] = {
+    "row": lambda s: s.net[2].add(),
+    "longer": lambda s: s.net[2].grow(),
+    "longer cache": lambda s: s.net[3].grow(),
+    "mode": lambda s: s.net[1].train(not s.net[1].training),
+    "frozen": lambda s: s.net[0].bias.requires_grad_(not s.net[0].bias.requires_grad),
+    "group": add_group,
+    "this rank's part": lambda s: parts.local_of(s.net[0].weight).mul_(0.5),
     "clamp": lambda s: s.net[0].weight.clamp_(-0.1, 0.1),
     "clamp by data": lambda s: by_data(s.net[0].weight),
     "other data": lambda s: renew(s.net[0].bias),
@@ -122,8 +165,11 @@ OPERATIONS: dict[str, Callable[[State], object]] = {
     "metric renewed": of_metric("large", lambda v: v * 0.5 + 1),
     "small in place": lambda s: s.metric.small.add_(1),
 }
-bodies = st.tuples(*[st.lists(st.sampled_from(sorted(OPERATIONS)), max_size=3)] * 2)
-"""What a body does before its update, and behind it."""
+rounds = st.tuples(*[st.lists(st.sampled_from(sorted(OPERATIONS)), max_size=3)] * 2)
+"""What a body does before an update, and behind it."""
+steps = st.lists(rounds, min_size=1, max_size=3)
+FORMS = ("one", "micro-batches", "several backwards")
+"""Of a step: its first round only; a body for each round, of which the last one updates; or all in one body."""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -140,35 +186,66 @@ def make(state: State, operations: list[str]) -> None:
         OPERATIONS[operation](state)
 
 
-def run(program: list[tuple[list[str], list[str]]], discards: list[int], *, whole: bool) -> dict[str, str]:
-    """The state at the end. Bodies of these numbers are discarded, and begin again; what cannot be put back is taken
-    from a peer, and is never the same twice."""
-    state, taken = State(), set[str]()
-    for number, (before, behind) in enumerate(program):
-        for counts in [False] * discards.count(number) + [True]:
-            state.leaves.begin(whole=whole or number == 0)
+Atoms = Iterator[Callable[[bool], object]]
+"""What a step does, one after the other; each is given whether the step counts."""
+
+
+def atoms(state: State, step: list[tuple[list[str], list[str]]], form: str) -> Atoms:
+    for number, (before, behind) in enumerate(step := step[: 1 if form == "one" else None], 1):
+        updates = number == len(step) or form == "several backwards"
+        yield from (lambda _, each=each: make(state, [each]) for each in before)
+        yield lambda _: state.forward()
+        yield lambda counts, updates=updates: state.update(counts=counts and updates)
+        yield from (lambda _, each=each: make(state, [each]) for each in behind)
+
+
+def run(program: list[list[tuple[list[str], list[str]]]], discards: list[tuple[int, int, bool]], form: str, **of: bool):
+    """The state at the end. A step that is discarded, by its number, at this atom, runs on or is left, and begins
+    again. What cannot be put back is taken from a peer, and but for updates never the same twice."""
+    state, taken = State(**of), set[str]()
+    for number, step in enumerate(program):
+        whole = form == "several backwards" or number == 0
+        for _, moment, left in [*(discard for discard in discards if discard[0] == number), (number, 999, False)]:
+            state.leaves.begin(whole=whole)
             held, peer = state.prints(), capture.copied(capture.capture(state.tracked))
-            make(state, before)
-            state.forward()
-            state.update(counts=counts)
-            make(state, behind)
-            if counts:
+            for at, atom in enumerate(atoms(state, step, form)):
+                if left and at >= moment:
+                    break
+                atom(at < moment)
+            if moment == 999:
                 state.leaves.end()
-            elif lost := state.leaves.restore():
-                assert not (whole or number == 0 or taken & {*lost})
+                continue
+            state.net.zero_grad()  # gradients are the part of KeptGradients
+            if lost := state.leaves.restore():
+                assert not (whole or taken & {*lost} - {UPDATE})
                 taken |= {*lost}
                 capture.restore(state.tracked, peer)
-            assert counts or state.prints() == held
+                state.net[3].length = len(state.net[3].rows)  # a cache of a peer
+            assert state.prints() == held
     return state.prints()
 
 
+@pytest.fixture(scope="module")
+def _world_of_one() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.timeout(1200)  # 1,000 programs at night
+@pytest.mark.usefixtures("_world_of_one")
 @given(
-    program=st.lists(bodies, min_size=1, max_size=4),
-    discards=st.lists(st.integers(0, 3), max_size=4),
-    whole=st.booleans(),
+    program=st.lists(steps, min_size=1, max_size=4),
+    discards=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 20), st.booleans()), max_size=4),
+    form=st.sampled_from(FORMS),
+    sharded=st.booleans(),
+    on_host=st.booleans(),
 )
-def test_any_program_ends_to_the_bit_as_if_no_body_was_discarded(program, discards, whole) -> None:
-    assert run(program, discards, whole=whole) == run(program, [], whole=whole)
+def test_any_program_ends_to_the_bit_as_if_no_body_was_discarded(program, discards, form, sharded, on_host) -> None:
+    """``on_host``: the copies are in the memory of the host, as those of a device that is crowded."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(host_copy, "_memory_of", lambda _: 1 if on_host else None)
+        assert run(program, discards, form, sharded=sharded) == run(program, [], form, sharded=sharded)
 
 
 @pytest.mark.parametrize("operation", sorted({*OPERATIONS} - {"momentum", "momentum renewed"}))
@@ -222,15 +299,19 @@ def test_an_update_cannot_be_put_back_without_a_copy_of_the_whole_state() -> Non
         assert state.leaves.restore() == lost
 
 
-def test_a_buffer_that_is_not_saved_and_has_another_shape_is_a_cache() -> None:
-    """Its module knows its length by an attribute, which is no state: both stay. Any other buffer is put back."""
+def test_a_table_and_what_its_module_knows_of_it_go_back_together_or_not_at_all() -> None:
+    """Beside a buffer that is saved they go back, in every body. One that is not saved, and has grown, is a cache."""
     state = State()
-    for number in range(2):
+    table, cache = state.net[2:]
+    for number in range(3):
         state.leaves.begin(whole=number == 0)
-        state.net.register_buffer("cache", torch.ones(3 + number, 2), persistent=False)
-        state.net.queue = torch.ones(5 + number, 2)
+        for each in (table, cache):
+            each.add(), each.grow(), each.add()
+            each.new = True
         assert not state.leaves.restore()
-        assert (state.net.cache.shape, state.net.queue.tolist()) == ((3 + number, 2), [[0.0, 0.0]] * 2)
+        assert (table.rows.tolist(), table.length, table.next, table.lengths) == ([0.0] * 3, 3, 0, [3])
+        assert (len(cache.rows), cache.length, cache.new) == (4 + number, 4 + number, True)
+        assert not hasattr(table, "new")
 
 
 def test_a_schedule_for_each_epoch_behind_the_last_loop_is_put_back() -> None:
@@ -247,14 +328,6 @@ def test_a_schedule_for_each_epoch_behind_the_last_loop_is_put_back() -> None:
     assert state.prints() == held
 
 
-def test_the_modes_of_modules_are_put_back() -> None:
-    state = State()
-    state.leaves.begin(whole=True)
-    state.net[1].eval()
-    assert not state.leaves.restore()
-    assert state.net[1].training
-
-
 def test_the_object_is_named_if_it_does_not_load_what_it_has_given() -> None:
     class Counts(Metric):
         def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -263,7 +336,7 @@ def test_the_object_is_named_if_it_does_not_load_what_it_has_given() -> None:
 
     counts = Counts()
     tracked = {"metric": counts}
-    undo = Leaves(tracked, TrainedSet(tracked))
+    undo = Leaves(tracked)
     undo.begin(whole=True)
     counts.good = 3
     assert undo.restore() == ["metric"]

@@ -14,11 +14,10 @@ from elastrain.elastic.checkpoint import CheckpointKeeper, levels_of
 from elastrain.elastic.encoding.leaves import is_dense
 from elastrain.elastic.state import capture, digest, host_copy, transfer
 from elastrain.elastic.state.capture import NotTheSame
-from elastrain.elastic.state.leaves import Leaves
 from elastrain.elastic.state.portions import Transfer
 from elastrain.elastic.state.receiver import StateReceiver
 from elastrain.elastic.state.sender import StateSender
-from elastrain.elastic.state.trained import TrainedSet
+from elastrain.elastic.undo.leaves import Leaves
 from fingerprints import fingerprints
 
 Tracked = dict[str, Any]
@@ -122,7 +121,7 @@ def moved(request, connect, each, tmp_path, monkeypatch) -> Callable[[Tracked, T
 
     def by_snapshot(there: Tracked, here: Tracked) -> None:
         capture.restore(here, capture.copied(capture.capture(there)))
-        snapshot = Leaves(here, TrainedSet(here))
+        snapshot = Leaves(here)
         snapshot.begin(whole=True)
         with torch.no_grad():
             for leaf in torch.utils._pytree.tree_leaves(capture.capture(here)):

@@ -1,6 +1,5 @@
 """Closures of optimizers, and the copy of the state that a discarded loop body is put back to."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,11 +16,9 @@ from elastrain.elastic.commit.step import Step
 from elastrain.elastic.contract import Contract
 from elastrain.elastic.state import capture, host_copy
 from elastrain.elastic.state.host_copy import DEVICE_SHARE, HostCopy, crowded
-from elastrain.elastic.state.leaves import Leaves
 from elastrain.elastic.state.tracked import Tracker
-from elastrain.elastic.state.trained import TrainedSet
 from elastrain.elastic.torch_private import pytree
-from fingerprints import fingerprints
+from elastrain.elastic.undo.leaves import Leaves
 from played_card import OnCard
 
 SUMS = Summed([0.0] * control.SIZE, ())
@@ -37,7 +34,7 @@ class Body:
         part = Slice((0,), (0,), weight=1.0, epoch=0)
         self.step = Step(0, Place(0, 0, 1), Share(0, 1), (part,), warm_up=warm_up, begun=1)
         contract, tracked = Contract(lambda: self.step.phase), {}
-        self.leaves = Leaves(tracked, TrainedSet(tracked))
+        self.leaves = Leaves(tracked)
         self.several = SeveralBackwards(self.leaves, contract, lambda: self.step, lambda: None)
         tracker = Tracker(tracked, contract, self.several.step_with)
         self.optimizer = kind(self.net.parameters(), lr=0.1)
@@ -144,7 +141,7 @@ def test_snapshot_holds_nothing_that_changes_with_the_objects(memory, monkeypatc
         return {name: obj.state_dict() for name, obj in tracked.items()}
 
     change()
-    snapshot = Leaves(tracked, TrainedSet(tracked))
+    snapshot = Leaves(tracked)
     for _ in range(2):  # the second copy must not share memory with objects that keep the first one's tensors
         snapshot.begin(whole=True)
         expected = repr(state())
@@ -165,107 +162,31 @@ def test_a_device_keeps_a_copy_that_takes_a_small_part_of_it_and_the_host_keeps_
     assert not crowded(1 << 50, None)
 
 
-class Sam(torch.optim.SGD):
-    """Moves the weights, and puts them back as other tensors."""
-
-    @torch.no_grad()
-    def first_step(self) -> None:
-        for p in self.param_groups[0]["params"]:
-            self.state[p]["old"] = p.data.clone()
-            p.add_(p.grad, alpha=0.05)
-
-    @torch.no_grad()
-    def put_back(self) -> None:
-        for p in self.param_groups[0]["params"]:
-            p.data = self.state[p]["old"]
-
-
-class Script:
-    """Two models and their optimizers; :meth:`body` ends where its last backward has lost a worker."""
-
-    def __init__(self, kind: str) -> None:
-        torch.manual_seed(0)
-        self.d, self.g = nn.Linear(4, 64), nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
-        kinds: dict[str, Callable[..., torch.optim.Optimizer]] = {
-            "gan": torch.optim.Adam,
-            "sam": lambda p: Sam(p, lr=0.1, momentum=0.9),
-            "lbfgs": lambda p: torch.optim.LBFGS(p, line_search_fn="strong_wolfe"),
-        }
-        self.optimizers = [kinds[kind](net.parameters()) for net in (self.d, self.g)]
-        self.tracked: dict[str, Any] = {
-            "d": self.d,
-            "g": self.g,
-            "of_d": self.optimizers[0],
-            "of_g": self.optimizers[1],
-        }
-
-    def loss(self) -> torch.Tensor:
-        for optimizer in self.optimizers:
-            optimizer.zero_grad()
-        loss = self.d(self.g(torch.randn(8, 3))).square().mean()
-        loss.backward()
-        return loss
-
-    def body(self, *, whole: bool) -> None:
-        for optimizer in self.optimizers[: 2 if whole else 1]:
-            self.loss()
-            if isinstance(optimizer, Sam):
-                optimizer.first_step()
-                self.loss()
-                optimizer.put_back()
-            optimizer.step(self.loss)
-        self.loss()
-
-    def state(self) -> dict[str, str]:
-        return fingerprints(capture.capture(self.tracked))
-
-    def tensors(self) -> dict[str, int]:
-        """Where they lie."""
-        leaves = pytree.tree_flatten_with_path(capture.capture(self.tracked))[0]
-        return {pytree.keystr(path): leaf.data_ptr() for path, leaf in leaves if isinstance(leaf, torch.Tensor)}
-
-
-@pytest.mark.parametrize("whole", [False, True])
-@pytest.mark.parametrize("steps", [0, 2])
-@pytest.mark.parametrize("kind", ["gan", "sam", "lbfgs"])
-def test_a_discarded_body_is_undone_to_the_bit_from_memory_of_the_host(kind, steps, whole, monkeypatch) -> None:
-    has(monkeypatch, 1)
-    script = Script(kind)
-    snapshot = Leaves(script.tracked, TrainedSet(script.tracked))
-    for _ in range(steps):
-        snapshot.begin(whole=True)
-        script.body(whole=True)
-    snapshot.begin(whole=True)
-    before = script.state()
-    script.body(whole=whole)
-    assert script.state() != before
-    assert not snapshot.restore()
-    assert script.state() == before
-    script.body(whole=True)
-    changed = script.state()
-    assert changed != before
-    snapshot.begin(whole=True)
-    script.body(whole=whole)
-    assert not snapshot.restore()
-    assert script.state() == changed
-
-
 def test_a_copy_on_the_host_takes_no_memory_of_the_device_to_be_put_back(on_host, monkeypatch) -> None:
-    script = Script("gan")
-    snapshot = Leaves(script.tracked, TrainedSet(script.tracked))
-    script.body(whole=True)
-    nbytes = bytes_of(capture.capture(script.tracked))
+    net = nn.Linear(4, 64)
+    optimizer = torch.optim.Adam(net.parameters())
+    tracked = {"net": net, "optimizer": optimizer}
+    leaves = Leaves(tracked)
+
+    def body() -> None:
+        optimizer.zero_grad()
+        net(torch.ones(8, 4)).square().mean().backward()
+        optimizer.step()
+
+    body()
+    nbytes = bytes_of(capture.capture(tracked))
     has(monkeypatch, int(nbytes / DEVICE_SHARE) + 1)
-    snapshot.begin(whole=True)
+    leaves.begin(whole=True)
     assert not on_host
     has(monkeypatch, int((nbytes - 1) / DEVICE_SHARE))
     for _ in range(2):
-        snapshot.begin(whole=True)
-        script.body(whole=True)
+        leaves.begin(whole=True)
+        body()
     assert on_host == [nbytes] * 2
-    at = script.tensors()
-    assert not snapshot.restore()
-    assert script.tensors() == at
+    at = [leaf.data_ptr() for leaf in pytree.tree_leaves(capture.capture(tracked)) if isinstance(leaf, torch.Tensor)]
+    assert not leaves.restore()
+    now = [leaf.data_ptr() for leaf in pytree.tree_leaves(capture.capture(tracked)) if isinstance(leaf, torch.Tensor)]
+    assert now == at
 
 
 class Pair:
@@ -284,7 +205,7 @@ class Pair:
 def test_entries_that_have_come_to_share_memory_are_put_back_apart(monkeypatch) -> None:
     has(monkeypatch, 1)
     pair = Pair()
-    snapshot = Leaves({"pair": pair}, TrainedSet({}))
+    snapshot = Leaves({"pair": pair})
     snapshot.begin(whole=True)
     pair.values["one"] = pair.values["other"].add_(5)
     assert not snapshot.restore()
@@ -297,7 +218,7 @@ def test_a_card_copies_the_state_before_the_body_changes_it_and_no_page_locked_m
     has(monkeypatch, 1)
     pair = Pair()
     pair.values = {name: value.as_subclass(OnCard) for name, value in pair.values.items()}
-    snapshot = Leaves({"pair": pair}, TrainedSet({}))
+    snapshot = Leaves({"pair": pair})
     for number in range(3):
         snapshot.begin(whole=True)
         for value in pair.values.values():

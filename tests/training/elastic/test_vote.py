@@ -12,7 +12,7 @@ from elastrain.elastic.commit.vote import Vote, cast
 def test_all_ranks_read_the_same_sums(connect, each) -> None:
     def rank(c: Communicator) -> Summed:
         values = {"loss": 1.0 + c.rank, "compute": 2.0, "stop": c.rank == 1, "save": c.rank}
-        return cast(c, lambda: Vote({1, 2 + c.rank}, **values, of_model=[c.rank, 10.0], of_batch=[7.0]))
+        return cast(c, lambda: Vote({1, 2 + c.rank}, **values, riders={"of_model": [c.rank, 10.0], "of_batch": [7.0]}))
 
     for number, summed in enumerate(each(rank, connect(3))):
         assert [summed.sums[i] for i in (control.LOSS, control.COMPUTE, control.STOP, control.SAVE)] == [6, 6, 1, 3]

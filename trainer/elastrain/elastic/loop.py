@@ -40,10 +40,10 @@ from elastrain.elastic.group.shell import ExitRequested, LoopOver, Session
 from elastrain.elastic.group.world import World
 from elastrain.elastic.state import transfer
 from elastrain.elastic.state.capture import Stateful
-from elastrain.elastic.state.leaves import Leaves
 from elastrain.elastic.state.tracked import Closure
 from elastrain.elastic.strategies.scheduled import Scheduled
 from elastrain.elastic.strategies.strategy import Strategy
+from elastrain.elastic.undo.leaves import Leaves
 
 log = structlog.get_logger(__name__)
 
@@ -77,12 +77,12 @@ class Loop:
     ) -> None:
         self.contract = Contract(lambda: self.phase)
         """What the calls of the script do now."""
-        self.leaves = Leaves(tracked, world.state.trained)
+        self.leaves = Leaves(tracked)
         """What loop bodies change."""
-        self.bodies = Bodies(world, heartbeat, batch, audit, self.leaves, together=strategy.votes)
+        rules, together = self.contract, strategy.votes
+        self.bodies = Bodies(world, heartbeat, batch, audit, self.leaves, contract=rules, together=together)
         """What becomes of the steps."""
-        self.bodies.before_commit = self.contract.check_applied
-        in_body = lambda: self.step if self.bodies.running else None  # noqa: E731
+        in_body = self.bodies.step_in_body
         self.several = SeveralBackwards(self.leaves, self.contract, in_body, self._allow_several_backwards)
         self._session, self._strategy = session, strategy
         self._heartbeat, self._world = heartbeat, world
@@ -182,7 +182,7 @@ class Loop:
         self._heartbeat.outside()
         self.batch.interrupt()
         if boundary.act is Act.END:
-            self.leaves.begin(whole=False, body=False)
+            self.leaves.begin(whole=self._world.place.rank > 0, body=False)  # it may have to run that code again
         self._world.state.pauses.run(boundary.due)
         return True
 

@@ -218,8 +218,8 @@ def replace_mesh(model: nn.Module, info: Any) -> None:
 
 
 def local_of(tensor: Any) -> torch.Tensor:
-    """The memory of a ``DTensor`` on this rank, to write to."""
-    local: torch.Tensor = tensor._local_tensor
+    """The memory of a ``DTensor`` on this rank, to write to; any other tensor itself."""
+    local: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
     return local
 
 
@@ -283,9 +283,9 @@ def uses_of_data() -> set[int]:
 
 
 def memory_of(tensor: torch.Tensor) -> int:
-    """A number that tensors share which share memory; of one that wraps others, its own."""
+    """A number that tensors share which share memory; of one that wraps others, but a sharded one, its own."""
     try:
-        return tensor.untyped_storage().data_ptr() or id(tensor)
+        return local_of(tensor).untyped_storage().data_ptr() or id(tensor)
     except (RuntimeError, NotImplementedError):
         return id(tensor)
 

@@ -26,9 +26,9 @@ from elastrain.elastic.commit.vote import Vote, cast
 from elastrain.elastic.group.heartbeat import Heartbeat
 from elastrain.elastic.group.shell import ExitRequested, Session
 from elastrain.elastic.group.world import World
-from elastrain.elastic.state.leaves import Leaves
 from elastrain.elastic.strategies.scheduled import Scheduled
 from elastrain.elastic.strategies.strategy import Strategy
+from elastrain.elastic.undo.leaves import Leaves
 
 log = structlog.get_logger(__name__)
 
@@ -88,7 +88,7 @@ class Backward:
         self._put_aside(step)
         summed: Summed | None = None
         if step.share.learner:
-            self._learning.gradients(leaves)
+            self._learning.gradients()
             summed = self._vote(step, communicator)
         else:
             with self._guarded(communicator):
@@ -143,24 +143,20 @@ class Backward:
         world, model = self._world, self._world.model
         assert model is not None
         connected, replica = self._session.connected(), world.state.replicas.take_number(communicator)
-        of_model, of_batch, of_script = model.votes(), self._batch.votes(world.place), self._sums.votes(step)
-        samples = sum(len(part.indices) for part in step.parts)
-        seconds = self._heartbeat.spent  # a device has come so far: cast() has waited for it
-        of_shares = world.state.shares.votes(step.share, step.place, seconds=seconds, samples=samples)
+        samples, shape, rank = sum(len(part.indices) for part in step.parts), step.place.shape, step.place.rank
+        has_loss, seconds = shape.has_loss(rank), self._heartbeat.spent  # a device has come so far: cast() has waited
+        of_script = self._sums.votes(step)
+        riders = {
+            "of_model": model.votes(),
+            "of_script": of_script if has_loss or step.share.learner else [0.0] * len(of_script),
+            "of_batch": self._batch.votes(world.place),
+            "of_shares": world.state.shares.votes(step.share, step.place, seconds=seconds, samples=samples),
+        }
         if step.share.learner:
             learning = model.learner is not None and model.learner.receiving
             connected = frozenset[int]() if learning else connected  # no switch before its state is complete
-            return Vote(
-                connected,
-                learning=learning,
-                of_model=of_model,
-                of_script=of_script,
-                of_batch=of_batch,
-                of_shares=of_shares,
-                replica=replica,
-            )
-        shape, rank = step.place.shape, step.place.rank
-        first, has_loss = shape.counts(rank), shape.has_loss(rank)
+            return Vote(connected, learning=learning, riders=riders, replica=replica)
+        first = shape.counts(rank)
         return Vote(
             connected,
             loss=self._loss(loss) if has_loss else 0.0,
@@ -170,10 +166,7 @@ class Backward:
             count=step.count if has_loss else 0,
             save=world.saving.vote(world.step + 1),
             kept=step.keeps and first,
-            of_model=of_model,
-            of_script=of_script if has_loss else [0.0] * len(of_script),
-            of_batch=of_batch,
-            of_shares=of_shares,
+            riders=riders,
             replica=replica,
         )
 

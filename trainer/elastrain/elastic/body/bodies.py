@@ -18,11 +18,12 @@ from elastrain.elastic.comm.transport import described
 from elastrain.elastic.commit.decide import End, left
 from elastrain.elastic.commit.step import Step
 from elastrain.elastic.commit.updates import Updates
+from elastrain.elastic.contract import Contract
 from elastrain.elastic.group.ending import start_anew
 from elastrain.elastic.group.heartbeat import Heartbeat
 from elastrain.elastic.group.shell import Session
 from elastrain.elastic.group.world import World
-from elastrain.elastic.state.leaves import Leaves
+from elastrain.elastic.undo.leaves import Leaves
 
 log = structlog.get_logger(__name__)
 
@@ -53,6 +54,7 @@ class Bodies:
         audit: AuditLog | None,
         leaves: Leaves,
         *,
+        contract: Contract,
         together: bool,
     ) -> None:
         """``leaves``: of the tracked objects. ``together``: a forward needs other ranks, and sees stand-ins for what a
@@ -69,12 +71,10 @@ class Bodies:
         """Those that bodies have made."""
         self.callbacks: list[Callable[[], None]] = []
         """Those given to ``job.on_commit()``."""
-        self.before_commit: Callable[[int], None] = lambda _: None
-        """Called with the number of each step that is about to be committed; may raise."""
         self.after_commit: Callable[[Step], None] = lambda _: None
         """Called with each step that was committed here, after the script's callbacks."""
         self._world, self._heartbeat, self._batch, self._audit = world, heartbeat, batch, audit
-        self._leaves, self._together = leaves, together
+        self._leaves, self._contract, self._together = leaves, contract, together
         self._applied = False
         """Whether the last body was left by an exception after all of its update: the step counts if the script goes
         on."""
@@ -85,10 +85,14 @@ class Bodies:
         """The last step, if it was discarded and its peers may have committed it."""
         world.state.on_adopt = self._adopt
 
+    def step_in_body(self) -> Step | None:
+        """The step whose loop body runs."""
+        return self.step if self.running else None
+
     @property
     def present(self) -> Body | None:
         """The loop body that runs, or in whose commit the script runs."""
-        if (step := self.step) is None or not self.running:
+        if (step := self.step_in_body()) is None:
             return None
         number = max(step.begun - 1, 0)
         return Body(step.number, self.executions, number, step.warm_up, len(step.parts[number].indices))
@@ -115,7 +119,7 @@ class Bodies:
             return
         if self._leaves.end():
             knows_bodies(self._world, self._leaves.tensors.changing)
-        self.before_commit(step.number)
+        self._contract.check_applied(step.number)
         self._heartbeat.committed()
         self._log(step, "commit")
         self._world.commit(step)

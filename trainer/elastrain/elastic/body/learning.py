@@ -17,7 +17,7 @@ from elastrain.elastic.encoding import decode, encode
 from elastrain.elastic.group.heartbeat import Heartbeat
 from elastrain.elastic.group.world import World
 from elastrain.elastic.state import transfer
-from elastrain.elastic.state.leaves import Leaves
+from elastrain.elastic.undo.leaves import Leaves
 
 
 class Learning:
@@ -47,14 +47,13 @@ class Learning:
         learner.outputs.forget()
         return nullcontext()
 
-    def gradients(self, leaves: Leaves) -> None:
+    def gradients(self) -> None:
         """Take the gradients of the other ranks, which have computed the whole batch.
 
-        The loss of the loop body is ignored, and the changes of its forward to the models' buffers are undone.
+        The loss of the loop body is ignored; for its forward's changes to buffers: :meth:`share_buffers`.
         """
         assert self._world.model is not None and self._world.model.learner is not None
         self._heartbeat.waits()
-        leaves.restore_buffers()
         self._world.model.learner.finish()
 
     def share_buffers(self, communicator: Communicator, leaves: Leaves) -> bool:

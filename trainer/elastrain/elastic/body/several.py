@@ -13,8 +13,8 @@ from typing import Any
 
 from elastrain.elastic.commit.step import Step
 from elastrain.elastic.contract import Call, Contract, Phase
-from elastrain.elastic.state.leaves import Leaves
 from elastrain.elastic.state.tracked import Closure
+from elastrain.elastic.undo.leaves import Leaves
 
 
 class SeveralBackwards:

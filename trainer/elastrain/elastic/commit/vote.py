@@ -13,8 +13,9 @@ those that get it from this rank.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
 
 import torch
 
@@ -46,14 +47,8 @@ class Vote:
     """This rank's vote on a checkpoint after this step."""
     kept: bool = False
     """Whether this rank adds the gradients of this step to those of a step before."""
-    of_model: Sequence[float] = ()
-    """As of :meth:`elastrain.elastic.strategies.strategy.ElasticModule.votes`; equally many on all ranks."""
-    of_script: Sequence[float] = ()
-    """As of :meth:`elastrain.elastic.body.script_sums.ScriptSums.votes`; equally many on all ranks."""
-    of_batch: Sequence[float] = ()
-    """As of :meth:`elastrain.elastic.batching.ScriptsBatch.votes`; equally many on all ranks."""
-    of_shares: Sequence[float] = ()
-    """As of :meth:`elastrain.elastic.shares.ranks.EqualShares.votes`; equally many on all ranks."""
+    riders: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """What is summed beside it, by its name in :class:`Summed`: equally many numbers on all ranks."""
     replica: int | None = None
     """As of :meth:`elastrain.elastic.replicas.replicas.Replicas.take_number`; None on all ranks, or on none."""
 
@@ -70,22 +65,14 @@ def cast(communicator: Communicator, own: Callable[[], Vote]) -> Summed:
     fixed = [
         vote.loss, vote.compute, vote.learning, vote.stop, vote.counted, vote.count, vote.save, vote.kept
     ]  # fmt: skip
-    others = [*vote.of_model, *vote.of_script, *vote.of_batch, *vote.of_shares]
+    others = [number for numbers in vote.riders.values() for number in numbers]
     values = torch.tensor([*control.encode(connected), *fixed, *others], dtype=torch.float64)
     replicas = torch.zeros(0 if vote.replica is None else communicator.world_size, dtype=torch.int64)
     if vote.replica is not None:
         replicas[communicator.rank] = vote.replica  # 63 bits, which no floating-point sum keeps
     beside = [replicas] if len(replicas) else []
     torch.futures.wait_all(communicator.sum_together(*beside, values, kind=Kind.CONTROL))
-    sums, model = values.tolist(), control.SIZE + len(vote.of_model)
-    script = model + len(vote.of_script)
-    batch = script + len(vote.of_batch)
-    return Summed(
-        sums[: control.SIZE],
-        connected,
-        of_model=sums[control.SIZE : model],
-        of_script=sums[model:script],
-        of_batch=sums[script:batch],
-        of_shares=sums[batch:],
-        replicas=replicas.tolist(),
-    )
+    sums = iter(values.tolist())
+    own_sums = [*islice(sums, control.SIZE)]
+    riders = {name: [*islice(sums, len(numbers))] for name, numbers in vote.riders.items()}
+    return replace(Summed(own_sums, connected, replicas=replicas.tolist()), **riders)

@@ -12,7 +12,7 @@ from elastrain.elastic.comm.header import Kind
 from elastrain.elastic.group.ending import RankZeroLost, hold, kept
 from elastrain.elastic.group.shell import ExitRequested, Session
 from elastrain.elastic.group.world import World
-from elastrain.elastic.state.leaves import Leaves
+from elastrain.elastic.undo.leaves import Leaves
 from elastrain.link import AgentLost, MessageFailed
 
 log = structlog.get_logger(__name__)
@@ -64,12 +64,12 @@ class End:
         kept(self._session, why, holds=self._is_final() and self._world.saving.keep(self._world.step))
 
     def _is_final(self) -> bool:
-        """Whether this rank has the state after the last step. What code behind the loop has changed is put back, as a
-        schedule for each epoch: that code runs a second time."""
+        """Whether this rank has the state after the last step. What code behind the loop has changed is put back: it
+        runs a second time."""
         world = self._world
         if world.has_state:
             self._leaves.restore()
         changed = bool(world.once.state) and world.once.state != world.state.digest()
         if changed:
-            log.warning("code after the training has changed models or optimizers: their state cannot be kept")
+            log.warning("code after the training has changed models or optimizers, and it cannot be put back")
         return world.has_state and not changed

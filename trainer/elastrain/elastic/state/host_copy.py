@@ -3,7 +3,7 @@
 Tensors on a CUDA device are copied into page-locked memory by the stream that trains. All that changes the state later
 is queued behind the copies: an update, but also the statistics that a forward keeps, a perturbation of the weights or
 an average. On a stream of their own the copies would run beside the next step, up to its first write, and those writes
-have no one place (:mod:`elastrain.elastic.state.leaves`). The host waits for nothing; a reader waits for an event.
+have no one place (:mod:`elastrain.elastic.undo.leaves`). The host waits for nothing; a reader waits for an event.
 """
 
 from __future__ import annotations

@@ -155,15 +155,7 @@ def _are_zero(gradients: Iterable[torch.Tensor]) -> bool:
     values = [parts.local_of(g) for g in gradients]
     dense = [g.coalesce().values() if g.is_sparse else g for g in values]
     norms = foreach_norm([g for g in dense if g.numel()])
-    return not any(bool(norm) for norm in norms) if len(norms) < 2 or norms[0].is_cpu else not _any(norms)
-
-
-def _any(norms: Iterable[torch.Tensor]) -> bool:
-    """With one wait for each device."""
-    by_device: dict[torch.device, list[torch.Tensor]] = {}
-    for norm in norms:
-        by_device.setdefault(norm.device, []).append(norm.double())
-    return any(bool(torch.stack(alike).any()) for alike in by_device.values())
+    return not norms or not torch.stack([norm.double().to(norms[0].device) for norm in norms]).any()
 
 
 def _sum(new: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:

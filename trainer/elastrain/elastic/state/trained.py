@@ -302,5 +302,4 @@ class KnownParameters:
 
 
 def _shown(model: str, names: list[str]) -> str:
-    shown, more = ", ".join(f"{model}.{name}" for name in names[:_SHOWN]), len(names) - _SHOWN
-    return f"parameters {shown} and {more} more were" if more > 0 else f"parameters {shown} were"
+    return f"parameters {_some([f'{model}.{name}' for name in names])} were"

@@ -5,10 +5,13 @@ torch counts the changes in place (``_version``), so that a copy is needed only 
 Gates by the name of a method cannot show them: SAM perturbs the weights by ``first_step()``, a WGAN clamps them, and an
 average may be kept by ``lerp_``. The versions are compared in each body, before and behind the gated calls. A tensor
 that has moved beside them once is copied at the beginning of each body from then on. Other scripts pay for looks at the
-versions only: with Adam about 1 µs in a body for each parameter.
+versions only: with Adam less than 1 µs in a body for each parameter.
 
 Two writes raise no version. Kernels of normalisations do not: small buffers are always copied. Writes by way of
 ``tensor.data`` do not: the job sees each use of ``.data`` in a body.
+
+A module with buffers goes back as a whole, with what its attributes know of them, such as the length of a table; or
+stays as a whole, if its buffers are a cache (:meth:`Tensors.caches`).
 
 A body that updates the state before its last backward has a copy of all leaves: which backward is the last is known
 when it has ended. So has the first body of a process, of which nothing is known. A copy that takes much room from the
@@ -31,10 +34,9 @@ from elastrain.elastic.state.buffers import fits, put_buffer
 from elastrain.elastic.state.capture import Stateful
 from elastrain.elastic.state.digest import same_bits
 from elastrain.elastic.state.host_copy import Memory
-from elastrain.elastic.state.tensors import NONE, Tensors, is_small
-from elastrain.elastic.state.trained import TrainedSet
-from elastrain.elastic.state.trees import PLAIN, Begun, Frozen, equal, frozen, look, versions
-from elastrain.elastic.torch_private import forget_stages, hidden_buffers, memory_of, uses_of_data
+from elastrain.elastic.torch_private import forget_stages, memory_of, uses_of_data
+from elastrain.elastic.undo.tensors import NONE, Tensors, is_small
+from elastrain.elastic.undo.trees import Begun, Frozen, attributes, equal, frozen, look, put_back, same
 
 UPDATE = "the update of the step"
 """What cannot be put back where only some leaves have copies."""
@@ -43,9 +45,8 @@ UPDATE = "the update of the step"
 class Leaves:
     """Of one rank's tracked objects. For the training thread."""
 
-    def __init__(self, tracked: Mapping[str, Stateful], trained: TrainedSet) -> None:
-        """``tracked`` is shared with the runtime. ``trained``: the parameters that train, which the body may change."""
-        self._trained = trained
+    def __init__(self, tracked: Mapping[str, Stateful]) -> None:
+        """``tracked`` is shared with the runtime."""
         self.tensors, self._memory = Tensors(tracked), Memory()
         self._begun = Begun()
 
@@ -58,20 +59,21 @@ class Leaves:
         begun = self._begun = Begun(whole, open=body)
         begun.tensors = [*self.tensors.parameters.values(), *(place.buffer for place in self.tensors.places)]
         begun.names = [*self.tensors.parameters, *(place.name for place in self.tensors.places)]
+        begun.trains = [parameter.requires_grad for parameter in self.tensors.parameters.values()]
+        begun.modes = [module.training for module in self.tensors.modules]
+        begun.attributes = [(module, attributes(module)) for module in self.tensors.owners]
         walked = len(begun.tensors)
         for name, obj in self.tensors.tracked.items():
             self._take_object(begun, name, obj)
             begun.names += [name] * (len(begun.tensors) - len(begun.names))
         others = range(walked, len(begun.tensors))
-        for name, _, (_, tensors) in begun.looks:
-            begun.tensors += tensors
+        for name, _, values in begun.looks:
+            begun.tensors += (tensors := [value for value in values if isinstance(value, torch.Tensor)])
             begun.names += [name] * len(tensors)
-        begun.versions = versions(begun.tensors)
+        begun.versions = self.tensors.versions(begun.tensors)
         begun.walked = begun.versions[:walked]
         uses_of_data().clear()
         if whole:
-            begun.trains = self._trained.describe()
-            begun.modes = [(part, part.training) for _, model in self.tensors.models() for part in model.modules()]
             begun.copied = [*range(len(begun.tensors))]
         else:
             small = [n for n in others if is_small(begun.tensors[n]) or begun.names[n] in self.tensors.moving]
@@ -96,18 +98,18 @@ class Leaves:
 
     def note(self) -> None:
         """What has changed so far is not the script's own."""
-        self._begun.walked = versions(self._begun.tensors[: len(self._begun.walked)])
+        self._begun.walked = self.tensors.versions(self._begun.tensors[: len(self._begun.walked)])
         uses_of_data().clear()
 
     def end(self) -> bool:
         """The body counts, or was a warm-up. Returns whether it is the first one of this process: then the values of
         small buffers are compared, too."""
-        begun, walked, buffers = self._begun, len(self._begun.walked), len(self.tensors.parameters)
+        begun, buffers = self._begun, len(self.tensors.parameters)
         self._learn()
         begun.open = False
-        in_objects = {n for *_, state in begun.objects for n in range(state.at.start, state.at.stop)}
-        now = enumerate(versions(begun.tensors[walked:]), walked)
-        self._moved(n for n, version in now if n in in_objects and version != begun.versions[n])
+        in_objects = [n for *_, state in begun.objects for n in range(state.at.start, state.at.stop)]
+        now = zip(in_objects, self.tensors.versions([begun.tensors[n] for n in in_objects]), strict=True)
+        self._moved(n for n, version in now if version != begun.versions[n])
         if first := not self.tensors.shown:
             self.tensors.shown = True
             copies = dict(zip(begun.copied, begun.copies.complete(), strict=True))
@@ -118,18 +120,25 @@ class Leaves:
 
     def restore(self) -> list[str]:
         """Put back what the body has changed. Returns the names of what has changed and has no copy."""
-        begun, lost = self._begun, self._without_copy()
+        begun = self._begun
+        caches = self.tensors.caches(begun.tensors)
+        lost = self._without_copy(caches)
         begun.open = False
-        if begun.whole:
-            self._trained.adopt(begun.trains)
-            for module, mode in begun.modes:
-                module.training = mode
-        self._put_tensors_back(0, len(begun.tensors))
-        for optimizer, groups in begun.groups:
-            for group, options in zip(optimizer.param_groups, groups.thawed(begun.tensors), strict=False):
-                for key in group.keys() - options.keys() - {"params"}:
+        for parameter, trains in zip(self.tensors.parameters.values(), begun.trains, strict=True):
+            if parameter.requires_grad != trains:
+                parameter.requires_grad_(trains)
+        for module, mode in zip(self.tensors.modules, begun.modes, strict=True):
+            module.training = mode
+        for module, before in begun.attributes:
+            if module not in caches:
+                put_back(module, before)
+        self._put_tensors_back(caches)
+        for optimizer, groups, options in begun.groups:  # those that were added go, and others come again
+            optimizer.param_groups[:] = [group for group, _ in groups]
+            for (group, parameters), values in zip(groups, options.thawed(begun.tensors), strict=True):
+                for key in group.keys() - values.keys() - {"params"}:
                     del group[key]
-                group.update(options)
+                group.update(params=parameters, **values)
         for optimizer, state in begun.states:
             optimizer.state.clear()
             optimizer.state.update(state.thawed(begun.tensors))
@@ -139,7 +148,8 @@ class Leaves:
 
     # -- the models' buffers -------------------------------------------------------------------------------------------
     def sent(self) -> dict[str, torch.Tensor]:
-        """By name: those that bodies have changed, and the small ones."""
+        """By name: those that bodies have changed, this one included, and the small ones."""
+        self._learn()
         found = self.tensors.changing | {p.name: p.buffer for p in self.tensors.places if p.of_model and p.is_copied}
         return {n: b.detach() for n, b in found.items() if b is not NONE and b.layout is torch.strided}
 
@@ -149,68 +159,61 @@ class Leaves:
             if place.name in values:
                 put_buffer(place.owner, place.key, values[place.name])
 
-    def restore_buffers(self) -> None:
-        """Put them back: the step's are those of another rank."""
-        self._put_tensors_back(len(self.tensors.parameters), len(self._begun.walked))
-
     # -- begin ---------------------------------------------------------------------------------------------------------
     def _take_object(self, begun: Begun, name: str, obj: Any) -> None:
         """Copy what is no tensor of its state, and add the tensors to the leaves."""
         if isinstance(obj, torch.optim.Optimizer):
-            options = [{key: v for key, v in group.items() if key != "params"} for group in obj.param_groups]
-            begun.groups.append((obj, frozen(options, begun.tensors)))
+            groups = [(group, [*group["params"]]) for group in obj.param_groups]
+            options = [{key: v for key, v in group.items() if key != "params"} for group, _ in groups]
+            begun.groups.append((obj, groups, frozen(options, begun.tensors)))
             if begun.whole or name in self.tensors.moving:
                 begun.states.append((obj, frozen(dict(obj.state), begun.tensors)))
             else:
                 begun.looks.append((name, obj, look(obj)))
         if not isinstance(obj, nn.Module | torch.optim.Optimizer) or name in self.tensors.more:
-            begun.objects.append((name, obj, frozen(self._state_of(name, obj), begun.tensors)))
-
-    def _state_of(self, name: str, obj: Any) -> Any:
-        if isinstance(obj, torch.amp.GradScaler):  # its state_dict() waits for the device
-            return {key: v for key, v in vars(obj).items() if type(v) in PLAIN or isinstance(v, torch.Tensor)}
-        state = obj.state_dict()
-        return (
-            {key: state[key] for key in state.keys() & self.tensors.more[name]} if name in self.tensors.more else state
-        )
+            begun.objects.append((name, obj, frozen(self.tensors.state_of(name, obj), begun.tensors)))
 
     # -- learn ---------------------------------------------------------------------------------------------------------
     def _learn(self) -> None:
         """What has changed since the last gated call is the script's own: it is copied from now on."""
         begun, first = self._begun, len(self.tensors.parameters)
-        now = versions(begun.tensors[: len(self._begun.walked)])
+        now = self.tensors.versions(begun.tensors[: len(begun.walked)])
         moved = [n for n, place in enumerate(self.tensors.places, first) if place.buffer is not begun.tensors[n]]
-        if now != self._begun.walked:
-            moved += [n for n, version in enumerate(now) if version != self._begun.walked[n]]
+        if now != begun.walked:
+            moved += [n for n, version in enumerate(now) if version != begun.walked[n]]
         if used := uses_of_data():
             begun.by_data |= used
             moved += [n for n, tensor in enumerate(begun.tensors) if memory_of(tensor) in used]
             uses_of_data().clear()
-        self._begun.walked = now
+        begun.walked = now
         self._moved(moved)
 
     def _moved(self, numbers: Iterable[int]) -> None:
         self.tensors.note({self._begun.names[number] for number in numbers})
 
     # -- restore -------------------------------------------------------------------------------------------------------
-    def _without_copy(self) -> list[str]:
+    def _without_copy(self, caches: set[nn.Module]) -> list[str]:
         """The names of the leaves that have moved in this body, and have no copy."""
         begun, by_data = self._begun, self._begun.by_data | uses_of_data()
         if begun.whole or begun.updated:
             return [] if begun.whole else [UPDATE]
-        now, copied = versions(begun.tensors), {*begun.copied}
-        rest = [n for n in range(len(now)) if n not in copied]
+        places = enumerate(self.tensors.places, len(self.tensors.parameters))
+        now = self.tensors.versions(begun.tensors)
+        apart = {*begun.copied, *(n for n, place in places if place.owner in caches)}
+        rest = [n for n in range(len(now)) if n not in apart]
         moved = [n for n in rest if now[n] != begun.versions[n] or (by_data and memory_of(begun.tensors[n]) in by_data)]
-        looks = [name for name, optimizer, (before, _) in begun.looks if not equal(before, look(optimizer)[0])]
+        looks = [name for name, optimizer, before in begun.looks if not same(before, look(optimizer))]
         return [begun.names[number] for number in moved] + looks
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
-    def _put_tensors_back(self, first: int, last: int) -> None:
-        """Leaves from ``first`` on and before ``last``, and the places of those that are buffers."""
+    def _put_tensors_back(self, caches: set[nn.Module]) -> None:
+        """All that have a copy, and the places of those that are buffers; not of ``caches``."""
         begun, written, put = self._begun, set[int](), dict[int, torch.Tensor]()
+        places = dict(enumerate(self.tensors.places, len(self.tensors.parameters)))
+        stay = {number for number, place in places.items() if place.owner in caches}
         for number, copy in zip(begun.copied, begun.copies.complete(), strict=True):
             tensor = begun.tensors[number]
-            if not first <= number < last or id(tensor) in put:
+            if number in stay or id(tensor) in put:
                 begun.tensors[number] = put.get(id(tensor), tensor)
                 continue
             home = parts.local_of(tensor).detach()
@@ -225,10 +228,8 @@ class Leaves:
                     begun.tensors[number] = home
             put[id(tensor)] = begun.tensors[number]
             written |= {home.data_ptr()} - {0} if dense else set()
-        for number, place in enumerate(self.tensors.places, len(self.tensors.parameters)):
-            now, before = place.buffer, begun.tensors[number]
-            # One that is not saved, and has come or got another shape, is a cache: what its module knows of it stays.
-            if now is not before and (fits(now, before) or place.key not in hidden_buffers(place.owner)):
+        for number, place in places.items():
+            if number not in stay and place.buffer is not (before := begun.tensors[number]):
                 place.owner._buffers[place.key] = None if before is NONE else before
 
     def _put_object_back(self, name: str, obj: Any, state: Frozen) -> bool:
@@ -238,7 +239,7 @@ class Leaves:
             vars(obj).update(tree)
             forget_stages(obj)
             return True
-        if equal(state.tree, frozen(self._state_of(name, obj), found).tree):
+        if equal(state.tree, frozen(self.tensors.state_of(name, obj), found).tree):
             before = self._begun.tensors[state.at]
             if all(a is b for a, b in zip(before, found, strict=True)):
                 return True

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from operator import add
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
+from elastrain.elastic.state.buffers import fits
+from elastrain.elastic.state.parts import is_sharded
 from elastrain.elastic.state.tracked import is_average
-from elastrain.elastic.torch_private import Norm
+from elastrain.elastic.torch_private import Norm, hidden_buffers, local_of
+from elastrain.elastic.undo.trees import PLAIN
 
 SMALL_BYTES = 256 * 2**10
 """Below this size a buffer, and a tensor of an object that is neither model nor optimizer, always has a copy."""
@@ -46,6 +50,11 @@ class Tensors:
         self.parameters: dict[str, torch.Tensor] = {}
         self.places: list[Place] = []
         """Of buffers."""
+        self.modules: list[nn.Module] = []
+        self.owners: list[nn.Module] = []
+        """Modules that own buffers, without torch's normalisations."""
+        self.sharded = False
+        """Whether some parameters are sharded tensors."""
         self.more: dict[str, frozenset[str]] = {}
         """Keys in the ``state_dict`` of models and optimizers beside those that torch's classes have."""
         self.moving: set[str] = set()
@@ -69,6 +78,10 @@ class Tensors:
         self._known, self.places, seen = len(self.tracked), [], set[int]()
         named = [(f"{name}.{path}", p) for name, model in self.models() for path, p in model.named_parameters()]
         self.parameters = dict({id(p): (name, p) for name, p in named}.values())
+        self.modules = [*dict.fromkeys(module for _, model in self.models() for module in model.modules())]
+        own = [m for m in self.modules if not (isinstance(m, Norm) and type(m).__module__.startswith("torch."))]
+        self.owners = [module for module in own if module._buffers]
+        self.sharded = any(map(is_sharded, self.parameters.values()))
         for name, model in self.models():
             for path, owner in model.named_modules():
                 for key, buffer in owner._buffers.items():
@@ -99,6 +112,29 @@ class Tensors:
         norms = {id(p.owner) for p in self.places if isinstance(p.owner, Norm) and p.name in self.moving}
         found = [p for p in self.places if p.of_model and (p.name in self.moving or id(p.owner) in norms)]
         return {place.name: place.buffer for place in found if place.buffer is not NONE}
+
+    def versions(self, of: Sequence[torch.Tensor]) -> list[int]:
+        """By tensor: how often it was changed in place, as far as torch counts. Writes through a view of a sharded one
+        raise its own version, those to its memory on this rank that of the local tensor."""
+        try:
+            counts = [tensor._version for tensor in of]
+            return [*map(add, counts, [local_of(tensor)._version for tensor in of])] if self.sharded else counts
+        except RuntimeError:  # of tensors of torch.inference_mode()
+            return [-1 if tensor.is_inference() else tensor._version for tensor in of]
+
+    def caches(self, before: Sequence[torch.Tensor]) -> set[nn.Module]:
+        """Modules of which no buffer is saved, and one has come or got another shape since there were the tensors
+        ``before``: what is known of them may stand anywhere."""
+        places = zip(self.places, before[len(self.parameters) :], strict=False)
+        other = [place.owner for place, buffer in places if not fits(place.buffer, buffer)]
+        return {owner for owner in other if owner._buffers.keys() <= hidden_buffers(owner)}
+
+    def state_of(self, name: str, obj: Any) -> Any:
+        """What is copied of an object beside the tensors of models, and the state of optimizers."""
+        if isinstance(obj, torch.amp.GradScaler):  # its state_dict() waits for the device
+            return {key: v for key, v in vars(obj).items() if type(v) in PLAIN or isinstance(v, torch.Tensor)}
+        state, more = obj.state_dict(), self.more.get(name)
+        return state if more is None else {key: state[key] for key in state.keys() & more}
 
 
 def more_of(obj: Any) -> frozenset[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -72,12 +73,37 @@ def equal(one: Any, other: Any) -> bool:
         return False
 
 
-# -- optimizers and models -------------------------------------------------------------------------------------------
-def look(optimizer: torch.optim.Optimizer) -> tuple[list[Any], list[torch.Tensor]]:
-    """All in its state, with the identities of its tensors, and the tensors."""
-    values = [v for of_p in optimizer.state.values() for v in (of_p.values() if isinstance(of_p, dict) else (of_p,))]
-    tensors = [value for value in values if isinstance(value, torch.Tensor)]
-    return [id(value) if isinstance(value, torch.Tensor) else value for value in values], tensors
+# -- optimizers and modules ------------------------------------------------------------------------------------------
+def look(optimizer: torch.optim.Optimizer) -> list[Any]:
+    """All in its state."""
+    return [v for of_p in optimizer.state.values() for v in (of_p.values() if isinstance(of_p, dict) else (of_p,))]
+
+
+def same(before: Sequence[Any], now: Sequence[Any]) -> bool:
+    """Whether nothing has come, gone or been replaced between two looks."""
+    pairs = zip(before, now, strict=False)
+    return len(before) == len(now) and all(a is b or (type(a) in PLAIN and a == b) for a, b in pairs)
+
+
+_OF_ANY = vars(nn.Module()).keys()
+
+
+def attributes(module: nn.Module) -> dict[str, tuple[Any, Any]]:
+    """What code has set in ``module``, beside what each module has; with a copy of a collection."""
+    values = {key: value for key, value in vars(module).items() if key not in _OF_ANY}
+    return {key: (v, v.copy() if isinstance(v, dict | list | set | deque) else None) for key, v in values.items()}
+
+
+def put_back(module: nn.Module, before: dict[str, tuple[Any, Any]]) -> None:
+    """Give ``module`` its :func:`attributes` again, and no others."""
+    now = vars(module)
+    for key in now.keys() - before.keys() - _OF_ANY:
+        del now[key]
+    for key, (value, content) in before.items():
+        now[key] = value
+        if content is not None:
+            value.clear()
+            (value.update if isinstance(value, dict | set) else value.extend)(content)
 
 
 @dataclass(slots=True)
@@ -96,28 +122,23 @@ class Begun:
     copied: list[int] = field(default_factory=list)
     """Numbers of those that have a copy."""
     copies: Copied = field(default_factory=lambda: Copied([]))
-    groups: list[tuple[torch.optim.Optimizer, Frozen]] = field(default_factory=list)
-    """Of optimizers: the options of their groups."""
+    groups: list[tuple[Any, list[tuple[dict[str, Any], list[Any]]], Frozen]] = field(default_factory=list)
+    """Of optimizers: the groups, with their parameters; and the options."""
     states: list[tuple[torch.optim.Optimizer, Frozen]] = field(default_factory=list)
     """Of optimizers whose state is copied: that of each parameter."""
-    looks: list[tuple[str, torch.optim.Optimizer, Any]] = field(default_factory=list)
+    looks: list[tuple[str, torch.optim.Optimizer, list[Any]]] = field(default_factory=list)
     """Of the others: as of :func:`look`."""
     objects: list[tuple[str, Any, Frozen]] = field(default_factory=list)
     """Of other objects: their state."""
-    trains: str = ""
-    modes: list[tuple[nn.Module, bool]] = field(default_factory=list)
+    trains: list[bool] = field(default_factory=list)
+    """Of each parameter: whether it requires a gradient."""
+    modes: list[bool] = field(default_factory=list)
+    """Of each module: whether it trains."""
+    attributes: list[tuple[nn.Module, dict[str, tuple[Any, Any]]]] = field(default_factory=list)
+    """Of modules that own buffers."""
     by_data: set[int] = field(default_factory=set)
     """As of :func:`uses_of_data`, of the script's own code."""
     open: bool = False
     """The body runs."""
     updated: bool = False
     """A gated call has changed leaves."""
-
-
-# -- tensors -----------------------------------------------------------------------------------------------------------
-def versions(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """By tensor: how often it was changed in place, as far as torch counts."""
-    try:
-        return [tensor._version for tensor in tensors]
-    except RuntimeError:  # of tensors of torch.inference_mode()
-        return [-1 if tensor.is_inference() else tensor._version for tensor in tensors]
