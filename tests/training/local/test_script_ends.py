@@ -104,14 +104,17 @@ def start(tmp_path: Path, warm_agents: Warm) -> Iterator[Callable[..., Ending]]:
     ("shape", "what"), [("inside", "rank"), ("after", "worker")], ids=["inside-rank", "after-worker"]
 )
 def test_model_is_saved_if_rank_0_is_killed_while_it_saves(start, shape, what) -> None:
-    ending = start(shape)
+    """Code behind the loop, which runs again, begins with the state that the loop has left."""
+    ending = start(shape, CHANGES="1")
     victim = ending.begins()
     if shape == "after":
         ending.holds(2)
     ending.loses(victim, what)
     ending.begins(2)
     saved = ending.finishes()
-    assert saved["step"] == STEPS
+    assert (saved["step"], saved["rate"]) == (STEPS, 0.01 * 0.5)
+    first, second = [torch.load(path)["model"] for path in ending.out.glob("state-*")]
+    assert all(torch.equal(value, second[name]) for name, value in first.items())
     assert saved["seen"] == ({"seen": 96} if shape == "inside" else {})
 
 

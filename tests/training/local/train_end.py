@@ -3,7 +3,7 @@
 ``SHAPE``: the work is ``inside`` the block of ``elastrain.join()``, or ``after`` it. A rank that saves writes the file
 ``saves-WORKER-PID`` and waits until ``run-free`` exists; then it writes ``model.pt``. ``EVALUATE``: all ranks evaluate
 before. ``LOOPS``: the training has so many loops. ``RAISES``: the save raises. ``CHANGES``: the code before the save
-changes the model, on all ranks.
+changes the model and the schedule, on all ranks.
 """
 
 import os
@@ -35,18 +35,23 @@ def work() -> None:
         with torch.no_grad():
             for p in net.parameters():
                 p.mul_(2)
+        scheduler.step()
     if job.rank == 0:
+        state = {"model": net.state_dict(), "rate": optimizer.param_groups[0]["lr"]}
+        torch.save(state, out / f"state-{worker}-{os.getpid()}.pt")
         (out / f"saves-{worker}-{os.getpid()}").touch()
         if "RAISES" in os.environ:
             raise ValueError("no space left for the model")
         while not (out / "run-free").exists():
             time.sleep(0.01)
-        torch.save({"model": net.state_dict(), "step": job.step, "seen": seen}, out / "model.tmp")
+        torch.save({**state, "step": job.step, "seen": seen}, out / "model.tmp")
         (out / "model.tmp").rename(out / "model.pt")
 
 
 with elastrain.join() as job:
     model = job.wrap(net, optimizer=(optimizer := torch.optim.Adam(net.parameters(), lr=0.01)))
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    job.track(scheduler=scheduler)
     loader = job.dataloader(data, global_batch_size=12, seed=3)
     for loop in range(1, loops + 1):
         for x, y in job.steps(loader, steps=steps * loop // loops):
