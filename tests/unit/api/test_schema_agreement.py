@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from elastrain.api import rules
+from elastrain_resource import rules
 from elastrain_resource.job import CleanPodPolicy, ElasticTrainingJob, JobSpec
 from elastrain_resource.schema.crd import crd
 

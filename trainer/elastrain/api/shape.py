@@ -6,7 +6,7 @@ of elastrain knows the :class:`Shape` alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from math import prod
@@ -192,16 +192,3 @@ class Shape:
 
 
 ONE_RANK = Shape()
-
-
-def check_mesh(mesh: Sequence[MeshDimension]) -> Sequence[MeshDimension]:
-    """Raises a validator's error for a mesh that is no shape."""
-    names = [d.name for d in mesh]
-    for rule, holds in (
-        (rules.DIMENSIONS_ARE_UNIQUE, len(set(names)) == len(names)),
-        (rules.MESH_HAS_SHARDS, SHARDS in names),
-        (rules.MESH_IS_BOUNDED, prod(d.size for d in mesh) <= rules.MOST_RANKS),
-    ):
-        if not holds:
-            raise rule_broken(rule.words, ", ".join(f"{d.name}: {d.size}" for d in mesh))
-    return mesh

@@ -11,8 +11,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchema
 from pydantic.alias_generators import to_camel
 from pydantic_core import core_schema
 
-from elastrain.api import names, rules
+from elastrain.api import names
 from elastrain.api.base import rule_broken
+from elastrain_resource import rules
 
 
 class Embedded(BaseModel):

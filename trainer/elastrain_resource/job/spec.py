@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from math import prod
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic.alias_generators import to_camel
 
-from elastrain.api import names, rules
+from elastrain.api import names
 from elastrain.api.base import ApiModel, NonNegativeInt, PositiveInt, rule_broken
 from elastrain.api.settings import (
     ALL,
@@ -19,8 +20,8 @@ from elastrain.api.settings import (
     ShareRule,
     workers_of_a_group,
 )
-from elastrain.api.shape import ONE_RANK, MeshDimension, Shape, check_mesh
-from elastrain_resource import accelerators
+from elastrain.api.shape import ONE_RANK, SHARDS, MeshDimension, Shape
+from elastrain_resource import accelerators, rules
 from elastrain_resource.job.embedded import AsDict, PodTemplate
 from elastrain_resource.job.fields import MemorySize, Nproc, QualifiedName, Shards
 
@@ -97,8 +98,14 @@ class ParallelismSpec(ApiModel):
     @field_validator("mesh")
     @classmethod
     def _is_a_shape(cls, mesh: list[MeshDimension] | None) -> list[MeshDimension] | None:
-        if mesh is not None:
-            check_mesh(mesh)
+        names = [d.name for d in mesh or ()]
+        for rule, holds in (
+            (rules.DIMENSIONS_ARE_UNIQUE, len(set(names)) == len(names)),
+            (rules.MESH_HAS_SHARDS, SHARDS in names),
+            (rules.MESH_IS_BOUNDED, prod(d.size for d in mesh or ()) <= rules.MOST_RANKS),
+        ):
+            if mesh is not None and not holds:
+                raise rule_broken(rule.words, ", ".join(f"{d.name}: {d.size}" for d in mesh))
         return mesh
 
     @model_validator(mode="after")

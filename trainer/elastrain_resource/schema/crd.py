@@ -13,8 +13,11 @@ from typing import Any
 
 import yaml
 
-from elastrain.api import names, rules
+from elastrain.api import names
+from elastrain.api import rules as of_ranks
+from elastrain_resource import rules
 from elastrain_resource.job import ElasticTrainingJob
+from elastrain_resource.rules import as_validation
 from elastrain_resource.schema.structural import Schema, structural_schema
 
 CRD_FILE = Path(f"crds/{names.PLURAL}.yaml")
@@ -165,8 +168,8 @@ def _root_schema() -> Schema:
     fields["metadata"] = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 253}}}
     root["required"] = ["metadata", "spec"]
     root["x-kubernetes-validations"] = [
-        rules.NAME.as_validation(".metadata.name", "self.metadata.name"),
-        rules.SUSPEND_KEEPS_STATE.as_validation(".spec.suspend", "self.spec.suspend"),
+        as_validation(rules.NAME, ".metadata.name", "self.metadata.name"),
+        as_validation(rules.SUSPEND_KEEPS_STATE, ".spec.suspend", "self.spec.suspend"),
     ]
     _add_spec_rules(fields["spec"])
     _relax_status(fields["status"])
@@ -175,69 +178,72 @@ def _root_schema() -> Schema:
 
 def _add_spec_rules(spec: Schema) -> None:
     spec["x-kubernetes-validations"] = [
-        *(rule.as_validation(f".{field}", f"self.{field}") for field, rule in rules.SIZES.items()),
-        rules.NPROC_IS_FIXED.as_validation(".nprocPerNode", "self.nprocPerNode"),
+        *(as_validation(rule, f".{field}", f"self.{field}") for field, rule in rules.SIZES.items()),
+        as_validation(rules.NPROC_IS_FIXED, ".nprocPerNode", "self.nprocPerNode"),
         *(
-            rule.as_validation(".parallelism", "has(self.parallelism) ? string(self.parallelism.shards) : '1'")
+            as_validation(rule, ".parallelism", "has(self.parallelism) ? string(self.parallelism.shards) : '1'")
             for rule in (rules.SHARDS_FIT, rules.SHARDS_ARE_FIXED)
         ),
         *(
-            rule.as_validation(".parallelism", "has(self.parallelism) ? self.parallelism.tensor : 1")
+            as_validation(rule, ".parallelism", "has(self.parallelism) ? self.parallelism.tensor : 1")
             for rule in (rules.TENSOR_FITS, rules.TENSOR_IS_FIXED)
         ),
         *(
-            rule.as_validation(".parallelism", f"{rules.HAS_MESH} ? 'present' : 'absent'")
+            as_validation(rule, ".parallelism", f"{rules.HAS_MESH} ? 'present' : 'absent'")
             for rule in (rules.MESH_FITS, rules.MESH_IS_FIXED)
         ),
-        rules.MAX_REDONE_STEPS_IS_FIXED.as_validation(
-            ".parallelism", "has(self.parallelism) ? self.parallelism.maxRedoneSteps : 20"
+        as_validation(
+            rules.MAX_REDONE_STEPS_IS_FIXED,
+            ".parallelism",
+            "has(self.parallelism) ? self.parallelism.maxRedoneSteps : 20",
         ),
-        rules.CHECKPOINT_PATH_IS_FIXED.as_validation(
-            ".checkpoint", "has(self.checkpoint) ? self.checkpoint.path : 'absent'"
+        as_validation(
+            rules.CHECKPOINT_PATH_IS_FIXED, ".checkpoint", "has(self.checkpoint) ? self.checkpoint.path : 'absent'"
         ),
-        rules.ARCHIVE_PATH_IS_FIXED.as_validation(
+        as_validation(
+            rules.ARCHIVE_PATH_IS_FIXED,
             ".checkpoint",
             "has(self.checkpoint) && has(self.checkpoint.archive) ? self.checkpoint.archive.path : 'absent'",
         ),
-        rules.BATCH_BOUNDS.as_validation(".batch.max", "has(self.batch) ? self.batch.max : 0"),
+        as_validation(of_ranks.BATCH_BOUNDS, ".batch.max", "has(self.batch) ? self.batch.max : 0"),
         *(
-            rule.as_validation(".batch", "has(self.batch) ? 'present' : 'absent'")
+            as_validation(rule, ".batch", "has(self.batch) ? 'present' : 'absent'")
             for rule in (rules.BATCH_IS_OF_WHOLE_MODELS, rules.BATCH_IS_FIXED)
         ),
         *(
-            rule.as_validation(".shares", "has(self.shares) ? self.shares : 'Equal'")
+            as_validation(rule, ".shares", "has(self.shares) ? self.shares : 'Equal'")
             for rule in (rules.SHARES_ARE_OF_REPLICAS, rules.SHARES_ARE_FIXED)
         ),
         *(
-            rule.as_validation(".maxShare", "has(self.maxShare) ? string(self.maxShare) : 'absent'")
+            as_validation(rule, ".maxShare", "has(self.maxShare) ? string(self.maxShare) : 'absent'")
             for rule in (rules.MAX_SHARE_IS_OF_MEASURED, rules.MAX_SHARE_IS_FIXED)
         ),
-        rules.DIVERGENCE_IS_FIXED.as_validation(".divergence", "has(self.divergence) ? 'present' : 'absent'"),
-        rules.MANAGED_BY_IS_FIXED.as_validation(".managedBy", "has(self.managedBy) ? self.managedBy : 'absent'"),
+        as_validation(rules.DIVERGENCE_IS_FIXED, ".divergence", "has(self.divergence) ? 'present' : 'absent'"),
+        as_validation(rules.MANAGED_BY_IS_FIXED, ".managedBy", "has(self.managedBy) ? self.managedBy : 'absent'"),
     ]
     fields = spec["properties"]
     for place in (fields["checkpoint"], fields["checkpoint"]["properties"]["archive"]):
         place["x-kubernetes-validations"] = [
-            rules.CHECKPOINT_PATH.as_validation(".path", "self.path"),
-            rules.NO_CREDENTIALS_IN_PATH.as_validation(".path", "'hidden'"),
+            as_validation(of_ranks.CHECKPOINT_PATH, ".path", "self.path"),
+            as_validation(of_ranks.NO_CREDENTIALS_IN_PATH, ".path", "'hidden'"),
         ]
     _add_mesh_rules(fields["parallelism"])
     containers = fields["template"]["properties"]["spec"]["properties"]["containers"]
     # As in Kubernetes' own pod spec: names are unique, and server-side apply merges by name.
     containers |= {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
     containers["x-kubernetes-validations"] = [
-        rules.TRAINER_HAS_COMMAND.as_validation("", "self.exists(c, c.name == 'trainer') ? 'trainer' : self[0].name")
+        as_validation(rules.TRAINER_HAS_COMMAND, "", "self.exists(c, c.name == 'trainer') ? 'trainer' : self[0].name")
     ]
 
 
 def _add_mesh_rules(parallelism: Schema) -> None:
     parallelism["x-kubernetes-validations"] = [
-        rule.as_validation(".mesh", "has(self.mesh) ? 'present' : 'absent'")
+        as_validation(rule, ".mesh", "has(self.mesh) ? 'present' : 'absent'")
         for rule in (rules.DIMENSIONS_ARE_UNIQUE, rules.MESH_HAS_SHARDS, rules.MESH_IS_BOUNDED, rules.MESH_IS_ALONE)
     ]
     parallelism["properties"]["mesh"]["items"]["x-kubernetes-validations"] = [
-        rules.DIVIDES_IS_KNOWN.as_validation("", "self.name"),
-        rules.SHARDS_DIVIDE_THE_BATCH.as_validation("", "has(self.divides) ? self.divides : 'absent'"),
+        as_validation(of_ranks.DIVIDES_IS_KNOWN, "", "self.name"),
+        as_validation(of_ranks.SHARDS_DIVIDE_THE_BATCH, "", "has(self.divides) ? self.divides : 'absent'"),
     ]
 
 
