@@ -7,7 +7,6 @@ from collections.abc import Collection
 from typing import Any
 
 from elastrain.api import names
-from elastrain.api.settings import MAX_SHARE, DivergenceSpec, RankSettings, shape_fields
 from elastrain_operator.config import OperatorConfig, WorkerEtcd
 from elastrain_operator.facts import DEFAULT_GRACE, DRAIN_MARGIN, JobRef, Slot
 from elastrain_operator.pod import defaults, nodecheck, security
@@ -227,15 +226,7 @@ def _environment(job: JobRef, spec: JobSpec, config: OperatorConfig, grace: floa
         names.ENV_LEASE_TTL: str(config.lease_ttl),
         names.ENV_DRAIN_TIMEOUT: f"{max(grace - DRAIN_MARGIN, 1.0):g}",
         names.ENV_ETCD_ENDPOINTS: etcd.endpoints,
-        **RankSettings(
-            checkpoint=spec.checkpoint,
-            **shape_fields(spec.shape),
-            max_redone_steps=spec.max_redone_steps,
-            batch=spec.batch_settings(_ranks(spec)),
-            shares=spec.shares,
-            max_share=spec.max_share or MAX_SHARE,
-            divergence=spec.divergence or DivergenceSpec(),
-        ).to_environment(),
+        **spec.rank_settings(_ranks(spec)).to_environment(),
     }
     if etcd.user:
         values[names.ENV_ETCD_PASSWORD_FILE] = f"{SECRET_MOUNT}/password"

@@ -24,12 +24,12 @@ def spec(**fields: Any) -> JobSpec:
 
 def test_ranks_get_no_batch_if_the_spec_has_none() -> None:
     assert spec().batch is None
-    assert spec().batch_settings(1) is None
+    assert spec().rank_settings(1).batch is None
     assert "batch" not in str(RankSettings().to_environment())
 
 
 def test_ranks_get_the_bounds_and_how_many_they_are_at_least() -> None:
-    settings = spec(minReplicas=2, batch=BOUNDS).batch_settings(4)
+    settings = spec(minReplicas=2, batch=BOUNDS).rank_settings(4).batch
     assert settings == BatchSettings(min=32, max=256, learning_rate=LearningRate.ADA_SCALE, least_ranks=8)
     (written,) = RankSettings(batch=settings).to_environment().values()
     assert RankSettings.model_validate_json(written).batch == settings

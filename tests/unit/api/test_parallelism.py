@@ -57,9 +57,9 @@ def test_a_job_is_refused_with_the_way_out_if_its_groups_are_not_whole_or_not_se
 
 
 def test_ranks_copy_their_shards_so_that_at_most_20_steps_are_repeated_if_nothing_is_set() -> None:
-    assert spec().max_redone_steps == spec(parallelism={"shards": "all"}).max_redone_steps == 20
-    assert RankSettings().max_redone_steps == 20
-    assert spec(parallelism={"shards": "all", "maxRedoneSteps": 0}).max_redone_steps == 0
+    assert spec().rank_settings(1) == RankSettings()
+    assert spec(parallelism={"shards": "all"}).rank_settings(1).max_redone_steps == 20
+    assert spec(parallelism={"shards": "all", "maxRedoneSteps": 0}).rank_settings(1).max_redone_steps == 0
 
 
 @pytest.mark.parametrize("tensor", [1, 2, 4])

@@ -29,4 +29,4 @@ def test_auto_is_one_rank_for_each_device_and_one_without(manifest, tmp_path, mo
 
 def test_a_group_of_several_workers_is_one_worker_with_all_their_ranks(manifest, tmp_path):
     found = local.local_spec(load(manifest(nprocPerNode=2, parallelism={"shards": 6})), tmp_path)
-    assert (found.nproc, found.shape, found.desired) == (6, Shape.of(6), load(manifest()).spec.desired_replicas)
+    assert (found.nproc, found.ranks.shape, found.desired) == (6, Shape.of(6), load(manifest()).spec.desired_replicas)

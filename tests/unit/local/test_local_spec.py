@@ -58,20 +58,20 @@ def test_cluster_only_fields_are_ignored_with_a_note(manifest, tmp_path):
 
 def test_a_relative_checkpoint_path_is_relative_to_the_manifest(manifest, tmp_path):
     spec = local_spec(load(manifest(checkpoint={"path": "./saved"})), tmp_path)
-    assert spec.checkpoint is not None
-    assert spec.checkpoint.path == str(tmp_path / "saved")
+    assert spec.ranks.checkpoint is not None
+    assert spec.ranks.checkpoint.path == str(tmp_path / "saved")
 
 
 def test_a_mount_point_that_this_machine_lacks_is_placed_in_the_state_directory(manifest, tmp_path):
     spec = local_spec(load(manifest(checkpoint={"path": "/no/such/mount"})), tmp_path, tmp_path / "state")
-    assert spec.checkpoint is not None
-    assert spec.checkpoint.path == str(tmp_path / "state/volumes/no/such/mount")
+    assert spec.ranks.checkpoint is not None
+    assert spec.ranks.checkpoint.path == str(tmp_path / "state/volumes/no/such/mount")
 
 
 def test_a_directory_that_exists_here_is_used_as_it_is(manifest, tmp_path):
     spec = local_spec(load(manifest(checkpoint={"path": str(tmp_path)})), tmp_path)
-    assert spec.checkpoint is not None
-    assert spec.checkpoint.path == str(tmp_path)
+    assert spec.ranks.checkpoint is not None
+    assert spec.ranks.checkpoint.path == str(tmp_path)
 
 
 def test_python_is_the_interpreter_that_runs_elastrain(manifest, tmp_path):

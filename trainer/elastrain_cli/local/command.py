@@ -206,7 +206,7 @@ class _Run:
                 return self._signals.exit_code
 
     def _resume(self, status: LocalStatus) -> str:
-        if self._job.spec.checkpoint is None:
+        if self._job.spec.ranks.checkpoint is None:
             return "spec.checkpoint is not set, so the next run starts from step 0"
         saved = status.progress.checkpoint if status.progress else None
         if saved is None or saved.error:

@@ -14,7 +14,6 @@ import structlog
 from elastrain.agent.logs import ENV_AGENT_LOG
 from elastrain.api import names
 from elastrain.api.keys import JobKeys
-from elastrain.api.settings import RankSettings, shape_fields
 from elastrain.etcd import EtcdConfig
 from elastrain_cli.etcd_server import EtcdServer
 from elastrain_cli.local.spec import LocalSpec, worker_environment
@@ -103,16 +102,7 @@ class Site:
             names.ENV_ADDRESS: self._etcd.address,
             names.ENV_NPROC: str(self._spec.nproc),
             names.ENV_LEASE_TTL: str(self._lease_ttl),
-            **RankSettings(
-                checkpoint=self._spec.checkpoint,
-                audit_dir=str(self.audit_dir),
-                **shape_fields(self._spec.shape),
-                max_redone_steps=self._spec.max_redone_steps,
-                batch=self._spec.batch,
-                shares=self._spec.shares,
-                max_share=self._spec.max_share,
-                divergence=self._spec.divergence,
-            ).to_environment(),
+            **self._spec.ranks.model_copy(update={"audit_dir": str(self.audit_dir)}).to_environment(),
             names.ENV_TERMINATION_LOG: str(termination_log),
             ENV_AGENT_LOG: str(self.logs_dir / f"{name}.agent.log"),
         }

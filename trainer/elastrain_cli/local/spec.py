@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from elastrain.api.settings import MAX_SHARE, BatchSettings, DivergenceSpec, ShareRule
-from elastrain.api.shape import Shape
+from elastrain.api.settings import RankSettings
 from elastrain_cli.local.devices import cuda_devices
 from elastrain_resource.job import CheckpointSpec, ElasticTrainingJob, trainer_container
 
@@ -31,21 +30,14 @@ class LocalSpec:
     spares: int
     """Number of warm spares."""
     nproc: int
-    shape: Shape | None
-    """Of a replica; None: one copy of the model over all ranks."""
-    max_redone_steps: int
-    batch: BatchSettings | None
-    shares: ShareRule
-    max_share: float
-    divergence: DivergenceSpec
+    ranks: RankSettings
+    """With paths of checkpoints that are absolute and valid on this machine."""
     backoff_limit: int
     command: tuple[str, ...]
     environment: dict[str, str]
     """Variables of the manifest; workers inherit the rest from elastrain's own environment."""
     directory: Path
     """Working directory of the workers."""
-    checkpoint: CheckpointSpec | None
-    """The path is absolute and valid on this machine."""
     state_dir: Path
     notes: tuple[str, ...] = ()
     """Differences from the cluster, for the user."""
@@ -71,6 +63,7 @@ def local_spec(
     directory, note = _directory(container.get("workingDir"), manifest_dir, where)
     # A group of several workers is one here, with the ranks of all.
     nproc = _ranks(job.spec.nproc_per_node, environment) * job.spec.group_size
+    checkpoint = _checkpoint(job.spec.checkpoint, manifest_dir, state)
     return LocalSpec(
         name=job.name,
         namespace=job.namespace,
@@ -79,17 +72,11 @@ def local_spec(
         desired=job.spec.desired_replicas,
         spares=job.spec.warm_spares,
         nproc=nproc,
-        shape=job.spec.shape,
-        max_redone_steps=job.spec.max_redone_steps,
-        batch=job.spec.batch_settings(nproc),
-        shares=job.spec.shares,
-        max_share=job.spec.max_share or MAX_SHARE,
-        divergence=job.spec.divergence or DivergenceSpec(),
+        ranks=job.spec.rank_settings(nproc).model_copy(update={"checkpoint": checkpoint}),
         backoff_limit=job.spec.backoff_limit,
         command=tuple(words),
         environment=environment,
         directory=directory,
-        checkpoint=_checkpoint(job.spec.checkpoint, manifest_dir, state),
         state_dir=state,
         notes=tuple(notes + note),
     )

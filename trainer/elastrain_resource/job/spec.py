@@ -13,11 +13,14 @@ from elastrain.api import names
 from elastrain.api.base import ApiModel, NonNegativeInt, PositiveInt, rule_broken
 from elastrain.api.settings import (
     ALL,
+    MAX_SHARE,
     BatchSettings,
     BatchSpec,
     CheckpointSpec,
     DivergenceSpec,
+    RankSettings,
     ShareRule,
+    shape_fields,
     workers_of_a_group,
 )
 from elastrain.api.shape import ONE_RANK, SHARDS, MeshDimension, Shape
@@ -268,11 +271,18 @@ class JobSpec(ApiModel):
             raise rule_broken(rules.MAX_SHARE_IS_OF_MEASURED.words, value)
         return value
 
-    def batch_settings(self, nproc: int) -> BatchSettings | None:
-        """``batch`` for ranks, of which each worker has ``nproc``."""
-        if self.batch is None:
-            return None
-        return BatchSettings(**dict(self.batch), least_ranks=self.min_replicas * nproc)
+    def rank_settings(self, nproc: int) -> RankSettings:
+        """The settings of the ranks, of which each worker has ``nproc``."""
+        least = self.min_replicas * nproc
+        return RankSettings(
+            checkpoint=self.checkpoint,
+            **shape_fields(self.shape),
+            max_redone_steps=(self.parallelism or ParallelismSpec()).max_redone_steps,
+            batch=None if self.batch is None else BatchSettings(**dict(self.batch), least_ranks=least),
+            shares=self.shares,
+            max_share=self.max_share or MAX_SHARE,
+            divergence=self.divergence or DivergenceSpec(),
+        )
 
     @property
     def shape(self) -> Shape | None:
@@ -283,11 +293,6 @@ class JobSpec(ApiModel):
     def shards(self) -> int | Literal["all"]:
         """Ranks of a replica; ``all`` ranks hold one copy together."""
         return ALL if self.shape is None else self.shape.size
-
-    @property
-    def max_redone_steps(self) -> int:
-        """``parallelism.maxRedoneSteps``."""
-        return (self.parallelism or ParallelismSpec()).max_redone_steps
 
     @property
     def group_size(self) -> int:
