@@ -1,4 +1,4 @@
-"""The table of all metrics in docs/metrics.md: ``python scripts/operator_metrics.py`` prints it."""
+"""The list of all metrics in docs/metrics.md: ``python scripts/operator_metrics.py`` prints it."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ def metrics() -> list[Described]:
 
 
 def table() -> str:
-    """As Markdown."""
-    lines = ["| metric | type | labels | meaning |", "| --- | --- | --- | --- |"]
+    """As Markdown, without the labels that all metrics of jobs have."""
+    lines = []
     for m in metrics():
-        labels = ", ".join(f"`{label}`" for label in m.labels)
-        lines.append(f"| `{m.name}` | {m.kind} | {labels} | {m.documentation} |")
+        facts = ", ".join([m.kind, *(f"`{label}`" for label in m.labels if label not in ("namespace", "job"))])
+        lines.append(f"- `{m.name}` ({facts}): {m.documentation}")
     return "\n".join(lines) + "\n"
 
 

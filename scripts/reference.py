@@ -79,28 +79,24 @@ def job_page(document: Schema) -> str:
     for part in ("spec", "status"):
         lines += [f"## {part}", "", root["properties"][part]["description"], ""]
         lines += [*_table(root["properties"][part], part), *_rules(root["properties"][part])]
-    lines += ["## Columns of kubectl get", "", "| column | shown | value | meaning |", "| --- | --- | --- | --- |"]
+    lines += ["## Columns of kubectl get", ""]
     for column in version["additionalPrinterColumns"]:
-        shown = "with `-o wide`" if column.get("priority") else "always"
-        lines.append(f"| {column['name']} | {shown} | `{column['jsonPath']}` | {column.get('description', '')} |")
+        wide = ", with `-o wide`" if column.get("priority") else ""
+        lines.append(f"- {column['name']}{wide}: `{column['jsonPath']}`")
     return "\n".join(lines) + "\n"
 
 
 def _table(schema: Schema, path: str) -> Iterator[str]:
-    """A table of the fields of ``path``, and of theirs; ``spec``'s fields have tables of their own."""
+    """A list of the fields of ``path``, and of theirs; ``spec``'s fields have lists of their own."""
     parts = list[tuple[str, Schema]]()
-    yield from (
-        "| field | type | meaning |",
-        "| --- | --- | --- |",
-        *_rows_of(schema, "", parts if path == "spec" else None),
-    )
+    yield from _rows_of(schema, "", parts if path == "spec" else None)
     yield ""
     for here, inner in parts:
         yield from (f"### `{path}.{here}`", "", *_table(inner, f"{path}.{here}"))
 
 
 def _rows_of(schema: Schema, prefix: str, apart: list[tuple[str, Schema]] | None) -> Iterator[str]:
-    """A row for each field; behind it the rows of its own fields, unless they go ``apart``."""
+    """An item for each field; behind it those of its own fields, unless they go ``apart``."""
     required = schema.get("required", ())
     for name, field in schema.get("properties", {}).items():
         facts = [_type(field), *_bounds(field)]
@@ -115,7 +111,7 @@ def _rows_of(schema: Schema, prefix: str, apart: list[tuple[str, Schema]] | None
             apart.append((here, inner))
             meaning += f" [Its fields](#{re.sub('[^a-z0-9]', '', f'spec.{here}'.lower())})."
         meaning += "".join(f" *Rule:* {rule['message']}." for rule in field.get("x-kubernetes-validations", ()))
-        yield f"| `{prefix}{name}` | {_cell(', '.join(facts))} | {_cell(meaning)} |"
+        yield f"- `{prefix}{name}` ({_cell(', '.join(facts))}): {_cell(meaning)}"
         if inner.get("properties") and apart is None:
             yield from _rows_of(inner, f"{here}.", None)
 
@@ -193,7 +189,7 @@ def _command(title: str, command: Any, shared: Collection[str]) -> Iterator[str]
     options = [p for p in command.params if p.param_type_name == "option" and not p.hidden]
     arguments = [usage(p) for p in command.params if p.param_type_name == "argument"]
     line = [title, *(["[OPTIONS]"] if options else []), *arguments]
-    yield from (f"### {title}", "", "```console", " ".join(line), "```", "", _markdown(command.help or ""), "")
+    yield from (f"### {title}", "", f"`{' '.join(line)}`", "", _markdown(command.help or ""), "")
     if rows := [row for row in _rows(command) if row not in shared]:
         yield from (*rows, "")
 
@@ -258,9 +254,10 @@ def client_page() -> str:
             ]
     lines += ["## What they return", ""]
     for kind in (client.Worker, client.Event, client.LogLine):
-        lines += [f"### {kind.__name__}", "", _prose(kind.__doc__), "", "| field | type | |", "| --- | --- | --- |"]
+        lines += [f"### {kind.__name__}", "", _prose(kind.__doc__), ""]
         lines += [
-            f"| `{field}` | `{_cell(type_)}` | {_cell(_prose(words))} |" for field, type_, words in _attributes(kind)
+            f"- `{field}` (`{type_}`){': ' if words else ''}{_cell(_prose(words))}"
+            for field, type_, words in _attributes(kind)
         ]
         lines.append("")
     lines += ["## Errors of the client", "", "| class | raised when |", "| --- | --- |"]
@@ -415,9 +412,9 @@ def pod_page() -> str:
     lines = [
         "# Fields of the pod template",
         "",
-        "`spec.template` is a pod template. A field that is not in these tables reaches the worker's "
-        "pod as it is, also one that only a newer Kubernetes has. A job with a refused field gets no pods: PodsReady "
-        "is `TemplateInvalid`, with the field, its value and the way out.",
+        "`spec.template` is a pod template. A field reaches the worker's pod as it is, also one that is not listed "
+        "here, unless its row says **refused** or **set by the operator**. A job with a refused field gets no pods: "
+        "PodsReady is `TemplateInvalid`, with the field, its value and the way out.",
     ]
     for title, place in (
         ("spec.template.metadata", fields.METADATA),
@@ -426,17 +423,17 @@ def pod_page() -> str:
         ("Other containers", fields.BESIDE),
         ("Init containers", fields.INIT),
     ):
-        lines += ["", f"## {title}", "", "| field | what becomes of it | |", "| --- | --- | --- |"]
+        lines += ["", f"## {title}", "", "| field | |", "| --- | --- |"]
         noted = {name: field for name, field in place.items() if field.note}
-        alike: dict[tuple[str, str], list[str]] = {}
+        alike: dict[str, list[str]] = {}
         for name, field in sorted(noted.items()):
-            alike.setdefault((_becomes(field), field.note), []).append(f"`{name}`")
-        lines += [f"| {', '.join(names)} | {becomes} | {note} |" for (becomes, note), names in alike.items()]
+            alike.setdefault(_becomes(field) + field.note, []).append(f"`{name}`")
+        lines += [f"| {', '.join(names)} | {becomes} |" for becomes, names in alike.items()]
     return "\n".join(lines) + "\n"
 
 
 def _becomes(field: fields.Field) -> str:
-    return f"**{field.treatment}**" if field.treatment is fields.Treatment.REFUSED else str(field.treatment)
+    return "" if field.treatment is fields.Treatment.PASSED else f"**{field.treatment}**: "
 
 
 # ---- all of them -----------------------------------------------------------------------------------------------------

@@ -115,7 +115,7 @@ POD: Place = {
     "overhead": _with("of the RuntimeClass: Kubernetes refuses another"),
     "priority": _with("of the PriorityClass: Kubernetes refuses another"),
     "readinessGates": _with("a worker trains before they are true"),
-    "resourceClaims": _with("the scheduler decides; the operator does not count claimed devices"),
+    "resourceClaims": _with("the scheduler allocates them; an operator that shares the cluster out counts them"),
     "restartPolicy": _ours("`Never`: a worker that ends is replaced, and counted by its cause"),
     "schedulingGates": _with("a gated worker is not late"),
     "schedulingGroup": _with("the group's own rules decide when its workers are bound"),

@@ -205,7 +205,7 @@ def test_every_metric_except_three_is_on_the_dashboard_or_in_an_alert() -> None:
 
 
 # ---- documentation ---------------------------------------------------------------------------------------------------
-def test_documentation_has_the_table_of_all_metrics() -> None:
+def test_documentation_has_the_list_of_all_metrics() -> None:
     page = (ROOT / "docs/metrics.md").read_text()
     assert table() in page, "put the output of `python scripts/operator_metrics.py` into docs/metrics.md"
 
