@@ -117,9 +117,3 @@ def test_a_mesh_is_refused_beside_its_short_forms(beside: Any) -> None:
 def test_a_mesh_of_one_rank_is_a_sharded_model_so_that_the_script_has_its_mesh() -> None:
     assert spec().shape == ONE_RANK
     assert mesh(("dp_shard", 1), ("tp", 1)).shape != ONE_RANK
-
-
-def test_ranks_get_the_shape_of_their_group() -> None:
-    (written,) = RankSettings(shards=4, tensor=2).to_environment().values()
-    read = RankSettings.model_validate_json(written)
-    assert (read.shards, read.tensor) == (4, 2)

@@ -1,4 +1,4 @@
-"""``spec.batch``: which bounds are accepted, and what reaches the ranks and the status."""
+"""``spec.batch``, ``shares`` and ``divergence``: what is accepted, and what reaches the ranks and the status."""
 
 from __future__ import annotations
 
@@ -10,7 +10,14 @@ from pydantic import ValidationError
 
 from elastrain.api.batch import BatchFigures
 from elastrain.api.records import Progress
-from elastrain.api.settings import BatchSettings, LearningRate, RankSettings, ShareRule
+from elastrain.api.settings import (
+    BatchSettings,
+    DivergenceSpec,
+    LearningRate,
+    RankSettings,
+    ShareRule,
+    WithoutMajority,
+)
 from elastrain_resource.job import JobSpec
 
 TEMPLATE = {"spec": {"containers": [{"name": "trainer", "image": "i", "command": ["python"]}]}}
@@ -22,29 +29,34 @@ def spec(**fields: Any) -> JobSpec:
     return JobSpec.model_validate({"maxReplicas": 4, "template": TEMPLATE, **fields})
 
 
-def test_ranks_get_no_batch_if_the_spec_has_none() -> None:
-    assert spec().batch is None
-    assert spec().rank_settings(1).batch is None
-    assert "batch" not in str(RankSettings().to_environment())
+BATCH = BatchSettings(min=32, max=256, learning_rate=LearningRate.ADA_SCALE, least_ranks=8)
+RESUME = DivergenceSpec(every_steps=0, without_majority=WithoutMajority.RESUME)
 
 
-def test_ranks_get_the_bounds_and_how_many_they_are_at_least() -> None:
-    settings = spec(minReplicas=2, batch=BOUNDS).rank_settings(4).batch
-    assert settings == BatchSettings(min=32, max=256, learning_rate=LearningRate.ADA_SCALE, least_ranks=8)
-    (written,) = RankSettings(batch=settings).to_environment().values()
-    assert RankSettings.model_validate_json(written).batch == settings
+@pytest.mark.parametrize(
+    ("fields", "settings"),
+    [
+        ({}, RankSettings()),
+        ({"minReplicas": 2, "batch": BOUNDS}, RankSettings(batch=BATCH)),
+        ({"shares": "Measured", "maxShare": 1.5}, RankSettings(shares=ShareRule.MEASURED, max_share=1.5)),
+        ({"divergence": {"everySteps": 0, "withoutMajority": "Resume"}}, RankSettings(divergence=RESUME)),
+        ({"parallelism": {"shards": 4, "tensor": 2}}, RankSettings(shards=4, tensor=2)),
+    ],
+)
+def test_ranks_get_what_the_spec_says(fields: Any, settings: RankSettings) -> None:
+    given = spec(nprocPerNode=4, **fields).rank_settings(4)
+    (written,) = given.to_environment().values()
+    assert given == RankSettings.model_validate_json(written) == settings
 
 
 def test_ranks_may_choose_their_batch_and_measure_their_shares() -> None:
     assert spec(shares="Measured", batch=BOUNDS).shares is ShareRule.MEASURED
 
 
-def test_ranks_get_the_shares_of_the_spec() -> None:
-    assert spec().shares is ShareRule.EQUAL
-    given = spec(shares="Measured", maxShare=1.5, parallelism={"shards": 2}, nprocPerNode=2)
-    settings = RankSettings(shares=given.shares, max_share=given.max_share, shards=2)
-    (written,) = settings.to_environment().values()
-    assert RankSettings.model_validate_json(written) == settings
+def test_replicas_are_compared_and_the_job_fails_without_a_majority_if_nothing_is_said() -> None:
+    divergence = spec().rank_settings(1).divergence
+    assert divergence.every_steps > 0
+    assert divergence.without_majority is WithoutMajority.FAIL
 
 
 @pytest.mark.parametrize(
@@ -61,9 +73,11 @@ def test_ranks_get_the_shares_of_the_spec() -> None:
         ({"shares": "Measured", "parallelism": {"mesh": [{"name": "dp_shard", "size": 1}]}}, "or with a mesh"),
         ({"maxShare": 2}, "must be absent if shares is Equal"),
         ({"shares": "Measured", "maxShare": 0.9}, "maxShare"),
+        ({"divergence": {"everySteps": -1}}, "divergence.everySteps"),
+        ({"divergence": {"withoutMajority": "Ignore"}}, "'Fail' or 'Resume'"),
     ],
 )
-def test_a_job_is_refused_with_the_rule_if_its_batch_breaks_one(fields: Any, words: str) -> None:
+def test_a_job_is_refused_with_the_rule_or_the_field_if_it_breaks_one(fields: Any, words: str) -> None:
     with pytest.raises(ValidationError, match=words):
         spec(**fields)
 
