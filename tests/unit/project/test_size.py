@@ -7,14 +7,14 @@ import pytest
 import size
 
 BOUNDS = {
-    "lines that a worker loads": 34_355,
-    "lines of trainer/elastrain": 34_440,
+    "lines that a worker loads": 34_354,
+    "lines of trainer/elastrain": 34_439,
     "lines of the operator": 18_793,
     "lines of the operator's core": 16_150,
     "lines of bench": 8_998,
-    "lines of tests and e2e": 88_434,
+    "lines of tests and e2e": 88_419,
     "files on the path of a lost rank": 50,
-    "lines on the path of a lost rank": 10_774,
+    "lines on the path of a lost rank": 10_772,
     "classes on the path of a lost rank": 153,
     "fields of state on the path of a lost rank": 385,
     "imports of elastic/loop.py": 29,
@@ -23,7 +23,7 @@ BOUNDS = {
     "leaves of status": 101,
     "documented reasons": 156,
     "values of the chart": 88,
-    "words of the pages": 75_000,
+    "words of the pages": 74_787,
 }
 COUNTS = size.counts()
 
