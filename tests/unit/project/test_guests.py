@@ -21,7 +21,10 @@ CORE = {
 
 def test_every_package_beside_the_core_is_a_guest() -> None:
     others = {f"elastrain_{name}" for name in ("cli", "frameworks", "resource", "torchrun")}  # no extra of their own
-    assert {path.name for path in ROOT.glob("trainer/elastrain_*")} == GUESTS.keys() | others
+    found = {path.name for path in ROOT.glob("trainer/elastrain_*")}
+    assert found == GUESTS.keys() | others
+    drawing = (ROOT / "docs/images/packages.svg").read_text()
+    assert all(name in drawing for name in found)
 
 
 @pytest.mark.parametrize("guest", GUESTS)
