@@ -12,7 +12,7 @@ BOUNDS = {
     "lines of the operator": 18_793,
     "lines of the operator's core": 16_150,
     "lines of bench": 8_998,
-    "lines of tests and e2e": 88_419,
+    "lines of tests and e2e": 88_415,
     "files on the path of a lost rank": 50,
     "lines on the path of a lost rank": 10_772,
     "classes on the path of a lost rank": 153,
@@ -23,7 +23,7 @@ BOUNDS = {
     "leaves of status": 101,
     "documented reasons": 156,
     "values of the chart": 88,
-    "words of the pages": 74_787,
+    "words of the pages": 74_785,
 }
 COUNTS = size.counts()
 
