@@ -39,8 +39,8 @@ def convert(
     """Propose the change of a training script to an elastic one, as a diff.
 
     The script is read, not run. The heading of each hunk says what it does. Lines that need a person go to standard
-    error, with the reason and a way out; unknown shapes stay as they are. Exit codes: 0: nothing is left to a person;
-    1: lines need a person; 2: not converted.
+    error, with the reason and a way out; unknown shapes stay as they are. Exit codes: 0: converted, and
+    each call, value and option is known; 1: converted, and lines need a person; 2: not converted.
 
     Examples:
 
@@ -52,7 +52,7 @@ def convert(
 
 
 def convert_script(script: Path, *, processes: int | None, micro_batches: int | None, write: bool) -> int:
-    """Returns the exit code: 0 nothing is left to a person, 1 lines need one, 2 not converted."""
+    """Returns the exit code: 0 nothing is left to a person, 1 lines need one, 2 not converted, and the file stays."""
     from elastrain_convert.conversion import Options, convert  # libcst is not at hand without the extra
 
     try:
@@ -60,17 +60,15 @@ def convert_script(script: Path, *, processes: int | None, micro_batches: int | 
         conversion = convert(source, Options(processes=processes, micro_batches=micro_batches))
     except (OSError, UnicodeDecodeError, ValueError) as e:
         return _refused(f"{script}: {e.strerror if isinstance(e, OSError) else e}")
+    except Exception as e:
+        return _refused(f"{script}: not converted: a fault of elastrain convert: {type(e).__name__}: {e}")
     print(conversion.diff(str(script)), end="")  # noqa: T201 - this is the command line
     if write and conversion.after != source:
         script.write_text(conversion.after)
     for note in conversion.notes:
         _say(f"{script}:{note.line}: {note.why}\n    {note.way}")
     if conversion.after == source:
-        reason = (
-            "nothing to convert here" if conversion.notes else "calls elastrain.join(), or trains nothing: no change"
-        )
-        _say(f"{script}: {reason}")
-        return names.EXIT_USAGE if conversion.notes else 0
+        return _refused(f"{script}: not converted: no change")
     _say(f"Next: {'' if write else 'apply the diff (--write), then '}elastrain verify {script}")
     return NEEDS_A_PERSON if conversion.notes else 0
 

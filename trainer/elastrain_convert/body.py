@@ -28,6 +28,10 @@ class Body:
 
     def __init__(self, script: Script, plan: Plan, process: Process, loops: Loops) -> None:
         self.script, self.plan, self.process, self.loops = script, plan, process, loops
+        self.gated: set[cst.CSTNode] = set()
+        """Statements of bodies that run once for each committed step."""
+        self.alone: set[cst.CSTNode] = set()
+        """Statements that rank 0 runs."""
 
     def apply(self) -> None:
         """All rules of this module, before those of the process."""
@@ -195,6 +199,7 @@ class Body:
         job = self.script.job
         gated = [s for s in loop.node.body.body if s not in self.plan.removed and self._is_report(s, own, tracked)]
         self._carried(loop)
+        self.gated |= set(gated)
         for statement in gated:
             self.plan.edit(statement, self._gate_of(loop, statement), "once for each committed step")
         if gated:
@@ -205,7 +210,10 @@ class Body:
     def _gate_of(self, loop: Loop, statement: cst.CSTNode) -> Callable[[Any], Any]:
         """Committed steps; what a reader or a file sees once, on rank 0 only."""
         text, job = code(statement), self.script.job
-        alone = (loop.bar and text.startswith(f"{loop.bar}.")) or (not self.process.distributed and SHOWN.match(text))
+        shown = bool(SHOWN.match(text))
+        if isinstance(statement, cst.If) and statement.orelse is None:
+            shown = all(SHOWN.match(code(s)) for s in statement.body.body)
+        alone = (loop.bar and text.startswith(f"{loop.bar}.")) or (not self.process.distributed and shown)
         condition = f"{job}.committed and {job}.rank == 0" if alone else f"{job}.committed"
         return lambda updated: _under(updated, condition)
 
@@ -221,6 +229,7 @@ class Body:
                 and self.script.scope(call) in self._mains()
             )
             if alone and not early and not any(self.script.within(call, body) for body in bodies):
+                self.alone.add(self.script.statement(call))
                 self.plan.edit(
                     self.script.statement(call), lambda u: _under(u, f"{self.script.job}.rank == 0"), "rank 0 writes"
                 )  # fmt: skip

@@ -20,10 +20,12 @@ from elastrain_convert.leftovers import Leftovers
 from elastrain_convert.loops import Loops
 from elastrain_convert.plan import Apply, Plan
 from elastrain_convert.process import Process
+from elastrain_convert.proof import Proof
 from elastrain_convert.reduction import Reduction
 from elastrain_convert.result import Change, Conversion, Note
 from elastrain_convert.script import Script
 from elastrain_convert.state import State
+from elastrain_convert.written import faults
 
 __all__ = ["Change", "Conversion", "Note", "Options", "convert"]
 
@@ -50,10 +52,13 @@ def _converted(source: str, options: Options) -> Conversion:
     tree = ast.parse(source)
     calls = [n.func for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute)]
     if any(func.attr == "join" and ast.unparse(func) == "elastrain.join" for func in calls):
-        return Conversion(source, source, (), ())
+        note = Note(1, "calls elastrain.join() already", "elastrain verify proves that it trains the same model")
+        return Conversion(source, source, (), (note,))
     script = Script(source)
     plan = Plan(script)
     if (framework := Frameworks(script, plan, processes=options.processes)).applies():
+        if plan.refused:
+            return Conversion(source, source, (), tuple(sorted(plan.notes)))
         return _finished(script, plan, framework.imports, {}, options)
     process = Process(script, plan, processes=options.processes)
     process.prepare()
@@ -70,7 +75,9 @@ def _converted(source: str, options: Options) -> Conversion:
     process.gone(loops.dropped)
     process.apply()
     Leftovers(script, plan, process, loops).apply()
-    if not loops.found or not plan.edits:
+    if loops.found:
+        Proof(script, plan, process, loops, data, state, body, bitwise=options.micro_batches is not None).apply()
+    if not loops.found or not plan.edits or plan.refused:
         return Conversion(source, source, (), tuple(sorted(plan.notes)))
     plan.keep_blank_lines()
     return _finished(script, plan, (), process.spawned, options)
@@ -82,7 +89,10 @@ def _finished(
     Entry(script, plan, bitwise=options.micro_batches is not None, spawned=spawned).apply(_first(plan))
     changed = cst.ensure_type(script.module.visit(Apply(plan)), cst.Module)
     after = with_imports(script.module, changed, ["import elastrain", *imports])
-    return Conversion(script.module.code, after.code, tuple(sorted(plan.changes)), tuple(sorted(plan.notes)))
+    before, text, notes = script.module.code, after.code, tuple(sorted(plan.notes))
+    if wrong := faults(before, text, script.job):
+        return Conversion(before, before, (), tuple(sorted({*notes, *wrong})))
+    return Conversion(before, text, tuple(sorted(plan.changes)), notes)
 
 
 def _first(plan: Plan) -> cst.CSTNode | None:

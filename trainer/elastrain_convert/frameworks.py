@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import libcst as cst
 
+from elastrain_convert.loops import LOADER
 from elastrain_convert.plan import Plan, expression, keyword
 from elastrain_convert.script import Script, argument, code, matcher
+from elastrain_convert.served import Served
+from elastrain_convert.tables import ARGUMENTS as OPTIONS
+from elastrain_convert.tables import OF_TRL, is_framework
 
 TRAINERS = {"transformers.Trainer": "ElasticTrainer", "transformers.trainer.Trainer": "ElasticTrainer"}
 ARGUMENTS = {"transformers.TrainingArguments": "ElasticTrainingArguments"}
-of_trl = matcher(r"trl\.(?P<name>\w+)(Trainer|Config)")
+of_trl = matcher(rf"trl\.({'|'.join(OF_TRL)})")
+ACCELERATORS = ("accelerate.Accelerator", "accelerate.accelerator.Accelerator")
 is_lightning = matcher(r"(lightning|pytorch_lightning)(\.pytorch)?\.Trainer")
 LIGHTNING_LOADERS = ("train_dataloader",)
 
@@ -20,23 +25,62 @@ class Frameworks:
     def __init__(self, script: Script, plan: Plan, *, processes: int | None) -> None:
         self.script, self.plan, self.processes = script, plan, processes
         self.imports: list[str] = []
+        self.served = Served(script, plan)
 
     def applies(self) -> bool:
         """Convert the calls of a framework, if there are any."""
+        if not any(
+            isinstance(n, cst.Name | cst.Attribute) and is_framework(self.script.full(n)) for n in self.script.nodes
+        ):
+            return False
+        found: dict[cst.Call, str] = {}
         for call in self.script.calls:
             full = self.script.full(call)
-            if full in TRAINERS:
-                self._trainer(call, TRAINERS[full])
-            elif full in ARGUMENTS:
+            if full in TRAINERS or full in ARGUMENTS or of_trl(full) or is_lightning(full) or full in ACCELERATORS:
+                found[call] = full
+        for call, full in found.items():
+            if full in ARGUMENTS:
                 self._arguments(call, ARGUMENTS[full])
-            elif of_trl(full):
+            elif of_trl(full) and full.endswith("Config"):
                 self._trl(call, full.rpartition(".")[2])
-            elif is_lightning(full):
-                self._lightning(call)
-            elif full in ("accelerate.Accelerator", "accelerate.accelerator.Accelerator"):
-                self._accelerator(call)
+        configs = [c for c, full in found.items() if full in ARGUMENTS or full.endswith("Config")]
+        trainers = [c for c in found if c not in configs]
+        if len(trainers) != 1:
+            self.plan.refuse(
+                trainers[1] if trainers else self._first(),
+                f"{len(trainers)} Trainers or Accelerators that are known",
+                "one script for each training, with one of those that the docs (Hugging Face, Lightning) name",
+            )
+        for call in trainers:
+            self._loop_of(call, found[call], configs)
+        self.served.apply(set(found))
         self.imports = sorted(set(self.imports), key=lambda line: (line.startswith(("@", "class")), line))
-        return bool(self.plan.edits)
+        return True
+
+    def _first(self) -> cst.CSTNode:
+        return next(
+            n
+            for n in self.script.nodes
+            if isinstance(n, cst.Name | cst.Attribute) and is_framework(self.script.full(n))
+        )
+
+    def _loop_of(self, call: cst.Call, full: str, configs: list[cst.Call]) -> None:
+        name = full.rpartition(".")[2]
+        if full in ACCELERATORS:
+            self._accelerator(call)
+            return
+        for other in self.script.calls:
+            if isinstance(other.func, cst.Attribute) and other.func.attr.value == "backward":
+                self.plan.refuse(other, "a loop of the script's own beside a Trainer", "one script for each training")
+        if is_lightning(full):
+            self._lightning(call)
+            self.served.lightning(call)
+            return
+        if of_trl(full):
+            self._trl(call, name)
+        else:
+            self._trainer(call, TRAINERS[full])
+        self.served.trainer(call, name, list(configs))
 
     # -- Hugging Face ------------------------------------------------------------------------------------------------
     def _import(self, module: str, name: str) -> None:
@@ -68,19 +112,22 @@ class Frameworks:
 
     def _arguments(self, call: cst.Call, name: str) -> None:
         self._import("huggingface", name)
+        self.served.options(call, OPTIONS, also=OF_TRL.get(code(call.func).rpartition(".")[2], frozenset()))
         per_device = argument(call, "per_device_train_batch_size")
         accumulated = argument(call, "gradient_accumulation_steps")
         parts = [
             f"({code(p)})" if isinstance(p, cst.BinaryOperation) else code(p)
-            for p in (per_device if per_device is not None else cst.Integer("8"), accumulated) if p is not None
-        ]  # fmt: skip
+            for p in (per_device if per_device is not None else cst.Integer("8"), accumulated)
+            if p is not None
+        ]
         parts += [str(self.processes)] if self.processes else []
         total = " * ".join(parts)
         if not self.processes:
             self.plan.note(
-                call, f"global_batch_size={total} is of one process; it is the batch over all of them",
+                call,
+                f"global_batch_size={total} is of one process; it is the batch over all of them",
                 "multiply it by the number of processes that the script was written for, or give --processes N",
-            )  # fmt: skip
+            )
 
         def made(updated: cst.Call) -> cst.Call:
             size = keyword("global_batch_size", total)
@@ -120,10 +167,11 @@ class Frameworks:
     def _lightning(self, call: cst.Call) -> None:
         size = self._lightning_batch()
         if size is None:
-            self.plan.note(
-                call, "the batch of a process cannot be seen in this file",
+            self.plan.refuse(
+                call,
+                "the batch of a process cannot be seen in this file",
                 "give ElasticTrainerStrategy(job, global_batch_size=…) the batch over all ranks",
-            )  # fmt: skip
+            )
             return
         self._import("lightning_trainer", "ElasticTrainerStrategy")
         total = size
@@ -131,9 +179,10 @@ class Frameworks:
             total = f"{self.processes} * {size}"
         else:
             self.plan.note(
-                call, f"global_batch_size={size} is of one process; it is the batch over all of them",
+                call,
+                f"global_batch_size={size} is of one process; it is the batch over all of them",
                 "multiply it by the number of processes that the script was written for, or give --processes N",
-            )  # fmt: skip
+            )
         seed = next(
             (code(c.args[0].value) for c in self.script.calls if code(c.func).endswith("seed_everything") and c.args),
             "",
@@ -176,17 +225,23 @@ class Frameworks:
         if isinstance(size, cst.Attribute) and code(size.value) == "self":
             owner = next((n for n in self.script.around(size) if isinstance(n, cst.ClassDef)), None)
             made = [d for d in self.script.definitions(size) if isinstance(d, cst.Name)]
-            init = next(
-                (s for s in owner.body.body if isinstance(s, cst.FunctionDef) and s.name.value == "__init__"), None
-            ) if owner is not None else None  # fmt: skip
+            init = (
+                next(
+                    (s for s in owner.body.body if isinstance(s, cst.FunctionDef) and s.name.value == "__init__"), None
+                )
+                if owner is not None
+                else None
+            )
             if owner is None or init is None or not made:
                 return []
             names = self.script.parameters(init)
             sites = self.script.sites[owner.name.value]
             return [
-                v for site in sites for m in made if m.value in names
-                and (v := argument(site, m.value, names.index(m.value))) is not None
-            ]  # fmt: skip
+                v
+                for site in sites
+                for m in made
+                if m.value in names and (v := argument(site, m.value, names.index(m.value))) is not None
+            ]
         return [size]
 
     # -- accelerate --------------------------------------------------------------------------------------------------
@@ -199,3 +254,47 @@ class Frameworks:
             return updated.with_changes(func=cst.Name("ElasticAccelerator"), args=[job, *updated.args])
 
         self.plan.edit(call, made, "the accelerator of an elastic job")
+        self.served.accelerator(call, processes=self.processes)
+        self._batch_of_all()
+
+    def _batch_of_all(self) -> None:
+        """The batch of the loader that trains: accelerate takes that of one process, and the job that of all."""
+        loops = [n for n in self.script.fors if self.served.trains(n)]
+        made = [
+            m
+            for n in loops
+            for m in self.script.resolve(_bare(n.iter))
+            if isinstance(m, cst.Call) and self.script.full(m) == LOADER
+        ]
+        if len(set(made)) != 1:
+            self.plan.refuse(
+                loops[-1] if loops else self._first(),
+                "which torch DataLoader this loop goes over is not seen in this file",
+                "make the loader in this file, and give it the batch over all ranks",
+            )
+            return
+        size = argument(made[0], "batch_size", 1)
+        if size is None or not self.processes:
+            self.plan.note(
+                made[0],
+                f"batch_size={code(size) if size is not None else 1} is of one process; the job takes that of all",
+                "multiply it by the number of processes that the script was written for, or give --processes N",
+            )
+        elif self.processes > 1:
+            text = (
+                f"{self.processes} * ({code(size)})"
+                if isinstance(size, cst.BinaryOperation)
+                else f"{self.processes} * {code(size)}"
+            )
+            self.plan.edit(size, lambda _: expression(text), "the batch over all ranks")
+
+
+def _bare(iterable: cst.BaseExpression) -> cst.BaseExpression:
+    """What a loop goes over, without enumerations and bars."""
+    while (
+        isinstance(iterable, cst.Call)
+        and iterable.args
+        and code(iterable.func).rpartition(".")[2] in ("enumerate", "tqdm")
+    ):
+        iterable = iterable.args[0].value
+    return iterable

@@ -101,10 +101,31 @@ class Leftovers:
                     "leave the script's own resume out, and what it saves for that; pretrained weights may stay",
                 )  # fmt: skip
 
+    def _elsewhere(self) -> None:
+        """The line that shows best that the script trains, with a loop that cannot be seen."""
+        of_training = matcher(
+            r".*(DistributedDataParallel|DataParallel|DistributedSampler)|torch\.optim\.\w+|torch\.utils\.data\.DataLoader"
+        )
+        calls = self.script.calls
+        seen = [c for c in calls if of_training(self.script.full(c))]
+        seen += [c for c in calls if isinstance(c.func, cst.Attribute) and c.func.attr.value in ("fit", "train")]
+        if seen:
+            self.plan.note(
+                seen[0], "this file prepares a training, and no loop with a backward() is seen in it",
+                "convert the file that has the loop, or bring the loop into this one",
+            )  # fmt: skip
+        else:
+            self.plan.note(
+                self.script.module,
+                "no loop, Trainer or accelerator that trains is seen in this file",
+                "convert the file that trains",
+            )
+
     def _no_loop(self) -> None:
         """Say which loop was not understood."""
         backward = next((n for n in self.script.nodes if is_backward(n)), None)
         if backward is None:
+            self._elsewhere()
             return
         loop = next((n for n in self.script.around(backward) if isinstance(n, cst.For | cst.While)), backward)
         job = self.script.job

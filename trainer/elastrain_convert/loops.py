@@ -222,6 +222,12 @@ class Loops:
         numbered = next((n for n in layers if isinstance(n, cst.Call) and script.full(n) == "builtins.enumerate"), None)
         if numbered is None:
             return
+        start = numbered.args[1].value if len(numbered.args) > 1 else None
+        if start is not None and not isinstance(start, cst.Integer):
+            plan.note(
+                loop.node, f"the counter begins at {code(start)}, and each epoch has its own",
+                f"{job}.step counts the steps of all epochs",
+            )  # fmt: skip
         plan.edit(numbered, lambda u: u.args[0].value, "the job counts steps: a body may run again")
         if loop.counter is None:
             plan.note(
@@ -230,8 +236,9 @@ class Loops:
             return
         name = loop.counter.value
         plan.edit(loop.node.target, lambda u: _bare(u.elements[1].value))
+        first = f" + {code(start)}" if start is not None and code(start) != "0" else ""
         if any(isinstance(n, cst.Name) and n.value == name for n in self.script.walk(loop.node.body)):
-            plan.insert_first(loop.node, f"{name} = {job}.step % len({code(loop.loader)})")
+            plan.insert_first(loop.node, f"{name} = {job}.step % len({code(loop.loader)}){first}")
 
     def _shown(self, loop: Loop, text: str, what: str) -> None:
         """The bar of rank 0 counts committed steps; the loop goes over the steps themselves."""

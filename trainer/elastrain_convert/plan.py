@@ -27,6 +27,9 @@ class Plan:
         self.removed: set[cst.CSTNode] = set()
         self.changes: list[Change] = []
         self.notes: list[Note] = []
+        self._noted: set[Note] = set()
+        self.refused = False
+        """Whether the script stays as it is: a half conversion is none."""
 
     def says(self, node: cst.CSTNode, what: str) -> None:
         """A line of explanation for the change at ``node``."""
@@ -34,7 +37,15 @@ class Plan:
 
     def note(self, node: cst.CSTNode, why: str, way: str) -> None:
         """This line needs a person."""
-        self.notes.append(Note(self.script.line(node), why, way))
+        made = Note(self.script.line(node), why, way)
+        if made not in self._noted:
+            self._noted.add(made)
+            self.notes.append(made)
+
+    def refuse(self, node: cst.CSTNode, why: str, way: str) -> None:
+        """For this line nothing is changed at all."""
+        self.refused = True
+        self.note(node, why, way)
 
     def edit(self, node: cst.CSTNode, edit: Edit, what: str = "") -> None:
         """Apply ``edit(updated node)``, after the edits of what it contains."""

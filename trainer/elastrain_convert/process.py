@@ -28,6 +28,8 @@ class Process:
     def __init__(self, script: Script, plan: Plan, *, processes: int | None) -> None:
         self.script, self.plan, self.processes = script, plan, processes
         self._kinds: dict[cst.CSTNode, str] = {}
+        self.reads: list[tuple[cst.BaseExpression, str]] = []
+        """Ranks and world sizes that are read from the job, where they stand in the script."""
         self.spawned = {code(c.args[0].value): c for c in script.calls if is_spawn(script.full(c)) and c.args}
         """Functions that ``mp.spawn`` calls: their first argument is the rank."""
         self.distributed = bool(self.spawned) or any(
@@ -193,6 +195,12 @@ class Process:
             return False
         if isinstance(parent, cst.Arg) and parent.keyword is node:
             return False
+        if isinstance(parent, cst.Element) and isinstance(
+            self.script.parent(self.script.parent(parent)), cst.AssignTarget
+        ):
+            return False
+        if isinstance(parent, cst.For | cst.AugAssign | cst.CompFor) and parent.target is node:
+            return False
         if isinstance(parent, cst.Attribute) and parent.attr is node:
             return False
         return not any(isinstance(n, cst.Import | cst.ImportFrom) for n in self.script.around(node))
@@ -227,6 +235,7 @@ class Process:
                 node, "a number of the world size, which changes while the job trains",
                 f"compute with the whole: {job}.dataloader() takes the batch over all ranks",
             )  # fmt: skip
+        self.reads.append((node, kind))
         self.plan.replace(node, f"{job}.{self._value(kind)}", f"{job}.{self._value(kind)}: of the present generation")
 
     def prepare(self) -> None:

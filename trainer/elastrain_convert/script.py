@@ -145,6 +145,11 @@ class Script:
         """The dotted name of something imported, as ``torch.nn.Linear``; of a call that of its function. Else ""."""
         if isinstance(node, cst.Call):
             node = node.func
+        root = node
+        while isinstance(root, cst.Attribute):
+            root = root.value
+        if not isinstance(root, cst.Name):
+            return ""
         scope = self._scopes.get(node)
         found = scope.get_qualified_names_for(node) if scope is not None else ()
         return next((n.name for n in found if n.source.name in ("IMPORT", "BUILTIN")), "")
@@ -190,9 +195,10 @@ class Script:
     def sites_of(self, function: cst.FunctionDef) -> list[cst.Call]:
         """Its calls; of ``__init__`` those of the class."""
         owner = self.owner(function)
-        return self.sites[
-            owner.name.value if owner is not None and function.name.value == "__init__" else function.name.value
-        ]
+        if owner is not None and function.name.value == "__init__":
+            return self.sites[owner.name.value]
+        method = owner is not None
+        return [c for c in self.sites[function.name.value] if isinstance(c.func, cst.Attribute) == method]
 
     def owner(self, node: cst.CSTNode) -> cst.ClassDef | None:
         """The class around it."""

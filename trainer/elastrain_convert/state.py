@@ -23,6 +23,10 @@ class State:
     def __init__(self, script: Script, plan: Plan, loops: Loops, data: Data) -> None:
         self.script, self.plan, self.loops, self.data = script, plan, loops, data
         self.tracked: set[str] = set()
+        self.calls: set[cst.CSTNode] = set()
+        """The calls that make what is tracked."""
+        self.kept: set[str] = set()
+        """Names that became variables of the job."""
 
     def apply(self) -> None:
         """All rules of this module."""
@@ -38,6 +42,7 @@ class State:
             names = self._names(outer)
             if names:
                 self.tracked |= set(names)
+                self.calls |= {c for n in names for c in self._made(self.script.scope(outer), n)}
                 line = f"{self.script.job}.track({', '.join(f'{_last(n)}={n}' for n in names)})"
                 self.plan.insert_before(outer, line, "their state reaches joiners and checkpoints")
 
@@ -125,6 +130,7 @@ class State:
         self.plan.insert_before(
             first, f"{kept} = {self.script.job}.variables({values})", "values that joiners and checkpoints receive"
         )
+        self.kept |= set(names)
         self._set_alone(outer, names)
         for statement in dict.fromkeys(starts[n][0] for n in names):
             self._without(statement, {n: v for n, (s, v) in starts.items() if s is statement and n not in names})

@@ -41,14 +41,24 @@ def test_file_is_changed_if_asked_for(script, capsys):
     path = script("mnist")
     assert run(path, write=True) == 0
     assert "with elastrain.join() as job:" in path.read_text()
-    assert run(path) == 0
-    assert "no change" in capsys.readouterr().err
+    assert run(path) == 2
+    assert "calls elastrain.join() already" in capsys.readouterr().err
 
 
 def test_exit_code_and_lines_say_if_a_person_is_needed(script, capsys):
     path = script("dcgan")
     assert run(path) == 1
     assert f"{path}:66: each rank draws for its part of the batch" in capsys.readouterr().err
+
+
+def test_file_stays_if_its_loop_is_not_understood_or_the_conversion_fails(script, capsys, monkeypatch):
+    for name, why in (("word_lm", "not converted: no change"), ("mnist", "a fault of elastrain convert: TypeError")):
+        path = script(name)
+        before = path.read_text()
+        assert run(path, write=True) == 2
+        assert why in capsys.readouterr().err
+        assert path.read_text() == before
+        monkeypatch.setattr("elastrain_convert.conversion.Loops", None)
 
 
 @pytest.mark.parametrize(("text", "message"), [("for x in:", "line 1: not Python"), (None, "No such file")])
@@ -59,14 +69,6 @@ def test_file_is_refused_by_name_if_it_cannot_be_read(tmp_path, capsys, text, me
     assert run(path) == 2
     assert message in capsys.readouterr().err
     assert str(path) not in capsys.readouterr().out
-
-
-def test_script_stays_if_its_loop_is_not_understood(script, capsys):
-    path = script("word_lm")
-    before = path.read_text()
-    assert run(path, write=True) == 2
-    assert path.read_text() == before
-    assert "nothing to convert here" in capsys.readouterr().err
 
 
 # ---- long and deep scripts -------------------------------------------------------------------------------------------
