@@ -79,11 +79,9 @@ class Loop:
         """What the calls of the script do now."""
         self.leaves = Leaves(tracked)
         """What loop bodies change."""
-        rules, together = self.contract, strategy.votes
-        self.bodies = Bodies(world, heartbeat, batch, audit, self.leaves, contract=rules, together=together)
+        self.bodies = Bodies(world, heartbeat, batch, audit, self.leaves, rules=self.contract, together=strategy.votes)
         """What becomes of the steps."""
-        in_body = self.bodies.step_in_body
-        self.several = SeveralBackwards(self.leaves, self.contract, in_body, self._allow_several_backwards)
+        self.several = SeveralBackwards(self.leaves, self.contract, self.bodies.in_body, self._allow_several_backwards)
         self._session, self._strategy = session, strategy
         self._heartbeat, self._world = heartbeat, world
         self._audit, self.batch, self.draws = audit, batch, Draws()

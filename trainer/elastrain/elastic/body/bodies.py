@@ -54,7 +54,7 @@ class Bodies:
         audit: AuditLog | None,
         leaves: Leaves,
         *,
-        contract: Contract,
+        rules: Contract,
         together: bool,
     ) -> None:
         """``leaves``: of the tracked objects. ``together``: a forward needs other ranks, and sees stand-ins for what a
@@ -74,7 +74,7 @@ class Bodies:
         self.after_commit: Callable[[Step], None] = lambda _: None
         """Called with each step that was committed here, after the script's callbacks."""
         self._world, self._heartbeat, self._batch, self._audit = world, heartbeat, batch, audit
-        self._leaves, self._contract, self._together = leaves, contract, together
+        self._leaves, self._rules, self._together = leaves, rules, together
         self._applied = False
         """Whether the last body was left by an exception after all of its update: the step counts if the script goes
         on."""
@@ -85,14 +85,14 @@ class Bodies:
         """The last step, if it was discarded and its peers may have committed it."""
         world.state.on_adopt = self._adopt
 
-    def step_in_body(self) -> Step | None:
+    def in_body(self) -> Step | None:
         """The step whose loop body runs."""
         return self.step if self.running else None
 
     @property
     def present(self) -> Body | None:
         """The loop body that runs, or in whose commit the script runs."""
-        if (step := self.step_in_body()) is None:
+        if (step := self.in_body()) is None:
             return None
         number = max(step.begun - 1, 0)
         return Body(step.number, self.executions, number, step.warm_up, len(step.parts[number].indices))
@@ -119,7 +119,7 @@ class Bodies:
             return
         if self._leaves.end():
             knows_bodies(self._world, self._leaves.tensors.changing)
-        self._contract.check_applied(step.number)
+        self._rules.check_applied(step.number)
         self._heartbeat.committed()
         self._log(step, "commit")
         self._world.commit(step)

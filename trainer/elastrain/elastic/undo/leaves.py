@@ -125,8 +125,7 @@ class Leaves:
         lost = self._without_copy(caches)
         begun.open = False
         for parameter, trains in zip(self.tensors.parameters.values(), begun.trains, strict=True):
-            if parameter.requires_grad != trains:
-                parameter.requires_grad_(trains)
+            parameter.requires_grad_(trains)
         for module, mode in zip(self.tensors.modules, begun.modes, strict=True):
             module.training = mode
         for module, before in begun.attributes:
@@ -135,6 +134,9 @@ class Leaves:
         self._put_tensors_back(caches)
         for optimizer, groups, options in begun.groups:  # those that were added go, and others come again
             optimizer.param_groups[:] = [group for group, _ in groups]
+            known = {p for _, parameters in groups for p in parameters}
+            for key in [key for key in optimizer.state if isinstance(key, torch.Tensor) and key not in known]:
+                del optimizer.state[key]
             for (group, parameters), values in zip(groups, options.thawed(begun.tensors), strict=True):
                 for key in group.keys() - values.keys() - {"params"}:
                     del group[key]
