@@ -55,33 +55,62 @@ def verify(directory: Path) -> Verdict:
     torn last line of a killed rank is skipped.
     """
     files = sorted(directory.glob("*.jsonl"))
-    orders: dict[tuple[Order, int | None], set[str]] = {}
+    of_data: dict[_Data, list[Line]] = defaultdict(list)
     lines: list[Line] = []
     whole: list[Line] = []
     """Of logs that could be written."""
     for file in files:
-        before = len(lines)
+        before, data = len(lines), None
         for record in _records(file):
-            if isinstance(record, Line):
-                lines.append(record)
+            if not isinstance(record, Line):
+                data = record
+            elif data is None:
+                raise ValueError(f"{file}: its first line is not the order of the data")
             else:
-                orders.setdefault(record, set()).add(file.name.split(".")[0])
+                lines.append(record)
+                of_data[data].append(record)
         whole += lines[before:] if INCOMPLETE not in file.name else []
     if not lines:
         raise ValueError(f"{directory}: no audit lines in {len(files)} *.jsonl files; is $ELASTRAIN_AUDIT_DIR set?")
-    if len(orders) != 1:
-        raise ValueError(f"{directory}: {_apart(orders)}")
-    ((order, sampled),) = orders
     try:
         ends = [int(file.stem.rpartition(INCOMPLETE)[2]) for file in files if INCOMPLETE in file.name]
         incomplete = first_lacking(lines, whole, min(ends)) if ends else None
-        lines = [line for line in lines if incomplete is None or line.step < incomplete]
-        if not lines:
+        kept = {d: [x for x in of if incomplete is None or x.step < incomplete] for d, of in of_data.items()}
+        if not any(kept.values()):
             raise ValueError("the logs could not be written from their first step on")
-        logged = order if sampled is None else replace(order, batch_sampler=_Logged(lines, order, sampled))
-        return replace(judge(lines, logged), incomplete=incomplete)
+        return replace(_judge_in_turn({data: of for data, of in kept.items() if of}), incomplete=incomplete)
     except _DAMAGE as e:
         raise ValueError(f"{directory}: {e}") from e
+
+
+def _judge_in_turn(of_data: dict[_Data, list[Line]]) -> Verdict:
+    """The verdict on loops that follow each other, each over its own data: a labelled set that grows, for instance.
+
+    Raises ``ValueError`` for data of which a script cannot have the second behind the first. Pure.
+    """
+    turns = sorted(of_data.items(), key=lambda one: min(line.step for line in one[1]))
+    begins = [min(line.step for line in turns[0][1])]
+    for ((before, _), earlier), ((order, _), own) in itertools.pairwise(turns):
+        goes_on = order.first_step <= before.first_step  # epochs of equally many steps as before
+        begins.append(begin := min(line.step for line in own) if goes_on else order.first_step)
+        over = max(line.step + line.span for line in earlier) <= begin <= min(line.step for line in own)
+        if not over or order.behind(before, begin) != order or (goes_on and order.where(begin)[1]):
+            raise ValueError(_apart(of_data))
+    verdicts = [
+        judge(own, order if sampled is None else replace(order, batch_sampler=_Logged(own, order, sampled)), begin, end)
+        for ((order, sampled), own), begin, end in zip(turns, begins, [*begins[1:], None], strict=True)
+    ]
+    counts = ("steps", "epochs", "samples", "lost", "repeated", "redone")
+    pids = {
+        worker: tuple(sorted({p for v in verdicts for p in v.pids.get(worker, ())}))
+        for v in verdicts
+        for worker in v.pids
+    }
+    return Verdict(
+        **{name: sum(getattr(verdict, name) for verdict in verdicts) for name in counts},
+        problems=tuple([problem for verdict in verdicts for problem in verdict.problems][:20]),
+        pids=dict(sorted(pids.items())),
+    )
 
 
 def first_lacking(lines: Sequence[Line], whole: Sequence[Line], since: int) -> int | None:
@@ -93,18 +122,18 @@ def first_lacking(lines: Sequence[Line], whole: Sequence[Line], since: int) -> i
     return None if ended else first
 
 
-def _apart(orders: dict[tuple[Order, int | None], set[str]]) -> str:
+def _apart(of_data: dict[_Data, list[Line]]) -> str:
     """How the data of the workers differs, or that of the jobs."""
-    described = {key: {**asdict(key[0]), "steps_per_epoch": key[0].steps_per_epoch} for key in orders}
+    described = {key: {**asdict(key[0]), "steps_per_epoch": key[0].steps_per_epoch} for key in of_data}
     values = list(described.values())
     names = [name for name in values[0] if any(each[name] != values[0][name] for each in values)]
     each = [
         f"{', '.join(f'{name}={described[key][name]}' for name in names) or f'{key[1]} batches of a sampler'} of "
-        f"{', '.join(sorted(workers))}"
-        for key, workers in orders.items()
+        f"{', '.join(sorted({line.worker for line in lines}))}"
+        for key, lines in of_data.items()
     ]
     return (
-        f"{len(orders)} different orders of data: {'; '.join(each)}. Workers of one job had other data, the script "
+        f"{len(of_data)} different orders of data: {'; '.join(each)}. Workers of one job had other data, the script "
         "has changed it, or the directory has logs of several jobs, each of which needs its own"
     )
 
@@ -121,17 +150,18 @@ class _Logged:
             for i in range(line.span)
         }
         self.batch_size, self.samples = size, order.length or 0
-        self._steps_per_epoch = steps_per_epoch
+        self._order, self._steps_per_epoch = order, steps_per_epoch
 
     def __len__(self) -> int:
         return self._steps_per_epoch
 
     def batch(self, epoch: int, number: int) -> tuple[int, ...]:
-        return self._batches[epoch * self._steps_per_epoch + number]
+        first = self._order.first_step + (epoch - self._order.first_epoch) * self._steps_per_epoch
+        return self._batches[first + number]
 
 
-def judge(lines: Sequence[Line], order: Order) -> Verdict:
-    """The verdict on ``lines`` of one job over ``order``. Pure."""
+def judge(lines: Sequence[Line], order: Order, begin: int | None = None, end: int | None = None) -> Verdict:
+    """The verdict on ``lines`` of one job over ``order``, from step ``begin`` to before ``end``. Pure."""
     by_step: dict[int, list[Line]] = defaultdict(list)
     pids: dict[str, set[int]] = defaultdict(set)
     for line in lines:
@@ -160,23 +190,23 @@ def judge(lines: Sequence[Line], order: Order) -> Verdict:
             continue
         samples, found = _step_samples(step, [x for x in of_step if x.generation == last], order)
         problems += found
-        consumed[step // order.steps_per_epoch].update(samples)
+        consumed[order.where(step)[0]].update(samples)
         if order.sampled:
-            expected[step // order.steps_per_epoch].update(order.batch(step, taken.pop()))
-    first, final = min(by_step), max([*by_step, *newest])
-    problems += [f"step {s}: committed by no rank" for s in range(first, final) if s not in newest]
-    complete = [
-        e for e in consumed if first <= e * order.steps_per_epoch and (e + 1) * order.steps_per_epoch <= final + 1
-    ]
+            expected[order.where(step)[0]].update(order.batch(step, taken.pop()))
+    first = min(by_step) if begin is None else begin
+    last = max([*by_step, *newest]) if end is None else end - 1
+    known = {*newest, *by_step}
+    problems += [f"step {s}: committed by no rank" for s in range(first, last + 1) if s not in known]
+    complete = [e for e in consumed if first <= order.end_of(e) and order.end_of(e + 1) <= last + 1]
     if not order.sampled:  # every sample once
-        all_samples = order.samples_before(order.steps_per_epoch)
+        all_samples = order.samples_before(order.first_step + order.steps_per_epoch) - order.first_sample
         lost = sum(max(0, all_samples - len(consumed[e])) for e in complete)
         repeated = sum(n - 1 for c in consumed.values() for n in c.values())
     else:
         lost = sum((expected[e] - consumed[e]).total() for e in complete)
         repeated = sum((c - expected[e]).total() for e, c in consumed.items())
     return Verdict(
-        steps=len(newest.keys() | by_step.keys()),
+        steps=len(known),
         epochs=len(complete),
         samples=sum(c.total() for c in consumed.values()),
         lost=lost,
@@ -232,11 +262,13 @@ def _samples_of(order: Order, step: int, share: Share, span: int) -> tuple[int, 
     return () if share.learner else order.slice(step, *share, span=span).indices
 
 
+_Data = tuple[Order, int | None]
+"""Also the batches of an epoch, if a sampler makes them."""
 _DAMAGE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 """What values of other types and sizes than a log has raise."""
 
 
-def _records(file: Path) -> Iterable[Line | tuple[Order, int | None]]:
+def _records(file: Path) -> Iterable[Line | _Data]:
     text = file.read_text(errors="replace").split("\n")
     for number, raw in enumerate(text, 1):
         if not raw:
@@ -250,7 +282,7 @@ def _records(file: Path) -> Iterable[Line | tuple[Order, int | None]]:
         yield record
 
 
-def _record(kind: str, **values: Any) -> Line | tuple[Order, int | None]:
+def _record(kind: str, **values: Any) -> Line | _Data:
     if kind == "order":
         sampled = values.pop("sampled")
         hash(order := Order(**values))  # raises for a list

@@ -12,6 +12,7 @@ from torch.utils.data import TensorDataset, WeightedRandomSampler
 
 from conditions import eventually
 from elastrain.elastic.job import Job
+from elastrain_audit.judge import verify
 from threaded_world import RankThread, thread_world
 
 SAMPLES, BATCH = (12, 20, 28), 2
@@ -69,6 +70,8 @@ def test_each_round_has_each_sample_once_if_its_data_grow_and_a_rank_joins(tmp_p
     assert [ends for ends, _ in results] == [ENDS, ENDS, [*results[2][0][:1], *ENDS[1:]]]
     seen = sum((seen for _, seen in results), Counter())
     assert seen == Counter({(number, i): 1 for number, samples in enumerate(SAMPLES) for i in range(samples)})
+    verdict = verify(tmp_path / "audit")
+    assert (verdict.ok, verdict.epochs, verdict.samples) == (True, 3, sum(SAMPLES)), verdict
 
 
 def refused(tmp_path: Path, play) -> str:

@@ -145,6 +145,42 @@ def test_logs_are_judged_from_files_if_one_ends_in_a_torn_line(lines, tmp_path) 
     assert verify(tmp_path).ok
 
 
+GROWN = replace(ORDER, length=31).behind(ORDER, STEPS)
+GROWN_STEPS = range(STEPS, STEPS + 2 * GROWN.steps_per_epoch)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "steps", "verdict"),
+    [
+        (range(STEPS), GROWN, GROWN_STEPS, ()),
+        (range(8), GROWN, GROWN_STEPS, ("step 8: committed by no rank", "step 9: committed by no rank")),
+        (range(STEPS), GROWN, GROWN_STEPS[1:], (f"step {STEPS}: committed by no rank",)),
+        (range(STEPS), replace(ORDER, length=22), range(STEPS, STEPS + 5), ()),  # as many batches
+        (range(8), replace(ORDER, length=22), range(8, STEPS), None),  # within an epoch
+        (range(STEPS), replace(ORDER, length=31), GROWN_STEPS, None),  # counted from the job's beginning
+        (range(STEPS + 1), GROWN, GROWN_STEPS, None),
+        (range(STEPS), replace(ORDER, seed=5), range(STEPS), None),
+    ],
+)
+def test_loops_over_data_that_grow_are_judged_one_after_the_other_and_others_refused(
+    tmp_path, first, second, steps, verdict
+) -> None:
+    for worker, order, own in (("a", ORDER, first), ("b", second, steps)):
+        log = AuditLog(tmp_path, worker, 0, 1)
+        for step in own:
+            log.write("commit", step, order.slice(step, 0, 1).indices, order, place=Place(1, 0, 1), share=Share(0, 1))
+        log.close()
+    if verdict is None:
+        with pytest.raises(ValueError, match="2 different orders of data"):
+            verify(tmp_path)
+        return
+    found = verify(tmp_path)
+    assert (found.problems, found.steps, found.pids) == (verdict, len({*first, *steps}), {"a": (1,), "b": (1,)})
+    if not verdict:
+        epochs = 2 + len(steps) // second.steps_per_epoch
+        assert (found.epochs, found.samples, found.lost) == (epochs, 46 + (epochs - 2) * second.length, 0)
+
+
 ODD = [
     '{"kind": ' + "[" * 99_999,
     "[]",
