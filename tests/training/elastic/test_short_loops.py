@@ -58,12 +58,13 @@ def test_a_joiner_enters_by_its_first_proposal_if_loops_are_shorter_than_a_repor
     assert len({rank for _, rank in final["c"]["between"]} & {-1, 2}) == 2
 
 
-def test_no_rank_waits_long_and_the_joiner_enters_in_the_end_if_code_between_loops_is_slow(world):
-    """It takes 0.5 s, and the others wait 0.2, 0.4, 0.8 … s for it."""
+def test_the_others_go_on_and_the_joiner_enters_in_the_end_if_code_between_loops_is_slow(world):
+    """At its first attempt it is slower than the 0.2 s for which the others wait, then 0.4, 0.8 … s."""
     allow(world, 4)
     trains(world, "a", "b", LONG="1")
-    start(world, "c", LONG="1", CATCH_UP="0.2", BETWEEN="0.5")
+    start(world, "c", LONG="1", CATCH_UP="0.2")
     c, attempts, entered = world.ranks["c"], 0, False
+    (hold := world.folder / "hold").touch()
     while not entered:
         attempts += 1
         assert attempts <= 5, "it starves"
@@ -82,6 +83,7 @@ def test_no_rank_waits_long_and_the_joiner_enters_in_the_end_if_code_between_loo
         if not entered:  # it may adopt the next generation too, as one without itself
             allow(world, world.located().step + 2)
             world.together("a", "b")
+        hold.unlink(missing_ok=True)  # the others were not stopped by it
     assert attempts > 1
     allow(world, LONG_EPOCHS * LONG)
     ends_alike(world, "a", "b", "c", epochs=LONG_EPOCHS, steps=LONG)

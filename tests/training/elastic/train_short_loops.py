@@ -1,9 +1,8 @@
 """A training script for the tests with short loops: epochs of three steps, and code between them.
 
-``BETWEEN``: seconds that this code takes in a process that has not joined. ``CATCH_UP``: seconds for which others wait
-for it. ``EPOCHS``: this rank's script has fewer loops. ``LONG``: epochs of 24 steps, a loop over ``job.epochs``, and no
-step beyond that in the file ``allowed`` in the folder. The file ``hold`` there keeps a script that catches up in the
-code between its loops.
+``CATCH_UP``: seconds for which others wait for the code between loops of a process that has not joined. ``EPOCHS``:
+this rank's script has fewer loops. ``LONG``: epochs of 24 steps, a loop over ``job.epochs``, and no step beyond that in
+the file ``allowed`` in the folder. The file ``hold`` there keeps a script that catches up in the code between its loops.
 """
 
 import os
@@ -49,7 +48,6 @@ with elastrain.join() as job:
         schedule.step()
         between.append((epoch, job.rank))
         if job.rank == -1:
-            time.sleep(float(os.environ.get("BETWEEN", "0")))
             while (out / "hold").exists():
                 (out / "held").touch()
                 time.sleep(0.005)
