@@ -93,6 +93,29 @@ def test_the_sum_that_each_message_names_is_accepted_in_the_body_where_the_colle
         assert "call it in a loop body, before job.backward()" in fourth
 
 
+def test_a_sum_over_tokens_is_the_same_at_any_size_if_it_is_counted_as_the_messages_say(tmp_path: Path) -> None:
+    texts: list[str] = []
+
+    def script(job: Job) -> Any:
+        def body(x: torch.Tensor, y: torch.Tensor) -> None:
+            tokens = x > 0  # some samples have one, others three
+            losses = y.sum(1, keepdim=True).expand(-1, 3).square()[tokens]
+            texts.append(text_of(lambda: job.all_reduce(int(tokens.sum()))))
+            texts.append(text_of(lambda: job.backward(losses, count=tokens.sum())))
+            texts.append(text_of(lambda: job.backward(losses.sum(), count=1.5)))
+            job.backward(losses.sum(), count=int(tokens.sum()))
+
+        return train(job, body)
+
+    alone, first, second = *run(tmp_path, script, "a"), *run(tmp_path, script, "b", "c")
+    for one, other, third in zip(alone, first, second, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+        assert other.equal(third)
+    assert "losses of tokens by job.backward(loss, count=n)" in texts[0]
+    assert "loss.sum(), with count=…" in texts[1]
+    assert "must be a whole number, of the summands of the loss" in texts[2]
+
+
 def test_a_loss_that_compares_samples_is_the_same_at_any_size_as_the_message_says(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(threaded_world, "strategy_for", lambda _, session: strategy_for("bitwise", session))
     texts: list[str] = []

@@ -97,7 +97,7 @@ def _products(one: torch.Tensor, other: torch.Tensor) -> Iterator[torch.Tensor]:
 
 def whole(count: int | torch.Tensor) -> int:
     """The count of ``job.backward``. Raises ``TypeError`` or ``ValueError``."""
-    if isinstance(count, bool) or (
+    if isinstance(count, bool | float) or (
         isinstance(count, torch.Tensor) and (count.numel() != 1 or count.is_floating_point())
     ):
         raise TypeError(f"job.backward(count={count!r}): must be a whole number, of the summands of the loss")
