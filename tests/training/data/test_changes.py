@@ -22,18 +22,6 @@ def test_changes_run_in_order_before_the_first_step_at_or_behind_theirs() -> Non
         assert log == expected, step
 
 
-def test_a_process_that_receives_a_state_makes_the_changes_that_the_state_has_seen() -> None:
-    log: list = []
-    made = changes(log, 2, 5, 6)
-    made.before_load(5)
-    assert log == [(2, 0), (5, 1)]
-    made.before_step(5)
-    assert log[2:] == []
-    made.before_step(6)
-    assert log[2:] == [(6, 2)]
-    assert made.seen == 6
-
-
 def test_a_change_is_made_again_if_an_older_state_is_loaded() -> None:
     log: list = []
     made = changes(log, 2, 5)

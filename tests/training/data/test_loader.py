@@ -171,18 +171,6 @@ def test_own_streams_are_unchanged_if_samples_draw_in_the_training_process() -> 
         assert random.random() == expected
 
 
-def test_batched_access_is_used_if_the_data_set_has_it_and_draws_nothing() -> None:
-    class Batched:
-        def __len__(self) -> int:
-            return 40
-
-        def __getitems__(self, indices: list[int]) -> list[str]:
-            return [f"together {i}" for i in indices]
-
-    batch, part = fetch(ElasticLoader(Batched(), ORDER, collate_fn=list), 3, 0, 2)
-    assert batch == [f"together {i}" for i in part.indices]
-
-
 def test_the_error_reports_a_killed_worker_process(tmp_path) -> None:
     dataset = Slow(tmp_path / "log", 0.01)
     loader = ElasticLoader(dataset, ORDER, num_workers=1, collate_fn=list)

@@ -2,7 +2,7 @@
 
 ``CATCH_UP``: seconds for which others wait for the code between loops of a process that has not joined. ``EPOCHS``:
 this rank's script has fewer loops. ``LONG``: epochs of 24 steps, a loop over ``job.epochs``, and no step beyond that in
-the file ``allowed`` in the folder. The file ``hold`` there keeps a script that catches up in the code between its loops.
+the file ``allowed`` in the folder. The file ``hold`` there keeps a script that catches up between its loops.
 """
 
 import os

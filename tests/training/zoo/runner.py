@@ -3,7 +3,7 @@
 ``argv``: the job's folder, the script, its arguments. Before each backward the rank waits until ``allowed`` in the
 folder names its step or a later one. ``PORTIONS``: joiners receive their state over several steps. ``DOUBLE``:
 ``Tensor.float`` gives float64. ``HOLD``: a path; the first process that saves a file writes its id there, and waits.
-``SAMPLE``: seconds that a sample takes at least.
+``SAMPLE``: seconds that a sample takes at least. ``BODIES``: a path; each backward writes there whose it is.
 """
 
 import os
@@ -50,6 +50,9 @@ def backward_if_allowed(job: Job, loss: torch.Tensor, **options: Any) -> Any:
         time.sleep(0.005)
     if body := job._loop.bodies.present:
         time.sleep(sample * body.samples)
+        if path := os.environ.get("BODIES"):
+            with Path(path).open("a") as file:
+                file.write(f"{body.step} {body.micro_batch} {body.execution} {body.warm_up}\n")
     return backward(job, loss, **options)
 
 

@@ -26,21 +26,44 @@ FRAMEWORKS = ("huggingface", "lightning", "fabric", "accelerate")
 def plain(tmp_path, monkeypatch):
     """``plain(framework)``: what it leaves alone, in one process."""
 
-    def run(framework):
+    def run(framework, *options):
         folder = tmp_path / "plain"
         folder.mkdir()
         (folder / "allowed").write_text(FREE)
         out = folder / "out.pt"
         command = [sys.executable, str(HERE / "runner.py"), str(folder), str(SCRIPT), "--out", str(out), "--plain"]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(
-            [*command, "--framework", framework], env=environment, capture_output=True, text=True, timeout=120,
-            check=False,
-        )  # fmt: skip
+        command += ["--framework", framework, *options]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == 0, done.stderr
         return torch.load(out, weights_only=False)
 
     return run
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize(
+    "framework",
+    ["lightning", "own", *(pytest.param(f, marks=pytest.mark.nightly) for f in FRAMEWORKS[:1] + FRAMEWORKS[2:])],
+)
+def test_one_undisturbed_worker_runs_each_body_once_as_the_framework_alone(zoo_job, plain, framework):
+    """Whatever a body takes from what only the script has."""
+    job = zoo_job("effects", "--framework", framework, "--effects", path=SCRIPT)
+    job.want(1)
+    job.add()
+    found, expected = job.finished(), plain(framework, "--effects")
+    assert found.keys() == expected.keys()
+    assert len(found["taken"]) == job.last_step() + 1
+    apart = list(differences(expected, found, atol=1e-9))
+    assert not apart, "\n".join(apart[:20])
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("script", "options"), [("framework_files", ["--framework", "lightning"]), ("dpo", [])])
+def test_what_is_left_is_that_of_an_undisturbed_run_at_random_moments(survives, seed, script, options):
+    """TRL's fused head computes in float32."""
+    survives(script, *options, seed=seed, path=HERE / f"train_{script}.py", atol=1e-7 if script == "dpo" else 1e-10)
 
 
 def both_train(job):

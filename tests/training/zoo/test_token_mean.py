@@ -26,17 +26,8 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 def test_job_ends_with_the_trainers_own_parameters_if_lengths_differ(zoo_job, tmp_path, script) -> None:
     """A global batch is the whole data set, so that the order of the data is of no account."""
     options = ["--samples", "24", "--epochs", "8"]
-    plain = [
-        sys.executable,
-        "-c",
-        IN_FLOAT64,
-        str(ZOO / script / "ddp.py"),
-        *options,
-        "--batch-size",
-        "12",
-        "--out",
-        "o.pt",
-    ]
+    path = str(ZOO / script / "ddp.py")
+    plain = [sys.executable, "-c", IN_FLOAT64, path, *options, "--batch-size", "12", "--out", "o.pt"]
     done = subprocess.run(
         plain, cwd=tmp_path, env={**os.environ, "DOUBLE": "1"}, capture_output=True, text=True, timeout=120, check=False
     )

@@ -35,6 +35,21 @@ def test_script_ends_as_undisturbed_if_it_is_disturbed_at_random_moments(survive
     survives(script, seed=seed, bitwise=_bitwise(script), in_rounds=script in IN_PORTIONS)
 
 
+@pytest.mark.parametrize(
+    "script", [pytest.param(s, marks=() if s in ("dcgan", "nanogpt") else pytest.mark.nightly) for s in SCRIPTS]
+)
+def test_one_undisturbed_worker_runs_each_body_of_the_script_once(zoo_job, tmp_path, script) -> None:
+    job = zoo_job(script, BODIES=str(tmp_path / "bodies"))
+    job.want(1)
+    job.add()
+    job.finished()
+    of_body = [*dict.fromkeys((tmp_path / "bodies").read_text().splitlines())]  # one may have several backwards
+    places = [(int(step), int(micro)) for step, micro, *_ in map(str.split, of_body)]
+    assert places == sorted({*places}), "a body has run twice"
+    assert {step for step, _ in places} == {*range(job.last_step() + 1)}
+    assert not any(line.endswith("True") for line in of_body), "a warm-up"
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_script_for_plain_ddp_trains_two_ranks_and_saves(script, tmp_path) -> None:

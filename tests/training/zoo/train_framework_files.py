@@ -1,11 +1,13 @@
 """A framework's loop with logger, checkpoints and early stopping; saves what it has left in its folder.
 
 ``--plain``: the framework alone, in one process. ``--alone 5``: rank 1 alone ends its loop behind step 5, by a
-callback. Batches come in the order of the data: a framework's own shuffle is not that of a job.
+callback. ``--effects``: each loop body takes from what only the script has. Batches come in the order of the data: a
+framework's own shuffle is not that of a job.
 """
 
 import argparse
 import csv
+import itertools
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,6 +20,36 @@ import elastrain
 EPOCHS, BATCH = 9, 16
 ALONE = 0
 """The step of ``--alone``."""
+EFFECTS = None
+"""With ``--effects``."""
+
+
+class Effects:
+    """A second DataLoader that begins again, a collator with a generator of its own, a list."""
+
+    def __init__(self):
+        self.others = itertools.cycle(DataLoader(data(), 7))
+        self.noise, self.losses = torch.Generator().manual_seed(5), []
+
+    def collate(self, rows):
+        batch = torch.utils.data.default_collate(rows)
+        x = batch["x" if isinstance(batch, dict) else 0]
+        x += 0.1 * torch.randn(x.shape, generator=self.noise)
+        return batch
+
+    def of_body(self, loss):
+        loss = loss + 0.1 * loss.detach() * next(self.others)[0].mean()
+        self.losses.append(loss.item())
+        return loss
+
+
+def loss_of(made, labels, *, training=True):
+    loss = nn.functional.mse_loss(made, labels)
+    return EFFECTS.of_body(loss) if EFFECTS and training else loss
+
+
+def collator():
+    return {"collate_fn": EFFECTS.collate} if EFFECTS else {}
 
 
 def ends_alone(job, step):
@@ -64,13 +96,13 @@ def huggingface(job, folder):
 
         def forward(self, x, labels):
             made = self.layers(x)
-            return {"loss": nn.functional.mse_loss(made, labels), "logits": made}
+            return {"loss": loss_of(made, labels, training=self.training), "logits": made}
 
     rows = [{"x": x, "labels": y} for x, y in data()]
     trainer_class, arguments = (ElasticTrainer, ElasticTrainingArguments) if job else (Trainer, TrainingArguments)
     options = {} if job is None else {"job": job}
     trainer = trainer_class(
-        model=Net(), train_dataset=rows, eval_dataset=rows[:32],
+        model=Net(), train_dataset=rows, eval_dataset=rows[:32], data_collator=EFFECTS and EFFECTS.collate,
         callbacks=[EarlyStoppingCallback(1, 0.02), Ends()],
         args=arguments(
             output_dir=str(folder / "out"), per_device_train_batch_size=BATCH, num_train_epochs=EPOCHS,
@@ -103,8 +135,10 @@ def lightning(job, folder):
             self.layers = made()
 
         def training_step(self, batch, batch_idx):
-            loss = nn.functional.mse_loss(self.layers(batch[0]), batch[1])
-            self.log("loss", loss, on_step=True, on_epoch=True)
+            loss = loss_of(self.layers(batch[0]), batch[1])
+            self.log("loss", loss, on_step=True, on_epoch=True, sync_dist=True)
+            self.log("samples", float(len(batch[0])), reduce_fx="sum", on_step=True, on_epoch=True)
+            self.losses = [*getattr(self, "losses", []), loss.item()]
             return loss
 
         def on_train_batch_end(self, *_):
@@ -112,6 +146,8 @@ def lightning(job, folder):
 
         def validation_step(self, batch, batch_idx):
             self.log("val", nn.functional.mse_loss(self.layers(batch[0]), batch[1]))
+
+        test_step = validation_step
 
         def configure_optimizers(self):
             optimizer = torch.optim.Adam(self.parameters(), lr=0.05)
@@ -125,10 +161,13 @@ def lightning(job, folder):
         enable_progress_bar=False, enable_model_summary=False,
     )  # fmt: skip
     net = Net()
-    trainer.fit(net, DataLoader(data(), BATCH), DataLoader(data(), 32))
+    size = 5 if job and not EFFECTS else BATCH  # in micro-batches
+    trainer.fit(net, DataLoader(data(), size, **collator()), DataLoader(data(), 32))
+    tested = trainer.test(net, DataLoader(data(), 40), ckpt_path="best", verbose=False)
     return trainer.is_global_zero, net, {
-        "rows": columns(folder), "files": files(folder / "lightning_logs"),
+        "rows": columns(folder), "files": files(folder / "lightning_logs"), "tested": tested,
         "best": Path(checkpoint.best_model_path).name, "last": Path(checkpoint.last_model_path).name,
+        **({"losses": net.losses} if EFFECTS else {}),
     }  # fmt: skip
 
 
@@ -162,12 +201,32 @@ def fabric(job, folder):
 
     if job:
         job.track(schedule=schedule)
-        loader = job.dataloader(data(), global_batch_size=BATCH, shuffle=False)
+        loader = job.dataloader(data(), global_batch_size=BATCH, shuffle=False, **collator())
     else:
-        loader = DataLoader(data(), BATCH)
-    loop(job, loader, model, optimizer, schedule, one.backward, one.log_dict, save)
+        loader = DataLoader(data(), BATCH, **collator())
+
+    def backward(loss):
+        one.backward(loss)
+        one.clip_gradients(model, optimizer, max_norm=0.5)
+
+    loop(job, loader, model, optimizer, schedule, backward, one.log_dict, save)
     one.logger.finalize("success")
     return one.is_global_zero, net, {"rows": columns(folder), "files": files(folder / "saved")}
+
+
+def own(job, folder):
+    rows, net = [], made()
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.05)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.98)
+    if job:
+        model = job.wrap(net, optimizer=optimizer)
+        job.track(schedule=schedule)
+        loader = job.dataloader(data(), global_batch_size=BATCH, shuffle=False, **collator())
+    else:
+        model, loader = net, DataLoader(data(), BATCH, **collator())
+    backward = job.backward if job else lambda loss: loss.backward()
+    loop(job, loader, model, optimizer, schedule, backward, lambda row, step: rows.append((row, step)), lambda _: None)
+    return not job or job.rank == 0, net, {"rows": rows}
 
 
 def accelerate(job, folder):
@@ -180,7 +239,10 @@ def accelerate(job, folder):
     net = made()
     optimizer = torch.optim.Adam(net.parameters(), lr=0.05)
     model, optimizer, loader, schedule = one.prepare(
-        net, optimizer, DataLoader(data(), BATCH), torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.98)
+        net,
+        optimizer,
+        DataLoader(data(), BATCH, **collator()),
+        torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.98),
     )
     one.init_trackers("run")
 
@@ -200,7 +262,7 @@ def loop(job, loader, model, optimizer, schedule, backward, log, save):
         if hasattr(loader, "set_epoch"):
             loader.set_epoch(epoch)
         for x, y in loader if hasattr(loader, "set_epoch") or not job else job.steps(loader, epochs=epoch + 1):
-            loss = nn.functional.mse_loss(model(x), y)
+            loss = loss_of(model(x), y)
             backward(loss)
             kept.step += 1
             log({"loss": job.loss if job else loss.item(), "rate": schedule.get_last_lr()[0]}, step=kept.step)
@@ -222,6 +284,8 @@ def loop(job, loader, model, optimizer, schedule, backward, log, save):
 
 def main(job, arguments):
     zero, model, found = globals()[arguments.framework](job, arguments.out.parent)
+    if EFFECTS:
+        found |= {"taken": EFFECTS.losses, "next": next(EFFECTS.others)[0], "noise": EFFECTS.noise.get_state()}
     if zero:
         torch.save({"model": model.state_dict(), **found}, arguments.out)
 
@@ -231,9 +295,10 @@ if __name__ == "__main__":
     parser.add_argument("--out", type=Path)
     parser.add_argument("--framework")
     parser.add_argument("--plain", action="store_true")
+    parser.add_argument("--effects", action="store_true")
     parser.add_argument("--alone", type=int, default=0)
     arguments = parser.parse_args()
-    ALONE = arguments.alone
+    ALONE, EFFECTS = arguments.alone, Effects() if arguments.effects else None
     if arguments.plain:
         main(None, arguments)
     else:
