@@ -94,7 +94,8 @@ NOTES: dict[str, dict[str, str]] = {
     "transformers: TrainerCallback": {
         "on_step_end": (
             "as all events, once for each committed step; joiners receive the state of callbacks that export "
-            "it, the models that they hold (TRL's `sync_ref_model`), and the arguments that callbacks have changed. "
+            "it, the models and tensors that callbacks and a derived Trainer hold (TRL's `sync_ref_model`; made in "
+            "`__init__`: later ones are refused), and the arguments that callbacks have changed. "
             "`should_training_stop` ends training after the same "
             "step as in one process, if all ranks set it there, as `EarlyStoppingCallback` does. If one rank alone "
             "does, the job fails and names it, and the rank's log names the callback: the other ranks have begun "
@@ -154,7 +155,8 @@ NOTES: dict[str, dict[str, str]] = {
             "Rows go by `log_metrics`; what a script adds by `logger.experiment` is not written again"
         ),
         "callbacks": (
-            "their state moves with the job. Their hooks run once for each committed step, with the first "
+            "their state moves with the job, also models and tensors in their attributes (one that a hook of a step "
+            "makes is refused). Their hooks run once for each committed step, with the first "
             "micro-batch; in a joiner, `on_train_start` and `on_train_epoch_start` run once before it enters "
             "the job, and show step 0. A callback that sets `trainer.should_stop` on one rank alone fails the "
             "job: call `job.stop()`"
@@ -162,7 +164,10 @@ NOTES: dict[str, dict[str, str]] = {
         "precision": "unchanged; the loss scale is part of the job's state",
     },
     "Lightning: LightningModule": {
-        "training_step": "also runs for the warm-up, for micro-batches and for discarded executions",
+        "training_step": (
+            "also runs for the warm-up, for micro-batches and for discarded executions. Plain attributes of module "
+            "and callbacks are put back; joiners receive those that the module has changed, and models that it holds"
+        ),
         "log": (
             "in `training_step` the number of the global batch: means are weighted by samples, or by your "
             "`batch_size=`; sums are added; an epoch's mean has each committed sample once. `sync_dist=True` "

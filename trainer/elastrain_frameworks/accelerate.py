@@ -44,6 +44,7 @@ from elastrain.elastic.strategies.strategy import ElasticModule
 from elastrain_frameworks import events
 from elastrain_frameworks.arrives import track_next
 from elastrain_frameworks.files import FilesOfScript, Logs, new_id
+from elastrain_frameworks.held import stand_in
 from elastrain_frameworks.launcher import single_process
 from elastrain_frameworks.own_loop import HasOwnLoop
 from elastrain_frameworks.refusals import Refusal, one_part, refuse, refuse_chosen_batch, refused
@@ -201,7 +202,7 @@ class ElasticAccelerator(HasOwnLoop, OfJob):
             job.track(scaler=self.scaler)
         PartialState().local_process_index = int(os.environ.get(names.ENV_LOCAL_RANK, "0"))
         self._training: Epochs | None = None
-        self._stepped = False
+        self._stepped, self._others = False, 0
         self._trackers: Trackers | None = None
         self._files = FilesOfScript(job)
 
@@ -210,6 +211,17 @@ class ElasticAccelerator(HasOwnLoop, OfJob):
         """As the Accelerator's; also takes loaders of :meth:`elastrain.Job.dataloader`, for data that needs them."""
         ready = (self._adopt(arg) if isinstance(arg, ElasticLoader) else arg for arg in args)
         return super().prepare(*ready, device_placement=device_placement)
+
+    def prepare_model(
+        self, model: torch.nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
+    ) -> torch.nn.Module:
+        """Also tracks one that does not train, such as a teacher that follows: the first as ``prepared``, and so on."""
+        before = len(self._models)
+        prepared = super().prepare_model(model, device_placement, evaluation_mode)
+        if len(self._models) > before and not isinstance(prepared, ElasticModule):
+            track_next(self.job, "prepared", self._others, stand_in(prepared))
+            self._others += 1
+        return prepared
 
     def prepare_optimizer(
         self, optimizer: torch.optim.Optimizer, device_placement: bool | None = None

@@ -9,24 +9,37 @@ from typing import Any
 import torch
 from torch import nn
 
-_OF_MODULES = frozenset(vars(nn.Module()))
-_DATA = ("train_dataset", "eval_dataset")
+from elastrain.elastic.torch_private import pytree
+
+OF_MODULES = frozenset(vars(nn.Module()))
+DATA = ("train_dataset", "eval_dataset")
 
 
-def plain_attributes(obj: Any) -> dict[str, Any]:
-    """A copy of them, as the counters and sums of transformers' loop (``_tr_loss``), and those of derived classes."""
-    return {name: _copied(value) for name, value in vars(obj).items() if _is_plain(name, value)}
+def plain_attributes(obj: Any, *, tensors: bool = True) -> dict[str, Any]:
+    """A copy of them, as the counters and sums of transformers' loop (``_tr_loss``), and those of derived classes.
+    ``tensors``: also of those that have some."""
+    return {name: _copied(value) for name, value in _plain_of(obj, tensors=tensors).items()}
 
 
-def put_back(obj: Any, before: dict[str, Any]) -> None:
+def put_back(obj: Any, before: dict[str, Any], *, tensors: bool = True) -> None:
     """Undo what a body that does not count has done to them."""
-    for name in [name for name, value in vars(obj).items() if _is_plain(name, value)]:
+    for name in _plain_of(obj, tensors=tensors):
         del vars(obj)[name]
     vars(obj).update(before)
 
 
-def _is_plain(name: str, value: Any) -> bool:
-    return name not in _DATA and name not in _OF_MODULES and _plain(value)
+def _plain_of(obj: Any, *, tensors: bool) -> dict[str, Any]:
+    return {n: v for n, v in vars(obj).items() if is_plain(n, v) and (tensors or not has_tensors(v))}
+
+
+def has_tensors(value: Any) -> bool:
+    """Whether a tree of values does."""
+    return any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(value))
+
+
+def is_plain(name: str, value: Any) -> bool:
+    """Whether an attribute is one."""
+    return name not in DATA and name not in OF_MODULES and _plain(value)
 
 
 def _plain(value: Any) -> bool:

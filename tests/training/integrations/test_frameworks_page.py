@@ -75,21 +75,3 @@ def test_page_for_scripts_leaves_served_and_refused_names_to_the_generated_one()
         section = text[text.index(f"\n## {name}\n") :].split("\n## ")[1]
         assert "reference/frameworks.md#" in section, name
         assert not re.search(r"^\|", section, re.MULTILINE), f"{name}: a table by hand"
-
-
-def test_adapters_override_nothing_that_the_frameworks_do_not_have(table):
-    """A seam whose name a release has changed would never be called."""
-    from lightning.fabric.loggers import Logger
-    from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
-    from lightning.pytorch.loggers.csv_logs import ExperimentWriter
-    from transformers import Trainer
-
-    from elastrain_frameworks.huggingface.loop import SEAMS
-    from elastrain_frameworks.lightning.loggers import OfCsv, OfTensorBoard
-
-    assert not [name for name in SEAMS if not hasattr(Trainer, name)]
-    for logger, adapter in ((CSVLogger, OfCsv), (TensorBoardLogger, OfTensorBoard)):
-        for name in ("log_metrics", "log_hyperparams", "log_graph", "save", "finalize", "experiment"):
-            assert hasattr(logger, name) and issubclass(adapter, Logger)
-    for name in ("_check_log_dir_exists", "_rewrite_with_new_header", "metrics_keys"):
-        assert hasattr(ExperimentWriter("."), name)

@@ -27,6 +27,18 @@ def test_accelerates_call_outside_of_evaluation_names_the_way_out(require, call)
         assert torch.equal(getattr(accelerator, call)(batch), whole)
 
 
+def test_a_model_that_accelerate_prepares_and_that_does_not_train_is_tracked(require):
+    require("accelerate", "ELASTRAIN_REQUIRE_HUGGINGFACE")
+    from elastrain_frameworks.accelerate import ElasticAccelerator
+
+    accelerator, teacher = (
+        ElasticAccelerator(job := ScriptedJob(), cpu=True),
+        torch.nn.Linear(1, 1).requires_grad_(False),
+    )
+    assert accelerator.prepare(teacher) is teacher
+    assert job.tracked["prepared"].state_dict()["weight"].data_ptr() == teacher.weight.data_ptr()
+
+
 @pytest.mark.parametrize("call", ["all_gather", "all_reduce", "broadcast"])
 def test_fabrics_call_names_the_way_out(require, call):
     require("lightning", "ELASTRAIN_REQUIRE_LIGHTNING")

@@ -33,10 +33,11 @@ from elastrain.elastic.contract import Call
 from elastrain.elastic.job import Job
 from elastrain_frameworks.attributes import plain_attributes, put_back
 from elastrain_frameworks.files import Files
+from elastrain_frameworks.held import Held, Received
 from elastrain_frameworks.huggingface.accelerator import JobsAccelerator
 from elastrain_frameworks.huggingface.board import boards_of
 from elastrain_frameworks.huggingface.numbers import Numbers
-from elastrain_frameworks.huggingface.state import Carried, modules_of_callbacks
+from elastrain_frameworks.huggingface.state import Carried, held_by
 from elastrain_frameworks.stops import say, watch
 from elastrain_frameworks.training_data import KEPT, in_order_of
 
@@ -105,6 +106,8 @@ class _Run:
     """The iterator of :meth:`elastrain.Job.steps`."""
     prepared: Any = None
     """The wrapped model."""
+    held: Held | None = None
+    """None before the job is entered."""
     ahead: Any = None
     """The batch of a body that has begun, and for which the loop has not asked."""
     inputs: Any = field(default_factory=dict)
@@ -172,9 +175,8 @@ class Seams(Trainer):
         run = self._at
         super()._init_training_state(max_steps, per_epoch, epochs, None, trial)
         run.prepared = super()._prepare_for_training(max_steps, None, None)[0]
-        self.job.track(
-            lr_scheduler=self.lr_scheduler, trainer=run.carried, files=run.files, **modules_of_callbacks(self)
-        )
+        run.held = held_by(self, run.prepared)
+        self.job.track(lr_scheduler=self.lr_scheduler, trainer=run.carried, files=run.files, **run.held.tracked)
         if self.accelerator.scaler is not None:
             self.job.track(scaler=self.accelerator.scaler)
         run.bodies = self.job.steps(run.loader, steps=max_steps, warm_up=self._warm_up)
@@ -200,6 +202,8 @@ class Seams(Trainer):
         if number % self.args.gradient_accumulation_steps:
             return run.inputs  # in place of the further batches of the step, of which the job makes micro-batches
         run.inputs = {}
+        if run.held is not None and self.state.global_step:
+            run.held.check()
         run.files.step_ends()
         run.files.flush()
         if run.ahead is None:
@@ -249,6 +253,7 @@ class Seams(Trainer):
                 self._begin(inputs)
                 self._set_ghost(True)
                 self._arrive(ghost=self.job.step == self.state.global_step + 1)
+                self._keep_received()
                 return self.accelerator.given
             execution = self._execution()
             self.accelerator.numbers.begin()
@@ -273,6 +278,8 @@ class Seams(Trainer):
         self._run_body(self._at.prepared, inputs)
         self._at.prepared.zero_grad()
         put_back(self, before)
+        assert self._at.held is not None
+        self._at.held.say_what_is_taken()
 
     def _run_body(self, model: Any, inputs: Any) -> torch.Tensor:
         tokens = self._get_num_items_in_batch([inputs], self.args.device)
@@ -299,6 +306,19 @@ class Seams(Trainer):
             self.callback_handler.call_event = _no_event
         else:
             self.callback_handler.__dict__.pop("call_event", None)
+
+    def _keep_received(self) -> None:
+        """The events of a step follow that has come with a peer's state."""
+        assert self._at.held is not None
+        handler = self.callback_handler
+        received = Received({"model": self.model, **self._at.held.tracked}, self.optimizer)
+
+        def call_event(*args: Any, **options: Any) -> Any:
+            control = type(handler).call_event(handler, *args, **options)
+            received.put_back()
+            return control
+
+        handler.call_event = call_event
 
     def _show_place(self) -> None:
         """Set the rank by which transformers, accelerate and callbacks choose the main process."""
@@ -347,6 +367,8 @@ class Seams(Trainer):
     def _finalize_training(self, *args: Any) -> Any:
         """All ranks have committed the last step: what rank 0 has saved can be read."""
         run = self._at
+        if self.callback_handler.call_event is not _no_event:
+            self._silence(silent=False)
         run.files.step_ends()
         run.files.flush()
         if self.state.global_step < self.state.max_steps and self.job.body is not None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import copy
-from types import SimpleNamespace
 from typing import Any
 
-from torch import nn
 from transformers.trainer_callback import ExportableState
 
 from elastrain_frameworks.arrives import Arrives
 from elastrain_frameworks.attributes import plain_attributes
+from elastrain_frameworks.held import Held
 
 _OF_A_RANK = ("is_world_process_zero", "is_local_process_zero", "stateful_callbacks")
 _PLAIN = bool, int, float, str
@@ -64,13 +63,12 @@ class Carried(Arrives):
         return {type(c).__name__: c for c in callbacks if isinstance(c, ExportableState)}
 
 
-def modules_of_callbacks(trainer: Any) -> dict[str, Any]:
-    """Models that callbacks hold beside the trained one, such as TRL's reference that follows it: to be tracked."""
-    return {
-        f"{type(callback).__name__}_{name}": SimpleNamespace(
-            state_dict=value.state_dict, load_state_dict=value.load_state_dict
-        )
-        for callback in trainer.callback_handler.callbacks
-        for name, value in vars(callback).items()
-        if isinstance(value, nn.Module) and value not in (trainer.model, trainer.model_wrapped)
-    }
+def held_by(trainer: Any, prepared: Any) -> Held:
+    """What callbacks and a derived Trainer hold, such as TRL's reference that follows the model."""
+    callbacks = trainer.callback_handler.callbacks
+    return Held(
+        [trainer, *callbacks],
+        [trainer.model, prepared],
+        carried=[trainer, *(callback for callback in callbacks if isinstance(callback, ExportableState))],
+        known=[trainer.optimizer, trainer.lr_scheduler],
+    )

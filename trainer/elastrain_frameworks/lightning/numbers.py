@@ -16,6 +16,7 @@ from torchmetrics import Metric
 from elastrain.elastic.job import Job
 from elastrain_frameworks.arrives import Arrives
 from elastrain_frameworks.attributes import plain_attributes, put_back
+from elastrain_frameworks.held import detached, same
 
 _STEP = "training_step"
 _WEIGHT = "/weight"
@@ -48,6 +49,11 @@ class Numbers(Arrives):
         self._first = True
         self._attributes: dict[str, Any] = {}
         """The module's, when the execution of the step began."""
+        self._of_callbacks: list[tuple[Any, dict[str, Any]]] = []
+        """Theirs; those with tensors are tracked."""
+        self._given = plain_attributes(trainer.lightning_module)
+        self._later: dict[str, Any] = {}
+        """The module's that have arrived, until the events of their step are over."""
         self._counts: dict[int, int] = {}
         """Updates of each of the module's metrics before the body."""
         self._counted: dict[str, _Sum] = {}
@@ -59,6 +65,7 @@ class Numbers(Arrives):
             self._results.reset(metrics=False, fx=_STEP)
         self._before = {key: _of(metric) for key, metric in self._logged().items()}
         self._attributes = plain_attributes(self._trainer.lightning_module)
+        self._of_callbacks = [(one, plain_attributes(one, tensors=False)) for one in self._trainer.callbacks]
 
     def begin_body(self, batch: Any) -> None:
         """A loop body does, on ``batch``."""
@@ -104,6 +111,8 @@ class Numbers(Arrives):
     def undo(self) -> None:
         """The execution does not count."""
         put_back(self._trainer.lightning_module, self._attributes)
+        for callback, before in self._of_callbacks:
+            put_back(callback, before, tensors=False)
         for key, metric in self._logged().items():
             _put(metric, self._before.get(key, _EMPTY))
 
@@ -155,21 +164,30 @@ class Numbers(Arrives):
         return {key: metric for key, metric in results if metric.is_tensor and metric.meta.fx == _STEP}
 
     # -- state ---------------------------------------------------------------------------------------------------------
-    def present(self) -> dict[str, tuple[Any, ...]]:
-        """The sums."""
-        return {key: tuple(one) for key, one in self._counted.items()}
+    def present(self) -> tuple[dict[str, tuple[Any, ...]], dict[str, Any]]:
+        """The sums, and plain attributes that the module has changed."""
+        attributes = plain_attributes(self._trainer.lightning_module)
+        changed = {name: value for name, value in attributes.items() if not same(value, self._given.get(name, self))}
+        return {key: tuple(one) for key, one in self._counted.items()}, detached(changed)
 
     def apply(self, *, ghost: bool) -> None:
         """Go on with what has arrived; ``ghost``: the end of that step, and perhaps of its epoch, follows."""
         if (received := self.taken()) is None:
             return
-        logged = self._logged()
-        self._counted = {key: _Sum(*one) for key, one in received.items()}
+        logged, (sums, self._later) = self._logged(), received
+        self._counted = {key: _Sum(*one) for key, one in sums.items()}
         over = not ghost and self._job.step % int(self._trainer.num_training_batches) == 0
         for key, one in ({} if over else self._counted).items():
             self._before[key] = one
             if key in logged:
                 _put(logged[key], one)
+        if not ghost:
+            self.events_over()
+
+    def events_over(self) -> None:
+        """Those of the step with which the state has come."""
+        vars(self._trainer.lightning_module).update(self._later)
+        self._later = {}
 
 
 def _of(metric: Any) -> _Sum:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from lightning.pytorch import Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 
 from elastrain_frameworks.arrives import Arrives
+from elastrain_frameworks.held import Held
 
 _OF_SAVES = ("_last_global_step_saved", "_last_checkpoint_saved", "_defer_save_until_validation")
 """Of a ``ModelCheckpoint``, besides its ``state_dict()``."""
@@ -45,6 +46,14 @@ class Callbacks(Arrives):
 def _saves(callback: Any) -> dict[str, Any]:
     found = vars(callback) if isinstance(callback, ModelCheckpoint) else {}
     return {name: found[name] for name in _OF_SAVES if name in found}
+
+
+def held_by(trainer: Any) -> Held:
+    """What the callbacks and the module hold beside the model's own parts."""
+    module = trainer.lightning_module
+    exporting = (one for one in trainer.callbacks if type(one).state_dict is not Callback.state_dict)
+    known = [trainer.datamodule, *trainer.optimizers, *(config.scheduler for config in trainer.lr_scheduler_configs)]
+    return Held([module, *trainer.callbacks], [module], carried=[module, *exporting], known=known)
 
 
 def follow(trainer: Trainer, step: int, *, begun: bool) -> None:

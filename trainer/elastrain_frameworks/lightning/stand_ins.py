@@ -40,7 +40,7 @@ class Schedule:
         self.scheduler, self._strategy = scheduler, strategy
 
     def step(self, *args: Any, **kwargs: Any) -> None:
-        if not self._strategy.received:
+        if self._strategy.received is None:
             self.scheduler.step(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:

@@ -33,11 +33,12 @@ from elastrain.data.rng import Kept
 from elastrain.elastic.contract import Call
 from elastrain.elastic.job import Job
 from elastrain_frameworks.arrives import track_next
+from elastrain_frameworks.held import Held, Received
 from elastrain_frameworks.lightning.fabric import RankOfJob
 from elastrain_frameworks.lightning.files import FilesOfTrainer
 from elastrain_frameworks.lightning.numbers import Numbers
 from elastrain_frameworks.lightning.options import check, total_steps
-from elastrain_frameworks.lightning.progress import Callbacks, follow
+from elastrain_frameworks.lightning.progress import Callbacks, follow, held_by
 from elastrain_frameworks.lightning.stand_ins import Applied, Schedule, Steps
 from elastrain_frameworks.own_loop import HasOwnLoop
 from elastrain_frameworks.refusals import one_part, refuse_chosen_batch
@@ -77,8 +78,9 @@ class ElasticTrainerStrategy(HasOwnLoop, RankOfJob, SingleDeviceStrategy):
         """The random streams of that body."""
         self._replaced: Any = None
         """The batch for ``training_step`` in place of the one that Lightning has fetched."""
-        self.received = False
-        """Whether the step that Lightning is at arrived with a peer's state."""
+        self.received: Received | None = None
+        """Of the step that Lightning is at, if it arrived with a peer's state."""
+        self._held: Held | None = None
 
     @property
     def world_size(self) -> int:
@@ -165,6 +167,8 @@ class ElasticTrainerStrategy(HasOwnLoop, RankOfJob, SingleDeviceStrategy):
         self._numbers.begin()
         loop.automatic_optimization._make_closure(kwargs, self._trainer.optimizers[0], 0)()
         self._numbers.undo()
+        assert self._held is not None
+        self._held.say_what_is_taken()
 
     def epoch_begins(self) -> None:
         """The last step's hooks have run."""
@@ -177,8 +181,12 @@ class ElasticTrainerStrategy(HasOwnLoop, RankOfJob, SingleDeviceStrategy):
         self._numbers.check_hooks()
         self._files.step_ends()
         self._files.flush()
-        if self.received:
-            self.received = False
+        if self._held is not None and self._trainer is not None and self._trainer.global_step:
+            self._held.check()
+        if self.received is not None:
+            self.received.put_back()
+            self.received = None
+            self._numbers.events_over()
             self._kept.__exit__(None, None, None)
             if self._begun is _END:
                 raise StopIteration
@@ -194,6 +202,8 @@ class ElasticTrainerStrategy(HasOwnLoop, RankOfJob, SingleDeviceStrategy):
         """Warm up, and enter the job: Lightning's loop is at the step of the job, which is returned."""
         assert self._trainer is not None and self._data is not None and self._files is not None
         steps = total_steps(self._trainer)
+        self._held = held_by(self._trainer)
+        self._job.track(**self._held.tracked)
         self._steps = iter(self._job.steps(self._data.loader, steps=steps, warm_up=self._warm_up))
         self._advance_or_end()
         assert self._callbacks is not None
@@ -269,7 +279,9 @@ class ElasticTrainerStrategy(HasOwnLoop, RankOfJob, SingleDeviceStrategy):
                         raise RuntimeError(_MISSED)
                     # The peers have committed the step that was discarded here, and this rank has received their state.
                     # For Lightning the step is done; the next one has begun, and its random numbers must not change.
-                    self._begun, self.received = batch, True
+                    assert self._held is not None
+                    self._begun = batch
+                    self.received = Received({"model": self.lightning_module, **self._held.tracked}, optimizer)
                     self._kept.__enter__()
                     return result
                 self._numbers.begin()
@@ -304,6 +316,12 @@ class ElasticTrainerStrategy(HasOwnLoop, RankOfJob, SingleDeviceStrategy):
         self.post_backward(loss)
         return loss
 
+    def on_validation_start(self) -> None:
+        """Of the state behind the step's events."""
+        super().on_validation_start()
+        if self.received is not None:
+            self.received.put_back()
+
     def on_train_end(self) -> None:
         """Commit the last step, and leave the loop with the other ranks: all files of rank 0 can be read."""
         super().on_train_end()
@@ -312,10 +330,13 @@ class ElasticTrainerStrategy(HasOwnLoop, RankOfJob, SingleDeviceStrategy):
         assert self._trainer is not None and self._files is not None and self._numbers is not None
         vars(self._trainer.fit_loop).pop("on_advance_end", None)
         self._numbers.check_hooks()
+        if self.received is not None:
+            self.received.put_back()
+            self._numbers.events_over()
         self._files.flush()
         if self._job.body is not None and self._job.step + 1 < total_steps(self._trainer):
             say(self._trainer, self._trainer.global_step)
-            if not self.received:  # a callback has ended training: on all ranks, at the same step
+            if self.received is None:  # a callback has ended training: on all ranks, at the same step
                 self._job.commit(self._steps)
             self._steps.close()
         if self._advance_or_end() is not _END:

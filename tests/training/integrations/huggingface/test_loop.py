@@ -134,24 +134,69 @@ def test_joiner_has_the_arguments_that_a_callback_has_changed(train):
     assert_equal(train(**options), train(ScriptedJob(start=6, peer=peer, rank=1), folder="peer", **options))
 
 
-@pytest.mark.parametrize("start", [3, 6])
-def test_joiner_has_the_module_that_a_callback_changes_as_trls_reference_model(train, start):
+@pytest.mark.parametrize(
+    ("outcomes", "start"), [(["discarded"], 3), (["discarded"], 6), (["committed"] * 3 + ["adopted"], 0)]
+)
+def test_what_a_callback_and_a_derived_trainer_hold_beside_the_model_is_that_of_the_trainer_alone(
+    train, outcomes, start
+):
+    """As TRL's reference model, a teacher and an average; and events change the model and options of the optimizer."""
     from transformers import TrainerCallback
 
-    class Synchronises(TrainerCallback):
+    class Follows(TrainerCallback):
         def __init__(self):
-            self.reference = nn.Linear(4, 8).double()
+            self.reference, self.average = nn.Linear(4, 8).double(), {"bias": torch.zeros(8, dtype=torch.float64)}
             nn.init.constant_(self.reference.weight, 0.5)
 
-        def on_step_end(self, args, state, control, model, **_):
-            self.reference.weight.data.mul_(0.9).add_(model.layers[0].weight.data, alpha=0.1)
+        def on_step_end(self, args, state, control, model, optimizer, **_):
+            self.reference.weight.data.lerp_(model.layers[0].weight.data, 0.1)
+            self.average["bias"].mul_(0.9).add_(model.layers[0].bias.data)
+            model.layers[2].bias.data.mul_(0.9)
+            optimizer.param_groups[0]["weight_decay"] += 0.01
 
-    alone, there, joins = Synchronises(), Synchronises(), Synchronises()
-    train(more=[alone])
-    train(peer := ScriptedJob(), folder="peer", more=[there])
-    train(ScriptedJob("discarded", start=start, peer=peer, rank=1), folder="peer", more=[joins])
-    for callback in (there, joins):
+    class Distils:
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.teachers = [nn.Linear(8, 1).double().requires_grad_(False)]
+            nn.init.constant_(self.teachers[0].weight, 0.5)
+
+        def compute_loss(self, model, *args, **kwargs):
+            loss = super().compute_loss(model, *args, **kwargs)
+            if not model.training:
+                return loss
+            return loss + (model.layers[2].weight - self.teachers[0].weight).square().sum()
+
+        def create_optimizer(self, *args):
+            made = super().create_optimizer(*args)
+            made.register_step_post_hook(lambda *_: self.follow())
+            return made
+
+        def follow(self):
+            self.teachers[0].weight.data.lerp_(self.model.layers[2].weight.data, 0.1)
+
+    alone, there, joins = Follows(), Follows(), Follows()
+    options = {"mixin": Distils, "optim": "sgd"}
+    expected = train(more=[alone], **options)
+    peer = ScriptedJob()
+    found = [
+        train(peer, folder="peer", more=[there], **options),
+        train(ScriptedJob(*outcomes, start=start, peer=peer, rank=1), folder="peer", more=[joins], **options),
+    ]
+    for result, callback in zip(found, (there, joins), strict=True):
+        assert_equal(expected, result)
         torch.testing.assert_close(callback.reference.weight, alone.reference.weight, rtol=0, atol=1e-12)
+        torch.testing.assert_close(callback.average, alone.average, rtol=0, atol=1e-12)
+
+
+def test_a_model_that_a_callback_makes_when_training_has_begun_is_refused_by_name(train):
+    from transformers import TrainerCallback
+
+    class Begins(TrainerCallback):
+        def on_train_begin(self, *_, **__):
+            self.average = nn.Linear(1, 1)
+
+    with pytest.raises(ValueError, match=r"Begins_average: made when training had begun.* in __init__\(\)"):
+        train(ScriptedJob(), more=[Begins()])
 
 
 def test_joiner_of_a_job_that_has_finished_ends_at_its_last_step(train):

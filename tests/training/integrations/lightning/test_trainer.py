@@ -22,16 +22,65 @@ def test_lightning_counts_committed_steps_only(fit):
     assert module.validated == [5, 10]
 
 
-def test_a_list_of_the_module_has_an_entry_for_each_step_if_a_body_is_a_warm_up_or_discarded(fit):
-    class Keeps(fit.module):
-        def training_step(self, batch, batch_idx):
-            loss = super().training_step(batch, batch_idx)
-            self.losses = [*getattr(self, "losses", []), loss]
-            self.ends_of_bodies = getattr(self, "ends_of_bodies", 0) + 1
+@pytest.mark.parametrize(("outcomes", "start"), [(["discarded"], 7), (["committed"] * 3 + ["adopted"], 0)])
+def test_what_callbacks_and_the_module_hold_beside_the_model_is_that_of_lightning_alone(fit, outcomes, start):
+    from lightning.pytorch.callbacks import Callback
+
+    class Follows(Callback):
+        def __init__(self):
+            self.shadow, self.backwards = {"weight": torch.zeros(1, 2)}, 0
+
+        def on_train_start(self, trainer, module):
+            self.teacher = torch.nn.Linear(2, 1)
+            torch.nn.init.constant_(self.teacher.weight, 0.5)
+
+        def on_after_backward(self, *_):
+            self.backwards += 1
+
+        def on_train_batch_end(self, trainer, module, *_):
+            self.teacher.weight.data.lerp_(module.net.weight.data, 0.1)
+            self.shadow["weight"].mul_(0.9).add_(module.net.weight.data)
+            module.net.bias.data.mul_(0.9)
+
+    class Counts(fit.module):
+        def __init__(self):
+            super().__init__()
+            torch.nn.init.constant_(self.net.weight, 0.3)
+            torch.nn.init.constant_(self.net.bias, 0.2)
+            self.losses = []
+
+        def training_step(self, *args):
+            loss = super().training_step(*args) * (1 + self.executions)
+            self.losses.append(loss)
             return loss
 
-    trainer, module = fit(ScriptedJob("committed", "discarded"), Keeps())
-    assert len(module.losses) == module.ends_of_bodies == trainer.global_step == 10
+    found = []
+    for job in (None, peer := ScriptedJob(), ScriptedJob(*outcomes, start=start, peer=peer, rank=1)):
+        _, module = fit(job, Counts(), callbacks=[callback := Follows()])
+        found.append((module.state_dict(), callback.teacher.weight, callback.shadow, module.losses, module.ends))
+    assert callback.backwards == 10 - start - outcomes.count("adopted")
+    for one in found[1:]:
+        torch.testing.assert_close(one, found[0], rtol=0, atol=1e-6)
+
+
+def test_what_a_warm_up_cannot_give_back_is_named_once(fit):
+    module = fit.module()
+    module.others, module.noise = iter([1, 2]), torch.Generator()
+    with capture_logs() as lines:
+        fit(ScriptedJob(), module)
+    assert [line["attributes"] for line in lines if "cannot give back" in line["event"]] == [
+        ["Module.others", "Module.noise"]
+    ]
+
+
+def test_a_model_that_a_hook_makes_when_training_has_begun_is_refused_by_name(fit):
+    class Late(fit.module):
+        def on_train_batch_end(self, *args):
+            super().on_train_batch_end(*args)
+            self.averages = [torch.nn.Linear(1, 1)]
+
+    with pytest.raises(ValueError, match=r"Late_averages_0: made when training had begun"):
+        fit(ScriptedJob(), Late())
 
 
 def test_a_joiner_continues_at_the_step_of_the_job(fit):
