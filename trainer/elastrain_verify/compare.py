@@ -49,6 +49,8 @@ class Parting:
     """In the code after the loop."""
     others: int = 0
     """Further entries that part in the same step."""
+    lacks: bool = False
+    """The run has less of a file."""
     of_a_part: bool = False
     """The run is equal to a reference that computes the same parts of each batch."""
     of_adapter: bool = False

@@ -31,6 +31,8 @@ class Difference:
     name: str
     expected: str
     found: str
+    lacks: bool = False
+    """The job's file has fewer words, or is absent."""
 
 
 def present(folder: Path) -> dict[str, tuple[int, int]]:
@@ -81,12 +83,13 @@ def difference(
     """
     for name in sorted(expected):
         if name not in found:
-            return Difference(name, "written", "absent")
+            return Difference(name, "written", "absent", lacks=True)
         mine, theirs = expected[name], found[name]
         if not mine:
             continue
         if (lines := mine.count("\n")) != (others := theirs.count("\n")) or len(mine) != len(theirs):
-            return Difference(name, f"{lines} lines, {len(mine)} words", f"{others} lines, {len(theirs)} words")
+            had, has = f"{lines} lines, {len(mine)} words", f"{others} lines, {len(theirs)} words"
+            return Difference(name, had, has, lacks=len(theirs) < len(mine))
         for number, (a, b) in enumerate(zip(mine, theirs, strict=True)):
             if words and not _equal(a, b, ranks):
                 line = list(mine[:number]).count("\n") + 1

@@ -40,6 +40,8 @@ class Begun:
     """Committed steps before."""
     warm_up: bool
     entries: Entries
+    variables: Entries = field(default_factory=dict)
+    """Of the script."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +71,6 @@ class History:
     def last_step(self) -> int:
         """The last step that a process has committed; 0: none."""
         return max((c.step for p in self.processes for c in p.committed), default=0)
-
-    @property
-    def warmed_up(self) -> bool:
-        """Whether loop bodies ran that no step needs."""
-        return any(b.warm_up for p in self.processes for b in p.begun)
 
     @property
     def facts(self) -> Mapping[str, Any]:
@@ -126,7 +123,7 @@ def process(lines: Iterable[str]) -> Process:
             case "receives":
                 receives += 1
             case "begin":
-                begun.append(Begun(found["step"], found["warm_up"], found["entries"]))
+                begun.append(Begun(found["step"], found["warm_up"], found["entries"], found["variables"]))
             case "step":
                 rank, world, share = found["rank"], found["world"], tuple(found["share"])
                 number = found.get("generation", 0)

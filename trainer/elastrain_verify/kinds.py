@@ -37,13 +37,6 @@ NOT_REPEATABLE = Fault(
     "comes from sets and folders.",
     "the-script-is-not-repeatable",
 )
-UNGATED = Fault(
-    "ungated",
-    "an effect that the job does not control",
-    "The process has run its first loop body once more, as a warm-up. What is wrapped and tracked was put back, and an "
-    "untracked value that the body changes, such as a counter, was not: the entry depends on it.",
-    "already-with-one-worker",
-)
 DATA = Fault(
     "data",
     "other data than plain torch's",
@@ -90,14 +83,8 @@ EACH_PART = Fault(
 ONE_RANK = Fault(
     "one rank",
     "kept or decided on one rank",
-    "Each rank computes a part of the batch. The loop body keeps a value of its part, or decides by it, and training "
-    "depends on it.",
-    "from-two-workers-on",
-)
-KEPT_GRADIENTS = Fault(
-    "kept gradients",
-    "gradients kept over several steps",
-    "Gradients of earlier steps are still in place when the next ones are summed over the ranks.",
+    "Each rank computes a part of the batch. The loop body keeps a value of its part, or decides by it, by job.rank or "
+    "by job.world_size, and training depends on it.",
     "from-two-workers-on",
 )
 OF_A_PART = Fault(
@@ -124,8 +111,9 @@ NOT_TRAVELLING = Fault(
 DISCARDED = Fault(
     "discarded body",
     "effects of a discarded loop body",
-    "A worker was lost, so the step was discarded and the loop body ran again. What is wrapped and tracked was put "
-    "back. The first execution has changed an untracked value, on which the entry depends.",
+    "A loop body has run that no step counts: the warm-up of a joiner, or one whose step was discarded with a lost "
+    "worker. What is wrapped and tracked was put back. An untracked value or file, on which the entry depends, was "
+    "not: change it under 'if job.committed:' or in job.on_commit(), or track it.",
     "after-a-loss",
 )
 LEAVING = Fault(
@@ -143,8 +131,9 @@ NOT_SAVED = Fault(
 )
 OTHER_FILES = Fault(
     "other files",
-    "another result after the loop",
-    "All steps are equal to the reference, but the code after the loop writes another result.",
+    "another result beside the steps",
+    "All steps are equal to the reference, but a file is another one: each rank writes it, or what only one rank has. "
+    "Write it on one rank: 'if job.rank == 0:' after the loop, 'if job.committed and job.rank == 0:' within it.",
     "other-files",
 )
 NO_REFERENCE = Fault(
@@ -160,7 +149,7 @@ OWN = NOT_PUT_BACK, NOT_RECEIVED
 _BY_RUN = {
     Kind.REFERENCE: FAILS,
     Kind.REPEAT: NOT_REPEATABLE,
-    Kind.ONE: UNGATED,
+    Kind.ONE: OF_ELASTRAIN,
     Kind.SEVERAL: ONE_RANK,
     Kind.GROWTH: NOT_TRAVELLING,
     Kind.LOSS: DISCARDED,
@@ -181,10 +170,10 @@ def fault(run: Run, apart: Parting, ranks: int, *, truth: History, found: Histor
         return own
     if apart.entry == BATCH and run.kind is not Kind.REPEAT:
         return DATA
+    if apart.entry.startswith("file "):
+        return _of_a_file(run, apart)
     if run.kind is Kind.SEVERAL or apart.of_a_part:
         return _of_ranks(apart, truth.facts)
-    if run.kind is Kind.ONE and not found.warmed_up and not apart.entry.startswith("file "):
-        return OF_ELASTRAIN
     # As long as survivors trained alone, all was right: it is the one that took the place.
     travels = run.kind is Kind.LOSS and not apart.ended and apart.world >= ranks
     return NOT_TRAVELLING if travels else _BY_RUN[run.kind]
@@ -195,11 +184,19 @@ def first_of(own: Fault, truth: History, found: History, bounds: Bounds) -> Part
     return not_put_back(found) if own is NOT_PUT_BACK else not_received(truth, found, bounds)
 
 
+def _of_a_file(run: Run, apart: Parting) -> Fault:
+    if run.kind in (Kind.ONE, Kind.SEVERAL):
+        return OTHER_FILES
+    if run.kind is Kind.GROWTH:  # the first rank, which writes, is none that has joined
+        return DISCARDED
+    return NOT_TRAVELLING if run.kind is Kind.LOSS and apart.lacks else _BY_RUN[run.kind]
+
+
 def _of_ranks(apart: Parting, facts: Mapping[str, Any]) -> Fault:
     if apart.entry in facts.get("of_each_part", ()):
         return EACH_PART
     if apart.entry.endswith(".grad"):  # the losses are equal
-        return KEPT_GRADIENTS if facts.get("keeps_gradients") else OF_A_GRADIENT
+        return OF_A_GRADIENT
     return OF_A_PART if apart.of_a_part else ONE_RANK
 
 

@@ -16,6 +16,7 @@ from elastrain_verify.command.execute import RunFailed
 from elastrain_verify.compare import Parting
 from elastrain_verify.kinds import Fault, advice
 from elastrain_verify.runs import Run
+from elastrain_verify.variables import Variable
 
 NOT_RUN = "not run: "
 """Notes of runs that did not take place begin so."""
@@ -40,6 +41,8 @@ class Answer:
     fault: Fault | None = None
     parting: Parting | None = None
     error: RunFailed | None = None
+    variables: tuple[tuple[str, Variable], ...] = ()
+    """Of the script, with their lines, that differ as the body of the step begins."""
 
     @property
     def is_whole(self) -> bool:
@@ -57,7 +60,7 @@ class Answer:
         if (p := self.parting) is not None:
             found |= {
                 "step": p.step, "entry": p.entry, "rank": p.rank, "ranks": [*p.ranks], "worker": p.worker,
-                "expected": p.expected, "found": p.found,
+                "expected": p.expected, "found": p.found, "variables": [name for name, _ in self.variables],
             }  # fmt: skip
         if self.error is not None:
             found |= {"error": str(self.error), "output": self.error.tail}
@@ -133,6 +136,8 @@ def _fault(answer: Answer) -> Iterator[tuple[str, str]]:
         yield f"  entry     {p.entry}" + (f"  (and {p.others} more)" if p.others else ""), ""
         yield f"  reference {shown(p.expected)}", ""
         yield f"  this run  {shown(p.found)}", ""
+        for name, v in answer.variables:
+            yield f"  script    {name}: {shown(v.expected)}, on {v.worker} {shown(v.found)}", ""
         if text := advice(p):
             yield text, ""
     if answer.error is not None:

@@ -17,6 +17,7 @@ from elastrain.tether import tethered
 from elastrain_cli.local.plan import Result
 from elastrain_cli.local.runner import LocalJob
 from elastrain_cli.local.spec import LocalSpec, worker_environment
+from elastrain_cli.local.worker import read_termination
 from elastrain_resource.job import ElasticTrainingJob
 from elastrain_verify.command import job as manifests
 from elastrain_verify.command import place
@@ -303,6 +304,10 @@ class JobRun:
             raise RunFailed(
                 self._local.message or "the job fails", self._local.failure_tail(TAIL_LINES) or self._tail()
             )
+        for path in sorted(self._folders.state.glob("terminations/*/*.json")):
+            ended = read_termination(path, 0)
+            if ended.reason == "ScriptFailed":  # and the others have trained on without it
+                raise RunFailed(f"{path.stem}: {ended.reason}: {ended.message}", ended.log_tail)
 
     def _tail(self) -> str:
         logs = sorted(self._local.logs_dir.glob("*.log"), key=lambda p: p.stat().st_mtime)

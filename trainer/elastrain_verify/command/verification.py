@@ -17,7 +17,7 @@ from typing import Any
 from elastrain_cli.local.command import BadOption
 from elastrain_cli.local.spec import local_spec
 from elastrain_resource.job import ElasticTrainingJob
-from elastrain_verify import files, history, kinds, parts
+from elastrain_verify import files, history, kinds, parts, variables
 from elastrain_verify.branches import branches, moments
 from elastrain_verify.command import job as manifests
 from elastrain_verify.command import outputs
@@ -28,6 +28,7 @@ from elastrain_verify.compare import Bounds, Parting, parting
 from elastrain_verify.history import History
 from elastrain_verify.runs import FEWEST_STEPS, Kind, Run, plan, shards_of
 from elastrain_verify.settings import OWN, Settings
+from elastrain_verify.variables import Variable
 
 SECONDS = 120.0
 """No further run begins after them."""
@@ -41,6 +42,7 @@ LEAST_LIMIT = 90.0
 TIMES_SLOWER = 20.0
 """A run of the job may take so many times as long as the reference."""
 FIRST_LIMIT = 900.0
+UNUSED = "No step of these runs depends on that; if one may, track them"
 EPSILON, RELATIVE = 1.2e-7, 1e-10
 """Least bounds: the distance of two numbers in float32; in float64 far above it."""
 
@@ -94,6 +96,10 @@ class Verification:
     notes: list[str] = field(default_factory=list)
     in_parts: bool = False
     """The model depends on the number of workers."""
+    of_ranks: set[str] = field(default_factory=set)
+    """Variables of the script that ranks have for themselves, as undisturbed runs show."""
+    lasting: dict[str, str] = field(default_factory=dict)
+    """Untracked variables of the script, with the title of the first run after which they are others."""
     directories: list[Path] = field(default_factory=list)
     """Of the two references, in which they have written their files."""
     began: float = field(default_factory=time.monotonic)
@@ -131,6 +137,9 @@ class Verification:
             if answer is not None:
                 return answer
             self.done.append(run)
+        for title in dict.fromkeys(self.lasting.values()):
+            names = [name for name, run in self.lasting.items() if run == title]
+            self.notes.append(f"not tracked, and others after {title}: {', '.join(names)}. {UNUSED}")
         return self._answer(0)
 
     def _execute(self, run: Run) -> tuple[History, Folders]:
@@ -204,15 +213,36 @@ class Verification:
             if parts.is_cut(cut) or (self.truth.own_loop and cut):
                 apart = self._in_parts(run, found, cut, apart)
         if apart is None:
+            self._note_variables(run, found)
             return self._judge_files(run, found, folders)
         return self._parts(run, found, apart)
+
+    def _note_variables(self, run: Run, found: History) -> None:
+        """Of a run that is equal to the reference."""
+        if not run.at:
+            for step in range(self.steps):
+                self.of_ranks.update(v.path for v in variables.causes(self.truth, found, before=step))
+        elif any(r.kind is Kind.SEVERAL for r in self.done):
+            for v in variables.one_each(variables.lasting(self.truth, found, but=self.of_ranks)):
+                self.lasting.setdefault(self._named(v), run.title)
+
+    def _named(self, variable: Variable) -> str:
+        """With the line of the script."""
+        scripts = [text.decode(errors="replace") for text in self.scripts()]
+        line = next((line for text in scripts if (line := variable.line(text))), 0)
+        return variable.path + f" (line {line})" * bool(line)
 
     def _parts(self, run: Run, found: History, apart: Parting) -> Answer:
         """``run`` parts from the reference at ``apart``."""
         kind = kinds.fault(run, apart, self._ranks(run), truth=self.truth, found=found, bounds=self.bounds)
         shown = kinds.first_of(kind, self.truth, found, self.bounds) if kind in kinds.OWN else None
         code = 2 if run.kind is Kind.REPEAT else 1
-        return self._answer(code, run, parting=shown or apart, fault=kind)
+        causes: list[Variable] = []
+        if run.at and kind not in kinds.OWN and any(r.kind is Kind.SEVERAL for r in self.done):
+            before = apart.step - (not apart.ended)
+            causes = variables.causes(self.truth, found, before=before, but=self.of_ranks)
+        named = [(self._named(v), v) for v in variables.one_each(causes)]
+        return self._answer(code, run, parting=shown or apart, fault=kind, variables=tuple(named))
 
     def _ranks(self, run: Run) -> int:
         """In the end of ``run``."""
@@ -234,15 +264,14 @@ class Verification:
             apart = files.difference(self.files, folders.written(), ranks, words=exact)
         if apart is not None:
             last = Parting(found.last_step, f"file {apart.name}", apart.expected, apart.found, world=ranks, ended=True)
-            return self._parts(run, found, last)
+            return self._parts(run, found, replace(last, lacks=apart.lacks))
         if not exact:
             return None  # the numbers are equal only as far as the states are
         reference, repeat = self.directories
         numbers = outputs.parting([*self.files], reference, repeat, folders.files, self.bounds)
         if numbers is None:
             return None
-        last = replace(numbers, step=found.last_step, world=ranks)
-        return self._answer(1, run, parting=last, fault=kinds.OTHER_FILES)
+        return self._parts(run, found, replace(numbers, step=found.last_step, world=ranks))
 
     def _take_files_of_adapter(self, run: Run, folders: Folders) -> None:
         """From now on texts that the framework's own loop writes otherwise are compared with those of the adapter.

@@ -7,6 +7,7 @@ in any element differ in the digest; the sums and the sample say by how much.
 from __future__ import annotations
 
 import json
+import sys
 import time
 import weakref
 from collections.abc import Iterator, Mapping
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 import xxhash
 from torch import nn
+from torch.amp.grad_scaler import GradScaler
 from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -25,23 +27,33 @@ SAMPLE = 16
 MOST_LEAVES = 20_000
 """Numbers and texts of one object in its record."""
 
+_TORCH = str(Path(torch.__file__).parent)
+
 cuts: tuple[int, ...] = ()
 """Of a reference: numbers of ranks over which the runs shard the model."""
-_made: list[weakref.ref[Any]] = []
-"""Optimizers and schedulers of this process, tracked or not."""
+_made: list[tuple[weakref.ref[Any], str]] = []
+"""Optimizers, schedulers and scalers of this process, tracked or not, and where the script has made them."""
 
 
 def watch_constructors() -> None:
-    """From now on :func:`entries` includes optimizers and schedulers that the script does not track."""
-    for kind in (torch.optim.Optimizer, LRScheduler):
+    """From now on :func:`entries` includes those that the script does not track."""
+    for kind in (torch.optim.Optimizer, LRScheduler, GradScaler):
         original = kind.__init__
 
         def noting(self: Any, *args: Any, _original: Any = original, **kwargs: Any) -> None:
             _original(self, *args, **kwargs)
-            if not any(ref() is self for ref in _made):
-                _made.append(weakref.ref(self))
+            if not any(ref() is self for ref, _ in _made):
+                _made.append((weakref.ref(self), _place_of_script()))
 
         kind.__init__ = noting
+
+
+def _place_of_script() -> str:
+    """Of the innermost frame that is none of torch's, nor of this file."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_TORCH):
+        frame = frame.f_back
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
 
 
 class Recorder:
@@ -92,11 +104,11 @@ def _entries(tracked: Mapping[str, Any], loss: float | None, gradients: Mapping[
     names = {id(p): f"{name}.{path}" for name, m in models.items() for path, p in m.named_parameters()}
     others = {name: obj for name, obj in tracked.items() if name not in models} | _untracked(tracked)
     optimizers = {name: obj for name, obj in others.items() if isinstance(obj, torch.optim.Optimizer)}
-    for name, optimizer in optimizers.items():
-        yield from _groups(name, optimizer, names)
     for name, obj in others.items():
         if name not in optimizers:
             yield from leaves(name, obj.state_dict())
+    for name, optimizer in optimizers.items():
+        yield from _groups(name, optimizer, names)
     yield "job.loss", loss
     yield from gradients.items()
     for name, model in models.items():
@@ -125,8 +137,10 @@ def _groups(name: str, optimizer: torch.optim.Optimizer, names: Mapping[int, str
 def _untracked(tracked: Mapping[str, Any]) -> dict[str, Any]:
     """Optimizers and schedulers that are not among ``tracked``, by a name that says so."""
     known = {id(obj) for obj in tracked.values()}
-    found = [obj for ref in _made if (obj := ref()) is not None and id(obj) not in known]
-    return {f"untracked {type(obj).__name__}" + f" {i}" * (i > 0): obj for i, obj in enumerate(found)}
+    found = [(obj, place) for ref, place in _made if (obj := ref()) is not None and id(obj) not in known]
+    return {
+        f"untracked {type(obj).__name__} of {place}" + f" ({i})" * (i > 0): obj for i, (obj, place) in enumerate(found)
+    }
 
 
 def leaves(path: str, tree: Any, most: int = MOST_LEAVES) -> Iterator[tuple[str, Any]]:

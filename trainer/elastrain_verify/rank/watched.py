@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from elastrain.elastic.start import join as join_job
 from elastrain.elastic.state.handover import Handover
 from elastrain.elastic.torch_private import BatchNorm
 from elastrain_verify.history import BATCH, OWN_LOOP
-from elastrain_verify.rank import precision, record, seeds
+from elastrain_verify.rank import precision, record, seeds, variables
 from elastrain_verify.rank.reference import Reference
 from elastrain_verify.settings import Settings, position
 
@@ -130,10 +130,9 @@ class Watched:
 
             options["warm_up"] = warmed
         self.began = self.began or time.monotonic()
-        with closing(super().steps(loader, epochs=epochs, steps=steps, **options)) as bodies:  # type: ignore[misc]
-            for batch in bodies:
-                self._note_body(batch)
-                yield self._cast(batch)
+        for batch in super().steps(loader, epochs=epochs, steps=steps, **options):  # type: ignore[misc]
+            self._note_body(batch)
+            yield self._cast(batch)
 
     def backward(self, loss: torch.Tensor, **options: Any) -> torch.Tensor:
         value: torch.Tensor = super().backward(loss, **options)  # type: ignore[misc]
@@ -155,7 +154,8 @@ class Watched:
 
     def note_begin(self, body: Any, state: dict[str, Any]) -> None:
         if body.micro_batch == 0:
-            self.recorder.write("begin", step=body.step, warm_up=body.warm_up, entries=state)
+            found = variables.of_script(sys._getframe(), self.tracked)  # type: ignore[attr-defined]
+            self.recorder.write("begin", step=body.step, warm_up=body.warm_up, entries=state, variables=found)
 
     def epochs(self, loader: ElasticLoader, epochs: int) -> Iterator[int]:
         for epoch in super().epochs(loader, epochs):  # type: ignore[misc]
@@ -206,7 +206,6 @@ class WatchedReference(Watched, Reference):
         super().__init__(settings.parts)
         self._state: dict[str, Any] = {}  # as the last loop body has begun
         self._of_each_part: set[str] = set()  # entries that bodies change which are not a step's last
-        self._keeps_gradients = False  # a step has begun with gradients of another
         self.begin(settings, recorder)
 
     @property
@@ -220,8 +219,6 @@ class WatchedReference(Watched, Reference):
 
     def backward(self, loss: torch.Tensor, **options: Any) -> torch.Tensor:
         self._end_in_time()
-        if self.step and not self._body and not self._backwards:
-            self._keeps_gradients |= any(p.grad is not None and bool(p.grad.any()) for p in self._parameters())
         return super().backward(loss, **options)
 
     @property
@@ -258,13 +255,14 @@ class WatchedReference(Watched, Reference):
         facts = {
             "depends_on_parts": sorted(norms) + ["random numbers in the loop body"] * self.draws.drew,
             "backwards": 0 if self.own_loop else self._backwards,
-            "keeps_gradients": self._keeps_gradients,
             "of_each_part": sorted(self._of_each_part),
             "own": [name for name, obj in self.tracked.items() if obj not in self._models and _is_own(obj)],
         }
         self.note(self.tracked, rank=0, world=1, share=[0, 1], facts=facts)
 
     def __exit__(self, *why: Any) -> None:
+        if why[1] is None and self._bodies and self.committed:  # left by break, and the script holds the iterator
+            self._commit()
         self.note_end(self.tracked, why[1])
 
 
@@ -314,6 +312,8 @@ class WatchedJob(Watched, Job):
             time.sleep(POLL_SECONDS)
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if error is None:  # the script may hold the iterator of a loop that it has left by break
+            self._loop.bodies.conclude()
         self.note_end(self._tracked, error)
         super().__exit__(kind, error, trace)
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
 from elastrain.elastic.job import Job
 from elastrain_verify.rank.reference import Reference
+from elastrain_verify.rank.variables import of_script
 
 
 def test_reference_has_every_public_name_of_a_job() -> None:
@@ -49,3 +52,13 @@ def test_reference_counts_the_epochs_of_each_loader_if_the_data_grow() -> None:
             job.backward(model(x).mean())
         ends.append(job.step)
     assert ends == [6, 16, 30]
+
+
+def test_variables_of_the_script_are_plain_values_and_what_its_own_objects_hold() -> None:
+    net = nn.Sequential(nn.Dropout(0.5), nn.Linear(2, 1))
+    scope = {"__name__": "__main__", "net": net, "data": torch.zeros(9_999), "kept": [1.5], "frame": sys._getframe}
+    exec("class Own: pass\nown = Own(); own.good = 3\nhere = frame()", scope)
+    found = of_script(scope["here"], {"model": net})
+    plain = {"net.0.p": 0.5, "len(kept)": 1, "kept[0]": 1.5, "own.good": 3}
+    assert found.items() >= plain.items()
+    assert not {"data", "net.1.weight"} & found.keys(), "it is large, or tracked"

@@ -47,24 +47,6 @@ def written(folder: Path, body: str) -> Path:
     return path
 
 
-@pytest.mark.nightly
-def test_script_is_safe_if_all_ranks_end_each_step_with_the_reference_state(tmp_path: Path) -> None:
-    script = written(
-        tmp_path,
-        """
-        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
-        job.track(scheduler=scheduler)
-        for a, b in job.steps(loader, steps=1000):
-            optimizer.zero_grad()
-            job.backward(nn.functional.cross_entropy(model(a), b))
-            optimizer.step()
-            scheduler.step()
-        """,
-    )
-    answer = verify(script, "--only", "workers-2", "--steps", "8")
-    assert (answer["exit"], answer["verdict"], answer["steps"], answer["runs"]) == (0, "safe", 8, ["workers-2"])
-
-
 @pytest.fixture
 def environment() -> dict[str, str]:
     return {**os.environ, "COLUMNS": "200"}
@@ -86,42 +68,6 @@ def test_value_kept_on_one_rank_is_named_with_entry_step_and_kind(elastrain, tmp
     answer = {**json.loads(done.stdout), "exit": done.exit_code}
     assert (answer["exit"], answer["run"], answer["step"], answer["entry"]) == (1, "workers-2", 2, "job.loss")
     assert answer["kind"] == "one rank"
-
-
-RUNS_OF_FAULTS = {
-    "one": """
-        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
-        for a, b in job.steps(loader, steps=1000):
-            optimizer.zero_grad()
-            job.backward(nn.functional.cross_entropy(model(a), b))
-            optimizer.step()
-            scheduler.step()
-        """,
-    "growth": """
-        smoothing = 0.0
-        for a, b in job.steps(loader, steps=1000):
-            if job.step == 2:
-                smoothing = 0.3
-            optimizer.zero_grad()
-            job.backward(nn.functional.cross_entropy(model(a), b, label_smoothing=smoothing))
-            optimizer.step()
-        """,
-    "kill-within": """
-        bodies = 0
-        for a, b in job.steps(loader, steps=1000):
-            optimizer.zero_grad()
-            bodies += bool(job.step)
-            job.backward(nn.functional.cross_entropy(model(a), b) * (1 + (bodies - job.step)))
-            optimizer.step()
-        """,
-}
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("run", RUNS_OF_FAULTS)
-def test_fault_is_found_by_the_run_that_shows_it_and_by_none_before(tmp_path: Path, run: str) -> None:
-    answer = verify(written(tmp_path, RUNS_OF_FAULTS[run]))
-    assert (answer["exit"], answer["run"]) == (1, run), answer
 
 
 def test_way_out_is_named_if_the_script_is_none_of_elastrain(tmp_path: Path) -> None:

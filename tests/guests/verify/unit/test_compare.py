@@ -9,7 +9,7 @@ from elastrain_verify.compare import ABSENT, Bounds, Parting, family, parting
 from elastrain_verify.history import Committed, History, Process
 
 
-def tensor(*values: float, kind: str = "float64") -> dict:
+def tensor(*values: float, kind: str = "float64", **about: object) -> dict:
     """The record of a small tensor, as :func:`elastrain_verify.rank.record.tensor` makes it."""
     return {
         "type": f"{kind}[{len(values)}]",
@@ -20,6 +20,7 @@ def tensor(*values: float, kind: str = "float64") -> dict:
         "sum": sum(values),
         "absolute": sum(map(abs, values)),
         "sample": [*values],
+        **about,
     }
 
 
@@ -137,13 +138,6 @@ def test_what_an_adapter_adds_is_not_compared_with_a_frameworks_own_loop() -> No
 
 
 def test_a_shard_is_compared_with_its_part_of_the_whole() -> None:
-    def tensor(*values: float, **about: object) -> dict:
-        largest = max(map(abs, values))
-        return {
-            "type": f"float64[{len(values)}]", "digest": str(values), "size": len(values), "largest": largest,
-            "norm": largest, "sum": sum(values), "absolute": largest, "sample": [*values], **about,
-        }  # fmt: skip
-
     whole = tensor(1.0, 2.0, parts={"0 of 2": tensor(1.0), "1 of 2": tensor(2.0)})
     for found, equal in ((tensor(2.0, part="1 of 2"), True), (tensor(1.0, part="1 of 2"), False)):
         assert compare.equal("model.w", whole, found, compare.Bounds(), {}) == equal

@@ -57,6 +57,7 @@ ONE = Parting(step=9, entry="model.w", expected=1, found=2, rank=2, world=3, ran
 
 
 GRADIENT = Parting(2, "model.w.grad", 1, 2, world=2, ranks=(0, 1))
+FILE = Parting(16, "file log", 1, 2, world=3, ended=True)
 BATCH = Parting(2, "batch", {"0 to 7": "a"}, {"0 to 7": "b"}, ranks=(0,))
 
 
@@ -72,17 +73,20 @@ WARMED = process(Begun(0, True, {"scale.good": 0}), Begun(0, False, {"scale.good
     [
         (Kind.REPEAT, ALL, {}, "not repeatable"),
         (Kind.REPEAT, BATCH, {}, "not repeatable"),
-        (Kind.ONE, ALL, {}, "ungated"),
+        (Kind.ONE, ALL, {}, "of elastrain"),
         (Kind.ONE, BATCH, {}, "data"),
         (Kind.SEVERAL, ALL, {}, "one rank"),
         (Kind.SEVERAL, replace(ALL, of_a_part=True), {}, "of a part"),
         (Kind.SEVERAL, ALL, {"of_each_part": ["model.w"]}, "each micro-batch"),
         (Kind.SEVERAL, GRADIENT, {}, "gradient of a part"),
         (Kind.SEVERAL, replace(GRADIENT, of_a_part=True), {}, "gradient of a part"),
-        (Kind.SEVERAL, GRADIENT, {"keeps_gradients": True}, "kept gradients"),
         (Kind.GROWTH, ONE, {}, "does not travel"),
         (Kind.LOSS, Parting(9, "model.w", 1, 2, world=2, ranks=(0, 1)), {}, "discarded body"),
-        (Kind.LOSS, Parting(16, "file log", 1, 2, world=3, ended=True), {}, "discarded body"),
+        (Kind.SEVERAL, FILE, {}, "other files"),
+        (Kind.GROWTH, FILE, {}, "discarded body"),
+        (Kind.LOSS, FILE, {}, "discarded body"),
+        (Kind.LOSS, replace(FILE, lacks=True), {}, "does not travel"),
+        (Kind.RESUME, FILE, {}, "not saved"),
         (Kind.LOSS, ALL, {}, "does not travel"),
         (Kind.LOSS, ONE, {}, "does not travel"),
         (Kind.RESUME, ALL, {}, "not saved"),
@@ -92,12 +96,6 @@ def test_kind_follows_from_what_the_run_shows(kind: Kind, parting: Parting, fact
     run, truth = Run("r", kind, "a run", 3, at=4), process(**facts)
     found = kinds.fault(run, parting, ranks=3, truth=truth, found=WARMED, bounds=Bounds())
     assert found.name == expected
-
-
-def test_fault_is_elastrains_if_one_worker_has_run_each_body_once() -> None:
-    once = process(Begun(0, False, {"scale.good": 0}), Begun(1, False, {"scale.good": 1}))
-    found = kinds.fault(Run("one", Kind.ONE, "", 1), ALL, ranks=1, truth=process(), found=once, bounds=Bounds())
-    assert found is kinds.OF_ELASTRAIN
 
 
 @pytest.mark.parametrize(("kind", "step"), [(Kind.ONE, 0), (Kind.LOSS, 5)])
