@@ -10,14 +10,14 @@ from typing import Any
 from scaffolds import ACCELERATE, EPOCHS, FABRIC, HEAD, LIGHTNING, PLAIN, TRANSFORMERS, filled
 
 KINDS = {
-    "not-repeatable": {"not repeatable"},
-    "one-worker": {"ungated", "data", "does not travel", "discarded body"},  # what a joiner's warm-up shows, or a loss
-    "two-workers": {"one rank", "of a part", "each micro-batch", "gradient of a part"},
-    "joiner": {"does not travel"},
-    "loss": {"discarded body"},
-    "resume": {"not saved"},
+    "not-repeatable": "not repeatable",
+    "body": "does not travel",
+    "two-workers": "of a part",
+    "joiner": "does not travel",
+    "loss": "discarded body",
+    "resume": "not saved",
 }
-"""By the prefix of a name: the names that ``elastrain verify`` may give to the fault."""
+"""By the prefix of a name: what ``elastrain verify`` calls the fault, where the script does not say otherwise."""
 PACKAGES = ("accelerate", "lightning.pytorch", "transformers")
 
 
@@ -30,6 +30,8 @@ class Script:
     """What is wrong, or unusual."""
     text: str
     is_sharded: bool = False
+    says: str = ""
+    """What its fault is called."""
 
     @property
     def kind(self) -> str:
@@ -63,10 +65,13 @@ class Script:
         return path
 
 
-def script(name: str, about: str, scaffold: dict[str, str] = PLAIN, *, sharded: bool = False, **lines: Any) -> Script:
-    """``lines``: by the places of the ``scaffold``."""
+def script(
+    name: str, about: str, scaffold: dict[str, str] = PLAIN, *, sharded: bool = False, says: str = "", **lines: Any
+) -> Script:
+    """``lines``: by the places of the ``scaffold``. ``says``: of the fault, if not as of its kind."""
     places = scaffold | ({"shard": "fully_shard(net, mesh=job.mesh)"} if sharded else {}) | lines
-    return Script(name, about, f'"""{about}"""\n{filled(HEAD, places)}', sharded)
+    says = says or next((said for kind, said in KINDS.items() if name.startswith(kind)), "")
+    return Script(name, about, f'"""{about}"""\n{filled(HEAD, places)}', sharded, says)
 
 
 HUBER = {"before": "criterion = nn.HuberLoss(delta=1.0)", "loss": "criterion(model(x), y)"}
@@ -76,6 +81,33 @@ with torch.no_grad():
     for kept, p in zip(teacher.parameters(), net.parameters(), strict=True):
         kept.lerp_(p, 0.3)
 """
+HARDER = """
+class Harder(Dataset):
+    level, x = 1.0, x
+
+    def __len__(self):
+        return 16
+
+    def __getitem__(self, i):
+        x = self.x[i] * self.level
+        return x, x.sum().sin().reshape(1)
+
+data = Harder()
+"""
+OWN_AVERAGE = """
+class Average:
+    def __init__(self):
+        self.net = copy.deepcopy(net)
+        self.state_dict, self.load_state_dict = self.net.state_dict, self.net.load_state_dict
+
+    @torch.no_grad()
+    def update(self):
+        $update
+
+average = Average()
+job.track(average=average)
+"""
+PAIRS = "for kept, p in zip(self.net.parameters(), net.parameters(), strict=True):"
 TEACHER = "teacher = copy.deepcopy(net)"
 OF_TEACHER = "F.mse_loss(model(x), y) + F.mse_loss(model(x), teacher(x).detach())"
 COUNT_COMMITS = {
@@ -126,19 +158,7 @@ job.on_commit(slow_down)
     script("joiner-06-average-by-hand", "An average of the weights, kept by hand in the loop body, is a teacher.",
         setup=TEACHER, loss=OF_TEACHER, end=AVERAGE),
     script("joiner-07-curriculum", "A data set is made harder after each epoch, in the processes that have seen it.",
-        EPOCHS, data="""
-class Harder(Dataset):
-    level, x = 1.0, x
-
-    def __len__(self):
-        return 16
-
-    def __getitem__(self, i):
-        x = self.x[i] * self.level
-        return x, x.sum().sin().reshape(1)
-
-data = Harder()
-""", after="data.level += 0.2"),
+        EPOCHS, data=HARDER, after="data.level += 0.2"),
     script("joiner-08-best-loss", "A callback remembers the best loss; a step that is worse counts less.",
         before="best = math.inf", setup="""
 def remember():
@@ -167,6 +187,16 @@ class Count(Callback):
 """),
     script("joiner-12-accelerate-at-one-step", "A loop with accelerate changes the loss function at one step.",
         ACCELERATE, **AT_ONE_STEP),
+    script("joiner-13-scaler", "A scaler is not tracked, and grows later than any run has steps.",
+        setup='scaler = torch.amp.GradScaler("cpu")', end="scaler.update()",
+        backward="job.backward(scaler.scale(loss))\nscaler.unscale_(optimizer)"),
+    script("joiner-14-list-on-rank-0", "Rank 0 keeps a list of losses, and writes it at the end.",
+        end="if job.committed and job.rank == 0:\n    losses.append(job.loss)", before="losses = []", loop="""
+for x, y in job.steps(loader, steps=16):
+    $body
+if job.rank == 0:
+    Path("losses.txt").write_text(" ".join(map(str, losses)))
+"""),
     script("loss-01-lines-of-bodies", "Rank 0 writes a line for each loop body, also for one that is discarded.",
         end=LINE_OF_BODY.replace("{job.step}", "{job.step - job.committed}")),
     script("loss-02-lines-before-backward", "Rank 0 writes each step before its backward, again if it is repeated.",
@@ -198,20 +228,20 @@ data = TensorDataset(x, torch.tensor([[draw.random()] for _ in range(64)]))
 """),
     script("not-repeatable-06-accelerate-uuid", "A loop with accelerate seeds its targets by a new identifier.",
         ACCELERATE, data="data = TensorDataset(x, torch.full((64, 1), uuid.uuid4().int % 97 / 97))"),
-    script("one-worker-01-counter", "A counter of loop bodies, also of the warm-up's, drives the learning rate.",
+    script("body-01-counter", "A counter of loop bodies, also of the warm-up's, drives the learning rate.",
         before="bodies = 0", start="""
 bodies += 1
 for group in optimizer.param_groups:
     group["lr"] = 0.1 * 0.9**bodies
 """),
-    script("one-worker-02-enumerate", "The number that enumerate gives to a body is that of an execution.", loop="""
+    script("body-02-enumerate", "The number that enumerate gives to a body is that of an execution.", loop="""
 for i, (x, y) in enumerate(job.steps(loader, steps=16)):
     $body
 """, loss="F.mse_loss(model(x), y) / (1 + i)"),
-    script("one-worker-03-own-generator", "Noise comes from the script's generator, which each loop body advances.",
+    script("body-03-own-generator", "Noise comes from the script's generator, which each loop body advances.",
         before="noise = torch.Generator().manual_seed(3)",
         start="x = x + 0.1 * torch.randn(4, generator=noise, dtype=x.dtype)"),
-    script("one-worker-04-numpy-in-the-data", "A data set augments its samples by a numpy generator of its own.",
+    script("body-04-numpy-in-the-data", "A data set augments its samples by a numpy generator of its own.",
         data="""
 class Augmented(Dataset):
     def __init__(self):
@@ -227,28 +257,28 @@ class Augmented(Dataset):
 
 data = Augmented()
 """),
-    script("one-worker-05-dropout-rate", "Each loop body lowers the rate of a dropout layer.",
+    script("body-05-dropout-rate", "Each loop body lowers the rate of a dropout layer.",
         net="nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 1))", start="net[1].p *= 0.8"),
-    script("one-worker-06-file-for-each-body", "Each loop body appends to a file, which has a line more than steps.",
+    script("body-06-file-for-each-body", "Each loop body appends to a file, which has a line more than steps.",
         end='with Path("bodies.txt").open("a") as file:\n    file.write("x")'),
-    script("one-worker-07-memory-bank", "A queue of earlier features, filled by the loop body, is a part of the loss.",
+    script("body-07-memory-bank", "A queue of earlier features, filled by the loop body, is a part of the loss.",
         before="bank = deque(maxlen=4)", loss="F.mse_loss(model(x), y) + 0.1 * sum(bank)",
         end="bank.append(net(x).mean().detach())"),
-    script("one-worker-08-cycle-of-scales", "Scales come from an iterator that each loop body advances.",
+    script("body-08-cycle-of-scales", "Scales come from an iterator that each loop body advances.",
         before="scales = itertools.cycle([0.5, 1.0, 2.0])", loss="next(scales) * F.mse_loss(model(x), y)"),
-    script("one-worker-09-sharded-counter", "The counter of loop bodies in a sharded model.",
+    script("body-09-sharded-counter", "The counter of loop bodies in a sharded model.",
         sharded=True, **COUNT_BODIES),
-    script("one-worker-10-transformers-forward-counter", "A model of Hugging Face's Trainer counts its forwards.",
+    script("body-10-transformers-forward-counter", "A model of Hugging Face's Trainer counts its forwards.",
         TRANSFORMERS, forward='self.forwards = getattr(self, "forwards", 0) + 1',
         loss="F.mse_loss(self.layers(x), labels) / self.forwards"),
-    script("one-worker-11-lightning-step-counter", "A LightningModule counts the calls of training_step.",
+    script("body-11-lightning-step-counter", "A LightningModule counts the calls of training_step.",
         LIGHTNING, init="self.calls = 0", step="self.calls += 1", loss="F.mse_loss(self.net(x), y) / self.calls"),
-    script("one-worker-12-accelerate-counter", "A loop with accelerate weighs its loss by the number of its bodies.",
+    script("body-12-accelerate-counter", "A loop with accelerate weighs its loss by the number of its bodies.",
         ACCELERATE, **COUNT_BODIES),
-    script("one-worker-13-fabric-running-mean", "A loop with Fabric divides its loss by a mean that each body changes.",
+    script("body-13-fabric-running-mean", "A loop with Fabric divides its loss by a mean that each body changes.",
         FABRIC, before="mean = 1.0", loss="F.mse_loss(model(x), y) / mean",
         end="mean = 0.9 * mean + 0.1 * float(loss.detach())"),
-    script("one-worker-14-data-in-worker-processes", "Samples count their loads in each process of the loader.",
+    script("body-14-data-in-worker-processes", "Samples count their loads in each process of the loader.",
         data="""
 class Counted(Dataset):
     loads, x = 0, x
@@ -287,13 +317,10 @@ optimizer.param_groups[0]["lr"] = 0.1 / (1 + total)
         loss='F.mse_loss(model(x), y, reduction="sum") / 8'),
     script("two-workers-03-decides-by-its-own-loss", "A rank halves its loss if the loss of its part is large.",
         backward="job.backward(loss * 0.5 if loss.item() > 0.3 else loss)"),
-    script("two-workers-04-term-on-rank-0", "Rank 0 alone adds a term to the loss.", backward="""
-if job.rank == 0:
-    loss = loss + sum(p.square().sum() for p in net.parameters())
-job.backward(loss)
-"""),
+    script("two-workers-04-term-on-rank-0", "Rank 0 alone adds a term to the loss.", says="one rank",
+        backward="job.backward(loss + (job.rank == 0) * sum(p.square().sum() for p in net.parameters()))"),
     script("two-workers-05-divides-by-the-ranks", "The loss is divided by the number of ranks, as for a sum over them.",
-        loss="F.mse_loss(model(x), y) / job.world_size"),
+        says="one rank", loss="F.mse_loss(model(x), y) / job.world_size"),
     script("two-workers-06-contrastive", "Samples of a batch are compared with each other; a part has fewer pairs.",
         backward="z = F.normalize(model(x), dim=0)\njob.backward(loss + 0.5 * (z @ z.T).mean())"),
     script("two-workers-07-normalised-by-its-part", "A rank centres its part of the batch.", start="x = x - x.mean(0)"),
@@ -306,27 +333,26 @@ job.backward(loss)
     script("two-workers-11-lightning-centres", "A LightningModule centres its part of the batch.",
         LIGHTNING, loss="F.mse_loss(self.net(x - x.mean(0)), y)"),
     script("two-workers-12-closure-of-lbfgs", "A closure returns the loss of its part to L-BFGS, which decides by it.",
+        says="one rank",
         **LBFGS, loop=OF_LBFGS, closure="loss = $loss\njob.backward(loss)\nreturn loss"),
     script("two-workers-13-hook-of-a-tensor", "A hook normalises the gradient of the outputs of the part.",
+        says="gradient of a part",
         before="""
 def normalised(h):
     h.register_hook(lambda g: g / g.norm()) if h.requires_grad else None
     return h
 """, loss="F.mse_loss(normalised(model(x)), y)"),
     script("two-workers-14-average-of-micro-batches", "An own average is updated once for each micro-batch of a rank.",
-        loader="job.dataloader(data, global_batch_size=12, micro_batch_size=3, drop_last=True)", setup="""
-class Average:
-    def __init__(self):
-        self.net = copy.deepcopy(net)
-        self.state_dict, self.load_state_dict = self.net.state_dict, self.net.load_state_dict
-
-    def update(self):
-        for kept, p in zip(self.net.parameters(), net.parameters(), strict=True):
-            kept.data.lerp_(p.data, 0.1)
-
-average = Average()
-job.track(average=average)
-""", end="average.update()"),
+        says="each micro-batch",
+        loader="job.dataloader(data, global_batch_size=12, micro_batch_size=3, drop_last=True)",
+        setup=OWN_AVERAGE, update=f"{PAIRS}\n    kept.lerp_(p, 0.1)", end="average.update()"),
+    script("two-workers-15-log-of-each-rank", "Each rank appends the loss of each step to one file.",
+        says="other files", end='if job.committed:\n    print(f"{job.loss:.4f}", file=Path("log.txt").open("a"))'),
+    script("two-workers-16-sampler-by-own-losses", "The weights of a sampler follow the losses that a rank has seen.",
+        EPOCHS, says="fails", loader="job.dataloader(data, global_batch_size=8, sampler=sampler)",
+        setup="sampler = torch.utils.data.WeightedRandomSampler(torch.ones(16), 16)\nseen = []",
+        end="seen.append(float(loss.detach()))",
+        after="sampler.weights = torch.linspace(1.0, 1 + 10 * sum(seen) / len(seen), 16)"),
 ]  # fmt: skip
 CLEAN = [
     script("01-accumulates-by-hand", "Gradients add up over four steps, as in DDP.", loop="""
@@ -350,20 +376,9 @@ def follow():
 
 job.on_commit(follow)
 """, loss="F.mse_loss(model(x), y) / net.mean"),
-    script("05-tracked-average", "An average of the weights that the script keeps itself, and tracks.", setup="""
-class Teacher:
-    def __init__(self):
-        self.net = copy.deepcopy(net)
-        self.state_dict, self.load_state_dict = self.net.state_dict, self.net.load_state_dict
-
-    @torch.no_grad()
-    def step(self):
-        for kept, p in zip(self.net.parameters(), net.parameters(), strict=True):
-            kept.lerp_(p, 0.3)
-
-teacher = Teacher()
-job.track(teacher=teacher)
-""", loss=OF_TEACHER.replace("teacher(x)", "teacher.net(x)"), end="teacher.step()"),
+    script("05-tracked-average", "An average of the weights that the script keeps itself, and tracks.",
+        setup=OWN_AVERAGE.replace("def update", "def step"), update=f"{PAIRS}\n    kept.lerp_(p, 0.3)",
+        loss=OF_TEACHER.replace("teacher(x)", "average.net(x)"), end="average.step()"),
     script("06-two-models", "Two models with an optimizer each, and two backwards in a loop body.", job="""
 one, other = nn.Linear(4, 2), nn.Linear(2, 1)
 steps = [torch.optim.Adam(m.parameters(), lr=0.05) for m in (one, other)]
@@ -428,20 +443,11 @@ if job.committed:
 """),
     script("16-average-of-statistics", "An average of the model, with BatchNorm's statistics, over micro-batches.",
         net="nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 1))",
-        loader="job.dataloader(data, global_batch_size=18, micro_batch_size=3, drop_last=True)", setup="""
-class Average:
-    def __init__(self):
-        self.net = copy.deepcopy(net)
-        self.state_dict, self.load_state_dict = self.net.state_dict, self.net.load_state_dict
-
-    @torch.no_grad()
-    def update(self):
-        for kept, new in zip(self.net.state_dict().values(), net.state_dict().values(), strict=True):
-            kept.lerp_(new, 0.1) if kept.is_floating_point() else kept.copy_(new)
-
-average = Average()
-job.track(average=average)
-""", end="if job.committed:\n    average.update()"),
+        loader="job.dataloader(data, global_batch_size=18, micro_batch_size=3, drop_last=True)",
+        setup=OWN_AVERAGE, end="if job.committed:\n    average.update()", update="""
+for kept, new in zip(self.net.state_dict().values(), net.state_dict().values(), strict=True):
+    kept.lerp_(new, 0.1) if kept.is_floating_point() else kept.copy_(new)
+"""),
     script("17-own-loss-scale", "A tracked loss scale of the script's own, whose branches differ by value.", setup="""
 class Scale:
     def __init__(self):
@@ -466,34 +472,36 @@ job.track(scale=scale)
     script("18-average-that-begins-equal", "An average that the body follows by hand, and that begins as the model.",
         setup="teacher = copy.deepcopy(net).requires_grad_(False)\njob.track(teacher=teacher)", start=AVERAGE),
     script("19-data-that-change-with-the-epoch", "Worker processes load a data set whose attribute each epoch sets.",
-        EPOCHS, data="""
-class Scaled(Dataset):
-    scale, x = 1.0, x
-
-    def __len__(self):
-        return 16
-
-    def __getitem__(self, i):
-        x = self.x[i] * self.scale
-        return x, x.sum().sin().reshape(1)
-
-data = Scaled()
-""", loader="job.dataloader(data, global_batch_size=8, num_workers=1)", loop="""
+        EPOCHS, data=HARDER, loader="job.dataloader(data, global_batch_size=8, num_workers=1)", loop="""
 for epoch in job.epochs(loader, 8):
-    data.scale = 1.0 if epoch < 4 else 0.5
-    for a, b in job.steps(loader, epochs=epoch + 1):
-        job.backward(F.mse_loss(model(a), b))
-        optimizer.step()
-        optimizer.zero_grad()
+    data.level = 1.0 if epoch < 4 else 0.5
+    for x, y in job.steps(loader, epochs=epoch + 1):
+        $body
 """),
     script("20-data-that-grow", "Each round trains on more samples, with a loader of its own.", loop="""
 for number in range(4):
     more = TensorDataset(*data[: 16 + 8 * number])
     loader = job.dataloader(more, global_batch_size=8)
-    for a, b in job.steps(loader, epochs=number + 1):
-        job.backward(F.mse_loss(model(a), b))
-        optimizer.step()
-        optimizer.zero_grad()
+    for x, y in job.steps(loader, epochs=number + 1):
+        $body
+"""),
+    script("21-swaps-averages", "A tracked average by mul_, whose weights change places with the model's.",
+        setup=OWN_AVERAGE, update=f"{PAIRS}\n    kept.mul_(0.9).add_(p, alpha=0.1)", end="""
+if job.committed:
+    average.update()
+    for kept, p in zip(average.net.parameters(), net.parameters(), strict=True):
+        kept.data, p.data = (p.data.clone(), kept.data.clone()) if job.step % 4 == 3 else (kept.data, p.data)
+"""),
+    script("22-leaves-by-break", "Loops are left by break; a variable holds the second one's iterator.", loop="""
+for x, y in job.steps(loader, steps=8):
+    $body
+    if job.step == 5:
+        break
+bar = job.steps(loader, steps=16)
+for x, y in bar:
+    $body
+    if job.step == 12:
+        break
 """),
     script("14-transformers", "Hugging Face's Trainer with a schedule and a callback that only reads.",
         TRANSFORMERS, callbacks="Show()", callback="""

@@ -8,8 +8,8 @@ import pytest
 
 from corpus import CLEAN, FAULTS, KINDS, Script
 
-IN_CI = ("not-repeatable-01", "one-worker-01", "two-workers-01")
-"""Kinds that show without a disturbance, which takes a second each."""
+IN_CI = ("not-repeatable-01", "body-01", "two-workers-01")
+"""The others take minutes."""
 
 
 def _of_ci(script: Script) -> bool:
@@ -25,8 +25,7 @@ def scripts(found: list[Script]) -> list[object]:
 def test_fault_is_found_and_its_kind_named(judge, script) -> None:
     answer = judge(script)
     assert answer.exit_code == (2 if script.kind == "not-repeatable" else 1), f"{script.about}\n{answer}"
-    assert answer.parting is not None, f"{script.about}\n{answer}"
-    assert answer.fault.name in KINDS[script.kind], f"{script.about}\n{answer}"
+    assert answer.fault.name == script.says, f"{script.about}\n{answer}"
 
 
 @pytest.mark.timeout(400)
@@ -38,7 +37,6 @@ def test_no_false_alarm_for_a_script_that_is_unusual_and_right(judge, script) ->
 
 
 def test_each_kind_is_planted_three_times_or_more_and_in_each_form_of_script() -> None:
-    assert len(FAULTS) >= 40
     kinds, forms = Counter(s.kind for s in FAULTS), {(s.kind, s.form) for s in FAULTS}
     assert min(kinds[kind] for kind in KINDS) >= 3
     assert forms == {(kind, form) for kind in KINDS for form in ("plain", "sharded", "framework")}
