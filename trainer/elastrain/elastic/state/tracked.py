@@ -100,7 +100,7 @@ class Tracker:
             if name in self._tracked:
                 raise ValueError(f"job.track({name}=...): an object is already tracked under this name")
             if _trains(obj) and not is_average(obj):
-                raise TypeError(f"job.track({name}=...): pass a model that trains to job.wrap(), which also tracks it")
+                raise TypeError(f"job.track({name}=...): it trains: use job.wrap(), or call its requires_grad_(False)")
             if not (callable(getattr(obj, "state_dict", None)) and callable(getattr(obj, "load_state_dict", None))):
                 raise TypeError(
                     f"job.track({name}=...): {type(obj).__name__} has no state_dict() and load_state_dict(), "
