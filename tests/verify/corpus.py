@@ -242,7 +242,7 @@ for i, (x, y) in enumerate(job.steps(loader, steps=16)):
         before="noise = torch.Generator().manual_seed(3)",
         start="x = x + 0.1 * torch.randn(4, generator=noise, dtype=x.dtype)"),
     script("body-04-numpy-in-the-data", "A data set augments its samples by a numpy generator of its own.",
-        data="""
+        says="data", data="""
 class Augmented(Dataset):
     def __init__(self):
         self.x = torch.randn(64, 4)
@@ -258,11 +258,12 @@ class Augmented(Dataset):
 data = Augmented()
 """),
     script("body-05-dropout-rate", "Each loop body lowers the rate of a dropout layer.",
-        net="nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 1))", start="net[1].p *= 0.8"),
-    script("body-06-file-for-each-body", "Each loop body appends to a file, which has a line more than steps.",
-        end='with Path("bodies.txt").open("a") as file:\n    file.write("x")'),
+        net="nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 1))", start="net[1].p *= 0.8",
+        says="each micro-batch"),
+    script("body-06-file-for-each-body", "Each loop body appends to a file, on each rank.",
+        says="other files", end='print("x", file=Path("bodies.txt").open("a"))'),
     script("body-07-memory-bank", "A queue of earlier features, filled by the loop body, is a part of the loss.",
-        before="bank = deque(maxlen=4)", loss="F.mse_loss(model(x), y) + 0.1 * sum(bank)",
+        says="one rank", before="bank = deque(maxlen=4)", loss="F.mse_loss(model(x), y) + 0.1 * sum(bank)",
         end="bank.append(net(x).mean().detach())"),
     script("body-08-cycle-of-scales", "Scales come from an iterator that each loop body advances.",
         before="scales = itertools.cycle([0.5, 1.0, 2.0])", loss="next(scales) * F.mse_loss(model(x), y)"),
@@ -276,10 +277,10 @@ data = Augmented()
     script("body-12-accelerate-counter", "A loop with accelerate weighs its loss by the number of its bodies.",
         ACCELERATE, **COUNT_BODIES),
     script("body-13-fabric-running-mean", "A loop with Fabric divides its loss by a mean that each body changes.",
-        FABRIC, before="mean = 1.0", loss="F.mse_loss(model(x), y) / mean",
+        FABRIC, says="one rank", before="mean = 1.0", loss="F.mse_loss(model(x), y) / mean",
         end="mean = 0.9 * mean + 0.1 * float(loss.detach())"),
     script("body-14-data-in-worker-processes", "Samples count their loads in each process of the loader.",
-        data="""
+        says="data", data="""
 class Counted(Dataset):
     loads, x = 0, x
 
@@ -300,17 +301,13 @@ best = 0.8 * min(job.all_reduce(best, "min"), job.loss or best)
 optimizer.param_groups[0]["lr"] = 0.5 * min(1.0, best)
 """),
     script("resume-03-patience", "The ranks agree on how many epochs were seen; no checkpoint has it.",
-        EPOCHS, before="seen = 0", after="""
-seen = job.all_reduce(seen, "max") + 1
-optimizer.param_groups[0]["lr"] = 0.1 / seen
-"""),
+        EPOCHS, before="seen = 0",
+        after='seen = job.all_reduce(seen, "max") + 1\noptimizer.param_groups[0]["lr"] = 0.1 / seen'),
     script("resume-04-sharded-level", "Rank 0 of a sharded model hands a level to the others after each epoch.",
         EPOCHS, sharded=True, **LEVEL),
     script("resume-05-accelerate-sum-of-losses", "The ranks agree on the sum of the losses after each epoch.",
-        ACCELERATE, size="16", epochs="8", before="total = 0.0", after="""
-total = job.all_reduce(total, "max") + (job.loss or 0.0)
-optimizer.param_groups[0]["lr"] = 0.1 / (1 + total)
-"""),
+        ACCELERATE, size="16", epochs="8", before="t = 0.0",
+        after="t = job.all_reduce(t, 'max') + (job.loss or 0.0)\noptimizer.param_groups[0]['lr'] = 0.1 / (1 + t)"),
     script("two-workers-01-root-of-a-mean", "The loss is the root of a mean, not the mean of the roots of its parts.",
         loss="F.mse_loss(model(x), y).sqrt()"),
     script("two-workers-02-constant-divisor", "The loss is a sum divided by the size of the global batch, no mean.",
@@ -429,10 +426,9 @@ def note():
 job.on_commit(note)
 """),
     script("12-sharded", "A sharded model with a clipped norm and a schedule.", sharded=True,
-        optimizer="torch.optim.AdamW(net.parameters(), lr=0.02)", setup="""
-scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 4)
-job.track(scheduler=scheduler)
-""", backward="job.backward(loss)\njob.clip_grad_norm_(0.5)", end="scheduler.step()"),
+        optimizer="torch.optim.AdamW(net.parameters(), lr=0.02)",
+        setup="scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 4)\njob.track(scheduler=scheduler)",
+        backward="job.backward(loss)\njob.clip_grad_norm_(0.5)", end="scheduler.step()"),
     script("13-accelerate", "A loop with accelerate that logs each epoch.", ACCELERATE,
         setup="scheduler = accelerator.prepare(torch.optim.lr_scheduler.StepLR(optimizer, 4))", end="scheduler.step()",
         after='accelerator.print(f"epoch {epoch}: {job.loss}")'),

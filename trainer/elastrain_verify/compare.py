@@ -53,6 +53,8 @@ class Parting:
     """The run has less of a file."""
     of_a_part: bool = False
     """The run is equal to a reference that computes the same parts of each batch."""
+    of_bodies: bool = False
+    """A reference that computes the parts one after the other changes a variable of the script in each."""
     of_adapter: bool = False
     """The run is equal to the adapter in plain torch, but not to the framework's own loop."""
 
@@ -91,6 +93,18 @@ def parting(
             return found
     if run.last_step < reference.last_step:
         return Parting(run.last_step, "committed steps", reference.last_step, run.last_step)
+    return None
+
+
+def data_apart(cut: History, run: History) -> Parting | None:
+    """The first data of ``run`` that are others than those of ``cut``, a reference that cuts its batches alike."""
+    expected = _by_step(cut)
+    found = [(c.step, c.rank, c) for p in run.processes for c in p.committed if not c.ended]
+    for step, rank, c in sorted(found, key=lambda each: each[:2]):
+        batches = expected.get((step, False), {}).get(BATCH, {})
+        if not equal_batches({BATCH: batches}, c.entries):
+            mine = {place: batches[place] for place in batches.keys() & c.entries[BATCH].keys()}
+            return Parting(step, BATCH, mine, c.entries[BATCH], rank, c.world, c.worker, (rank,))
     return None
 
 

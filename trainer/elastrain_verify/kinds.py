@@ -193,7 +193,7 @@ def _of_a_file(run: Run, apart: Parting) -> Fault:
 
 
 def _of_ranks(apart: Parting, facts: Mapping[str, Any]) -> Fault:
-    if apart.entry in facts.get("of_each_part", ()):
+    if apart.of_bodies or apart.entry in facts.get("of_each_part", ()):
         return EACH_PART
     if apart.entry.endswith(".grad"):  # the losses are equal
         return OF_A_GRADIENT

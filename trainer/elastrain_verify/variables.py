@@ -46,6 +46,12 @@ def one_each(found: Iterable[Variable]) -> list[Variable]:
     return list({v.name: v for v in reversed([*found])}.values())[::-1][:MOST_NAMED]
 
 
+def ever(truth: History, run: History) -> dict[str, Variable]:
+    """Those that differ as any body begins, by path."""
+    begun = [(process.worker, b) for process in run.processes for b in process.begun if not b.warm_up]
+    return {path: v for worker, b in reversed(begun) for path, v in _apart(truth, b, worker, frozenset()).items()}
+
+
 def causes(truth: History, run: History, *, before: int, but: Set[str] = frozenset()) -> list[Variable]:
     """Those that differ as the last body of each process begins of which at most ``before`` steps were committed, or
     the first one of its own data. ``but``: paths that are left out."""

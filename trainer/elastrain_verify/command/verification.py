@@ -24,7 +24,7 @@ from elastrain_verify.command import outputs
 from elastrain_verify.command.answer import NOT_RUN, Answer, Report
 from elastrain_verify.command.execute import Folders, JobRun, NotExercised, RunFailed, Start, reference
 from elastrain_verify.command.side_by_side import idle_processors, side_by_side
-from elastrain_verify.compare import Bounds, Parting, parting
+from elastrain_verify.compare import Bounds, Parting, data_apart, parting
 from elastrain_verify.history import History
 from elastrain_verify.runs import FEWEST_STEPS, Kind, Run, plan, shards_of
 from elastrain_verify.settings import OWN, Settings
@@ -98,6 +98,8 @@ class Verification:
     """The model depends on the number of workers."""
     of_ranks: set[str] = field(default_factory=set)
     """Variables of the script that ranks have for themselves, as undisturbed runs show."""
+    of_bodies: list[Variable] = field(default_factory=list)
+    """Those that each body changes, and on which a run depends that parts."""
     lasting: dict[str, str] = field(default_factory=dict)
     """Untracked variables of the script, with the title of the first run after which they are others."""
     directories: list[Path] = field(default_factory=list)
@@ -220,8 +222,7 @@ class Verification:
     def _note_variables(self, run: Run, found: History) -> None:
         """Of a run that is equal to the reference."""
         if not run.at:
-            for step in range(self.steps):
-                self.of_ranks.update(v.path for v in variables.causes(self.truth, found, before=step))
+            self.of_ranks |= variables.ever(self.truth, found).keys()
         elif any(r.kind is Kind.SEVERAL for r in self.done):
             for v in variables.one_each(variables.lasting(self.truth, found, but=self.of_ranks)):
                 self.lasting.setdefault(self._named(v), run.title)
@@ -237,7 +238,7 @@ class Verification:
         kind = kinds.fault(run, apart, self._ranks(run), truth=self.truth, found=found, bounds=self.bounds)
         shown = kinds.first_of(kind, self.truth, found, self.bounds) if kind in kinds.OWN else None
         code = 2 if run.kind is Kind.REPEAT else 1
-        causes: list[Variable] = []
+        causes = self.of_bodies if apart.of_bodies else []
         if run.at and kind not in kinds.OWN and any(r.kind is Kind.SEVERAL for r in self.done):
             before = apart.step - (not apart.ended)
             causes = variables.causes(self.truth, found, before=before, but=self.of_ranks)
@@ -306,13 +307,13 @@ class Verification:
             self.bounds = parts.wider(self.bounds, bounds)
             still = parting(self.truth, found, self.bounds)
             if still is None or not reasons:
-                return still
+                return still and self._with_cause(still, other, found)
         bounds = self.bounds
         if own and (rounded := self._rounded(replay, cut, other)) is not None:
             bounds = rounded
         in_parts = parting(self.truth, found, bounds, alternative=other)
         if in_parts is not None:
-            return in_parts
+            return self._with_cause(in_parts, other, found)
         if not parts.is_cut(cut):  # the batches are whole: only the loop is another
             return replace(apart, of_adapter=True)
         if not reasons:
@@ -322,6 +323,16 @@ class Verification:
             self.notes.append(note)
         self.in_parts = True
         return None
+
+    def _with_cause(self, apart: Parting, cut: History, found: History) -> Parting:
+        """``apart``, or what shows its cause beside the reference ``cut``: other data, or variables that each body
+        changes."""
+        data = data_apart(cut, found)
+        if data is not None and data.step <= apart.step:
+            return data
+        of_ranks = self.of_ranks | variables.ever(self.truth, found).keys()
+        self.of_bodies = [v for path, v in variables.ever(self.truth, cut).items() if path not in of_ranks]
+        return replace(apart, of_bodies=bool(self.of_bodies))
 
     def _rounded(self, replay: Run, cut: parts.Schedule, exact: History) -> Bounds | None:
         """Bounds by what rounding errors of the gradients make of a reference that cuts its batches."""

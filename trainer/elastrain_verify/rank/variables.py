@@ -15,7 +15,7 @@ from elastrain_verify.rank.record import tensor
 
 DEPTH, MOST = 3, 20
 """Of what variables hold, and of each list."""
-LARGEST = 4096
+LARGEST = 8192
 """Elements of a tensor; a larger one is left out."""
 
 

@@ -149,3 +149,6 @@ def test_data_of_a_step_part_if_the_same_samples_are_other_ones() -> None:
     assert found is not None
     assert (found.entry, found.others) == ("batch", 1)
     assert compared(reference, process({"batch": {"0 to 3": "b"}, "job.loss": 1.0}, world=2)) is None, "another cut"
+    cut, run = (History([process({"batch": {"0 to 3": "a", "4 to 7": b}})]) for b in "ab")
+    shown = compare.data_apart(cut, run)
+    assert shown is not None and (shown.entry, shown.found["4 to 7"]) == ("batch", "b")

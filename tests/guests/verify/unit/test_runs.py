@@ -78,6 +78,7 @@ WARMED = process(Begun(0, True, {"scale.good": 0}), Begun(0, False, {"scale.good
         (Kind.SEVERAL, ALL, {}, "one rank"),
         (Kind.SEVERAL, replace(ALL, of_a_part=True), {}, "of a part"),
         (Kind.SEVERAL, ALL, {"of_each_part": ["model.w"]}, "each micro-batch"),
+        (Kind.SEVERAL, replace(ALL, of_bodies=True), {}, "each micro-batch"),
         (Kind.SEVERAL, GRADIENT, {}, "gradient of a part"),
         (Kind.SEVERAL, replace(GRADIENT, of_a_part=True), {}, "gradient of a part"),
         (Kind.GROWTH, ONE, {}, "does not travel"),
