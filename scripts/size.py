@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 TRAINER, OPERATOR, ELASTIC = ROOT / "trainer", ROOT / "operator/elastrain_operator", ROOT / "trainer/elastrain/elastic"
 WORKER = ("elastrain.elastic.start", "elastrain.agent.runtime")
 """What a rank and an agent begin with."""
-APART = ("kueue", "devices", "etcd")
+APART = ("kueue", "devices")
 """Folders of the operator that its core does without."""
 
 

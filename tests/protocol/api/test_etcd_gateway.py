@@ -18,7 +18,7 @@ from charts import Render
 from conditions import eventually
 from elastrain.etcd import Batch, EtcdClient, EtcdConfig, Put
 from elastrain.etcd.protocol import Service, messages
-from elastrain_operator.etcd.maintenance import EtcdMaintenance
+from elastrain_etcd.maintenance import EtcdMaintenance
 from elastrain_operator.users import EtcdUsers
 
 SETTINGS = ("etcd.replicas=1",)

@@ -9,7 +9,7 @@ import pytest
 from elastrain.etcd import EtcdClient, EtcdConfig
 from elastrain.etcd.protocol import messages
 from elastrain_cli.etcd_server import EtcdServer
-from elastrain_operator.etcd.maintenance import Alarm, AlarmKind, EtcdMaintenance
+from elastrain_etcd.maintenance import Alarm, AlarmKind, EtcdMaintenance
 from elastrain_operator.records.writes import trial
 
 

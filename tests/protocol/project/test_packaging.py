@@ -16,8 +16,8 @@ import pytest
 ROOT = Path(__file__).parents[3]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
-PACKAGES = {path.name: path for path in [*ROOT.glob("trainer/elastrain*"), ROOT / "operator/elastrain_operator"]}
-"""The operator, the core, and its guests."""
+PACKAGES = {path.name: path for path in ROOT.glob("*/elastrain*") if (path / "__init__.py").is_file()}
+"""The operator, the core, and what stands beside them."""
 
 
 # ---- the wheel -------------------------------------------------------------------------------------------------------

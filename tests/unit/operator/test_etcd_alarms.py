@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from elastrain_operator.etcd.alarms import AlarmAct, decide
-from elastrain_operator.etcd.maintenance import Alarm, AlarmKind, MemberStatus
+from elastrain_etcd.alarms import AlarmAct, decide
+from elastrain_etcd.maintenance import Alarm, AlarmKind, MemberStatus
 
 QUOTA, OWN, OTHER = 1000, 1, 2
 

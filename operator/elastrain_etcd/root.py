@@ -1,4 +1,4 @@
-"""``python -m elastrain_operator.etcd.root``: gives etcd's user root its password, and has etcd ask for passwords.
+"""``python -m elastrain_etcd.root``: gives etcd's user root its password, and has etcd ask for passwords.
 
 It runs in etcd's pod, at each start, before any other client reaches etcd: an empty etcd asks for no password, and its
 first client could become root. It ends once etcd asks for passwords.

@@ -1,4 +1,4 @@
-"""``python -m elastrain_operator.etcd.gateway``: runs the HAProxy before etcd, and watches over etcd's alarms.
+"""``python -m elastrain_etcd.gateway``: runs the HAProxy before etcd, and watches over etcd's alarms.
 
 HAProxy passes on the calls that members and the operator make, each with a token (``charts/elastrain/files``). etcd
 itself serves some calls without any credentials, such as raising an alarm that stops all writes. This process gives
@@ -17,8 +17,8 @@ import structlog
 import typer
 
 from elastrain.etcd import EtcdClient, EtcdConfig, tls
+from elastrain_etcd.alarms import Alarms
 from elastrain_operator import logs
-from elastrain_operator.etcd.alarms import Alarms
 
 LOOK_SECONDS = 5.0
 """Between two looks at the files of certificates and at etcd's alarms."""

@@ -13,7 +13,7 @@ from enum import Enum
 import structlog
 
 from elastrain.etcd import EtcdClient, EtcdError
-from elastrain_operator.etcd.maintenance import Alarm, AlarmKind, EtcdMaintenance, MemberStatus
+from elastrain_etcd.maintenance import Alarm, AlarmKind, EtcdMaintenance, MemberStatus
 
 HIGH = 0.9
 """Part of the quota above which the database must be made smaller before writes can be allowed again."""
