@@ -42,7 +42,7 @@ def test_a_node_is_left_and_named_if_its_accelerators_do_not_answer(submit: Subm
 
     told = job.wait_condition("NodesExcluded", timeout=START)
 
-    assert told["reason"] == "PreflightFailed"
+    assert told["reason"] == "Excluded"
     assert "failed the pre-flight check: accelerator all: 0 visible of 1" in told["message"]
     excluded = {entry["node"] for entry in job.status["excludedNodes"]}
     assert excluded <= set(release.WORKER_NODES)

@@ -75,7 +75,7 @@ def _verdict(facts: Facts, known: Known, lost: Lost, there: There) -> Verdict | 
         ending.divergence(seen.pods)
         or ending.success(spec.success_policy, seen.pods, seen.coordination)
         or ending.failure(spec.backoff_limit, lost.count.restarts, lost.losses)
-        or counting.streak_verdict(spec, lost.streak)
+        or counting.streak_verdict(spec, lost.streak, lost.last_failure)
         or ending.overdue(spec, known.start, now)
         or (None if known.finishing else starting.pending_verdict(spec, there.workers, there.units, now))
     )

@@ -183,7 +183,7 @@ def test_a_replacement_avoids_the_node_that_failed_its_check(cluster, eventually
     (term,) = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
     assert term == {"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": ["bad"]}]}
     condition = cluster.condition("checked", "NodesExcluded")
-    assert (condition["status"], condition["reason"]) == ("True", "PreflightFailed")
+    assert (condition["status"], condition["reason"]) == ("True", "Excluded")
     assert words in condition["message"]
     assert cluster.status("checked")["restarts"] == {"user": 0, "infrastructure": 1, "preemption": 0}
 

@@ -97,7 +97,7 @@ def test_a_permanent_obstacle_is_reported_before_a_slow_start(make_spec):
 def test_a_node_that_the_job_excludes_is_named_if_there_is_no_room(make_spec):
     no_room = Trouble("Unschedulable", "pod job-1: 0/3 nodes are available: 3 node(s) didn't match affinity")
     until = (NOW + timedelta(hours=1)).isoformat()
-    excluded = ExcludedNode(node="gpu-7", until=until, reason="PreflightFailed", message="bandwidth")
+    excluded = ExcludedNode(node="gpu-7", until=until, message="bandwidth")
     made = decide(
         make_spec, [pod(0), pod(1, started=False, trouble=no_room)], status=JobStatus(excluded_nodes=[excluded])
     )

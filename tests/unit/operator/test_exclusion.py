@@ -48,7 +48,7 @@ def test_losses_outside_the_window_do_not_count():
 
 
 def test_one_failed_check_excludes_the_node():
-    assert after(NodeExclusions(), loss("a", "PreflightFailed")).excluded[0].reason == "PreflightFailed"
+    assert after(NodeExclusions(), loss("a", "PreflightFailed")).nodes == ("a",)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_next_worker_avoids_the_node_that_failed_its_check_until_the_cooldown_en
     assert (made.create, made.keep_off) == ((1,), ("a",))
     assert made.status.restarts.infrastructure == 1, "it is not the script's fault"
     condition = next(c for c in made.status.conditions if c.type == "NodesExcluded")
-    assert (condition.status, condition.reason) == ("True", "PreflightFailed")
+    assert (condition.status, condition.reason) == ("True", "Excluded")
     assert "node a of worker job-0 failed the pre-flight check: compute cuda:3: 1 of 262144" in condition.message
     assert made.requeue_after <= COOLDOWN
     later = plan(spec, made.status, dataclasses.replace(seen, pods=()), at(COOLDOWN))

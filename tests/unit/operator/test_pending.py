@@ -53,7 +53,7 @@ def test_late_worker_is_withdrawn_if_enough_others_run(make_spec):
     assert not made.create
     assert made.status.withdrawal.until == (NOW + seconds(60)).isoformat()
     ready = next(c for c in made.status.conditions if c.type == "PodsReady")
-    assert ready.reason == "ImagePullFailed"
+    assert ready.reason == "NotStarted"
     assert "worker job-9 did not start: ImagePullFailed: pod job-9, container trainer: image trainer:1" in ready.message
     assert [n.reason for n in made.events].count("WorkersWithdrawn") == 1
     assert made.requeue_after == 60

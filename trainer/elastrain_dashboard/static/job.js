@@ -196,7 +196,7 @@ function pods(job) {
     rows.length ? table("Workers", ["Pod", "State", "Node", "Started", "Note"], rows) : h("p", { class: "dim" }, "The job has no pods."),
     job.workersLeftOut ? h("p", { class: "dim" }, `and ${number(job.workersLeftOut)} more`) : null,
     job.excludedNodes.length ? [h("h3", {}, "Nodes that new workers avoid"),
-      table("Excluded nodes", ["Node", "Why", "Until"], job.excludedNodes.map((n) => [n.node, `${n.reason}: ${n.message}`, new Date(n.until).toLocaleTimeString()]))] : null,
+      table("Excluded nodes", ["Node", "Why", "Until"], job.excludedNodes.map((n) => [n.node, n.message, new Date(n.until).toLocaleTimeString()]))] : null,
   ];
 }
 

@@ -113,8 +113,6 @@ class LossStreak(StatusModel):
     """Committed steps at the last loss."""
     time: AwareTime
     """Time at which the last loss was counted."""
-    message: str = ""
-    """The last loss, as a sentence."""
 
 
 class Withdrawal(StatusModel):
@@ -122,10 +120,8 @@ class Withdrawal(StatusModel):
 
     until: AwareTime
     """Time of the retry."""
-    reason: str
-    """The cause for the first worker, as one CamelCase word."""
     message: str
-    """The cause as a sentence, with the pod's name and Kubernetes' own message."""
+    """The cause for the first worker, with the pod's name, its reason and Kubernetes' own message."""
 
 
 class ExcludedNode(StatusModel):
@@ -135,8 +131,6 @@ class ExcludedNode(StatusModel):
     """Its name."""
     until: AwareTime
     """End of the exclusion."""
-    reason: str
-    """PreflightFailed or WorkersLost."""
     message: str
     """The cause as a sentence."""
 

@@ -191,18 +191,16 @@ def update_streak(
         before = None
     if not any(lost.values()):
         return before
-    last = [x for x in fresh if x.cause is not Cause.USER][-1]
     return LossStreak(
         infrastructure=(before.infrastructure if before else 0) + lost[Cause.INFRASTRUCTURE],
         preemption=(before.preemption if before else 0) + lost[Cause.PREEMPTION],
         step=step,
         time=now.isoformat(),
-        message=f"{last.reason}: {last.message}",
     )
 
 
-def streak_verdict(spec: JobSpec, streak: LossStreak | None) -> Verdict | None:
-    """The job has failed if a streak exceeds its limit times ``maxReplicas``."""
+def streak_verdict(spec: JobSpec, streak: LossStreak | None, last: LastFailure | None) -> Verdict | None:
+    """The job has failed if a streak exceeds its limit times ``maxReplicas``. ``last``: the newest loss."""
     if streak is None:
         return None
     for field, count, limit in (
@@ -214,7 +212,7 @@ def streak_verdict(spec: JobSpec, streak: LossStreak | None) -> Verdict | None:
             groups = f" of {spec.group_size} workers each" if spec.group_size > 1 else ""
             text = (
                 f"{count} workers in a row were lost without a committed step, {field} ({limit}) times maxReplicas "
-                f"({spec.max_replicas}{groups}) is {most}; last: {streak.message}"
+                f"({spec.max_replicas}{groups}) is {most}" + (f"; last: {last.reason}: {last.message}" if last else "")
             )
             return Verdict(ConditionType.FAILED, f"{field[0].upper()}{field[1:]}Exceeded", text)
     return None

@@ -22,8 +22,7 @@ MOST_NODES = 16
 MOST_LOSSES = 64
 """Most entries in the status; the oldest are removed first."""
 
-_NAMED = frozenset({"PreflightFailed", names.DEVICE_FAILED})
-_AT_ONCE = frozenset({*_NAMED, "ContainerNotCreated"})
+_AT_ONCE = frozenset({"PreflightFailed", names.DEVICE_FAILED, "ContainerNotCreated"})
 """Reasons of losses of which one excludes the node: the pre-flight check failed, a device did while it trained, or no
 container was created for minutes."""
 _NOT_THE_NODE = frozenset({"OOMKilled", "Evicted", "Deleted", "InitContainerFailed"})
@@ -71,7 +70,7 @@ def update(
             continue
         until = (now + timedelta(seconds=cooldown)).isoformat()
         in_force.pop(node, None)  # the newest come last
-        in_force[node] = ExcludedNode(node=node, until=until, reason=_reason(loss), message=_message(loss, times))
+        in_force[node] = ExcludedNode(node=node, until=until, message=_message(loss, times))
         recent = [x for x in recent if x.node != node]  # the count restarts after its exclusion
     return NodeExclusions(tuple(in_force.values())[-MOST_NODES:], tuple(recent)[-MOST_LOSSES:])
 
@@ -81,14 +80,10 @@ def claim(exclusions: NodeExclusions, before: Iterable[Condition]) -> tuple[Cond
     kind = ConditionType.NODES_EXCLUDED
     if exclusions.excluded:
         text = "; ".join(f"{e.node} until {e.until}: {e.message}" for e in exclusions.excluded)
-        return (ConditionUpdate(kind, "True", exclusions.excluded[-1].reason, f"new workers avoid {text}"),)
+        return (ConditionUpdate(kind, "True", "Excluded", f"new workers avoid {text}"),)
     if any(c.type == kind for c in before):
         return (ConditionUpdate(kind, "False", "NoneExcluded", "new workers may run on every node"),)
     return ()
-
-
-def _reason(loss: Loss) -> str:
-    return loss.reason if loss.reason in _NAMED else "WorkersLost"
 
 
 def _message(loss: Loss, times: int) -> str:

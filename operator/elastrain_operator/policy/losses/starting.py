@@ -131,10 +131,8 @@ def withdrawal_of(overdue: Sequence[Pod], limit: int | None, now: datetime) -> W
     """The record of late workers that are deleted now; the operator retries them after the same time."""
     if not overdue or limit is None:
         return None
-    first = overdue[0].trouble
     return Withdrawal(
         until=(now + timedelta(seconds=limit)).isoformat(),
-        reason=first.reason if first else "NotStarted",
         message=f"within pendingDeadlineSeconds ({limit}) {_not_started(overdue)}",
     )
 

@@ -167,7 +167,7 @@ def _obstacles(p: ConditionFacts) -> Iterator[tuple[str, str]]:
     if p.refusal and missing:
         yield p.refusal.kind.value, p.refusal.message
     if p.withdrawal and missing:
-        yield p.withdrawal.reason, f"{p.withdrawal.message}; retried at {_clock(p.withdrawal.until)}"
+        yield "NotStarted", f"{p.withdrawal.message}; retried at {_clock(p.withdrawal.until)}"
     if p.troubles:
         more = f" (and {len(p.troubles) - 1} more)" if len(p.troubles) > 1 else ""
         yield p.troubles[0].reason, p.troubles[0].message + more
