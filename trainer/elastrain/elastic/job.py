@@ -62,7 +62,7 @@ class Job(JobValues):
         keeper = CheckpointKeeper(levels_of(settings.checkpoint), KeptState.of(os.environ, settings.shards))
         self._world = world_for(session, strategy, self._tracked, keeper, batch)
         self._audit = AuditLog.of_environment(settings.audit_dir)
-        self._loop = Loop(session, strategy, heartbeat, self._world, self._audit, tracked=self._tracked, batch=batch)
+        self._loop = Loop(session, strategy, heartbeat, self._world, self._audit, batch=batch)
         longer = None if batch.small is None else batch
         self._untracked = Untracked(self._tracked, lambda: self._loop.phase in BODY)
         loop, update, changes = self._loop, self._loop.draws.update, self._loop.leaves.gated

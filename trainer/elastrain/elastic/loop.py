@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -39,8 +39,6 @@ from elastrain.elastic.group.heartbeat import Heartbeat
 from elastrain.elastic.group.shell import ExitRequested, LoopOver, Session
 from elastrain.elastic.group.world import World
 from elastrain.elastic.state import transfer
-from elastrain.elastic.state.capture import Stateful
-from elastrain.elastic.state.tracked import Closure
 from elastrain.elastic.strategies.scheduled import Scheduled
 from elastrain.elastic.strategies.strategy import Strategy
 from elastrain.elastic.undo.leaves import Leaves
@@ -72,12 +70,11 @@ class Loop:
         world: World,
         audit: AuditLog | None,
         *,
-        tracked: Mapping[str, Stateful],
         batch: ScriptsBatch,
     ) -> None:
         self.contract = Contract(lambda: self.phase)
         """What the calls of the script do now."""
-        self.leaves = Leaves(tracked)
+        self.leaves = Leaves(world.state.tracked)
         """What loop bodies change."""
         self.bodies = Bodies(world, heartbeat, batch, audit, self.leaves, rules=self.contract, together=strategy.votes)
         """What becomes of the steps."""
@@ -251,7 +248,7 @@ class Loop:
         if self.contract.acts(Call.STOP) and not (self.step is not None and self.step.share.learner):
             self._backward.stop_asked = True
 
-    def step_with(self, step: Callable[[Closure], Any], closure: Closure, *, once: bool) -> Any:
+    def step_with(self, step: Callable[..., Any], closure: Callable[[], Any], *, once: bool) -> Any:
         """As of :class:`StepWith`."""
         value = self.several.step_with(step, self.draws.closure(closure), once=once)
         self.draws.updated()
