@@ -277,18 +277,6 @@ def test_a_script_that_changes_nothing_itself_pays_for_copies_of_small_buffers_o
     assert copied == [*copies, "metric", "metric"]
 
 
-def test_the_entry_is_named_if_a_branch_that_no_body_has_shown_has_moved_it() -> None:
-    state = State()
-    for number, operations in enumerate(([], ["lerp"])):
-        state.leaves.begin(whole=number == 0)
-        state.forward()
-        state.update(counts=number == 0)
-        make(state, operations)
-        if number == 0:
-            state.leaves.end()
-    assert state.leaves.restore() == ["average.0.weight", "average.0.bias", "average.1.weight", "average.1.bias"]
-
-
 def test_an_update_cannot_be_put_back_without_a_copy_of_the_whole_state() -> None:
     state = State()
     state.leaves.tensors.shown = True
