@@ -116,12 +116,6 @@ DISCARDED = Fault(
     "not: change it under 'if job.committed:' or in job.on_commit(), or track it.",
     "after-a-loss",
 )
-LEAVING = Fault(
-    "after a drain",
-    "a smaller job trains another model",
-    "A worker has left at a step boundary. The remaining ranks depend on something that only this one had.",
-    "after-a-drain",
-)
 NOT_SAVED = Fault(
     "not saved",
     "state that is in no checkpoint",
@@ -153,7 +147,7 @@ _BY_RUN = {
     Kind.SEVERAL: ONE_RANK,
     Kind.GROWTH: NOT_TRAVELLING,
     Kind.LOSS: DISCARDED,
-    Kind.DRAIN: LEAVING,
+    Kind.DRAIN: ONE_RANK,
     Kind.RESUME: NOT_SAVED,
 }
 

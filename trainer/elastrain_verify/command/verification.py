@@ -42,7 +42,7 @@ LEAST_LIMIT = 90.0
 TIMES_SLOWER = 20.0
 """A run of the job may take so many times as long as the reference."""
 FIRST_LIMIT = 900.0
-UNUSED = "No step of these runs depends on that; if one may, track them"
+UNUSED = "No step of these runs depends on that: all is well if each body sets it anew; else track it"
 EPSILON, RELATIVE = 1.2e-7, 1e-10
 """Least bounds: the distance of two numbers in float32; in float64 far above it."""
 
@@ -331,7 +331,8 @@ class Verification:
         if data is not None and data.step <= apart.step:
             return data
         of_ranks = self.of_ranks | variables.ever(self.truth, found).keys()
-        self.of_bodies = [v for path, v in variables.ever(self.truth, cut).items() if path not in of_ranks]
+        changed = [v for path, v in variables.ever(self.truth, cut).items() if path not in of_ranks]
+        self.of_bodies = [replace(v, worker="each part") for v in changed]
         return replace(apart, of_bodies=bool(self.of_bodies))
 
     def _rounded(self, replay: Run, cut: parts.Schedule, exact: History) -> Bounds | None:
