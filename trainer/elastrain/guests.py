@@ -18,6 +18,7 @@ GUESTS = {
     "elastrain_pairs": "pairs",
     "elastrain_plan": "plan",
     "elastrain_readers": "readers",
+    "elastrain_shares": "shares",
     "elastrain_verify": "verify",
 }
 """Package of a guest -> extra of pyproject.toml that installs what it needs."""

@@ -24,12 +24,12 @@ from elastrain.elastic.comm.header import Label
 from elastrain.elastic.comm.tcp_allreduce import StagedAllreduce
 from elastrain.elastic.comm.transport import OnHost
 from elastrain.elastic.commit.step import Step
+from elastrain.elastic.group.device_time import DeviceTime
 from elastrain.elastic.group.heartbeat import Heartbeat
 from elastrain.elastic.job import Job
 from elastrain.elastic.reduction import queued, sum_of_squares
-from elastrain.elastic.shares.device_time import DeviceTime
-from elastrain.elastic.shares.follow import WHOLE, WINDOW
-from elastrain.elastic.shares.ranks import MeasuredShares
+from elastrain_shares.follow import WHOLE, WINDOW
+from elastrain_shares.measured import MeasuredShares
 from played_card import OnCard
 from threaded_world import RankThread, ThreadWorld
 

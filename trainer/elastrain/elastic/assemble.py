@@ -10,7 +10,6 @@ from typing import Literal
 import structlog
 import torch
 
-from elastrain.api.settings import ShareRule
 from elastrain.api.shape import ONE_RANK
 from elastrain.elastic.batching import ScriptsBatch
 from elastrain.elastic.checkpoint import CheckpointKeeper
@@ -21,7 +20,7 @@ from elastrain.elastic.group.rank_state import RankState
 from elastrain.elastic.group.report import Reporter, tracer_of
 from elastrain.elastic.group.shell import Session
 from elastrain.elastic.group.world import World
-from elastrain.elastic.shares.ranks import EqualShares, MeasuredShares
+from elastrain.elastic.shares import shares_of
 from elastrain.elastic.state.capture import Stateful
 from elastrain.elastic.strategies.bitwise import Bitwise, make_deterministic
 from elastrain.elastic.strategies.replicated import Replicated
@@ -74,9 +73,7 @@ def world_for(
     """The rank's place among the others. ``tracked`` is shared with the job, which adds to it. ``batch``: of a step."""
     settings = session.welcome.settings
     divergence = None if settings.shards == "all" else settings.divergence  # one copy has no replicas
-    shares = EqualShares()
-    if settings.shares is ShareRule.MEASURED:
-        shares = MeasuredShares(settings.max_share, strategy.shape)
+    shares = shares_of(settings, strategy.shape)
     state = RankState(
         tracked, keeper, Reporter(batch=batch or ScriptsBatch(), tracer=tracer_of(os.environ)), divergence, shares
     )

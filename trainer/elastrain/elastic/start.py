@@ -15,10 +15,10 @@ from elastrain.elastic import torch_probes
 from elastrain.elastic.assemble import strategy_for
 from elastrain.elastic.batching import batch_of
 from elastrain.elastic.comm.backend import device_of_rank
+from elastrain.elastic.group.device_time import DeviceTime
 from elastrain.elastic.group.heartbeat import Heartbeat
 from elastrain.elastic.group.shell import Session
 from elastrain.elastic.job import Job
-from elastrain.elastic.shares.device_time import DeviceTime
 
 log = structlog.get_logger(__name__)
 

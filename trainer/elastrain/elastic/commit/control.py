@@ -52,7 +52,7 @@ class Summed:
     of_batch: Sequence[float] = ()
     """Those of :meth:`elastrain.elastic.batching.ScriptsBatch.votes`."""
     of_shares: Sequence[float] = ()
-    """Those of :meth:`elastrain.elastic.shares.ranks.EqualShares.votes`."""
+    """Those of :meth:`elastrain.elastic.shares.EqualShares.votes`."""
     replicas: Sequence[int] = ()
     """By rank: the number of its replica, where they are compared in this step."""
 

@@ -68,9 +68,9 @@ class EntryRow:
     back: int = -1
     """As of :attr:`elastrain.elastic.replicas.replicas.Replicas.back`."""
     pace: int = 0
-    """As of :attr:`elastrain.elastic.shares.ranks.EqualShares.pace`."""
+    """As of :attr:`elastrain.elastic.shares.EqualShares.pace`."""
     ceiling: int = 0
-    """As of :meth:`elastrain.elastic.shares.ranks.EqualShares.ceiling`."""
+    """As of :meth:`elastrain.elastic.shares.EqualShares.ceiling`."""
     snapshots: tuple[ShardRef, ShardRef] = (NOTHING, NOTHING)
     """With ``shards: all``: what it can give besides."""
     home: Home = _ANYWHERE

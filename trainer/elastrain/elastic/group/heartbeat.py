@@ -21,7 +21,7 @@ from elastrain.api import names
 from elastrain.api.pages import heartbeat
 from elastrain.api.pages.heartbeat import Where
 from elastrain.elastic import torch_private
-from elastrain.elastic.shares.device_time import DeviceTime
+from elastrain.elastic.group.device_time import DeviceTime
 
 _SMOOTHING = 0.1
 """Weight of the newest step."""

@@ -16,7 +16,7 @@ from elastrain.elastic.group.report import Reporter
 from elastrain.elastic.pauses import Pauses
 from elastrain.elastic.replicas.entries import Entries, combined
 from elastrain.elastic.replicas.replicas import Replicas
-from elastrain.elastic.shares.ranks import EqualShares
+from elastrain.elastic.shares import EqualShares
 from elastrain.elastic.state import capture
 from elastrain.elastic.state.capture import Stateful
 from elastrain.elastic.state.data_order import DataOrder

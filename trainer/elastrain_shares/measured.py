@@ -1,4 +1,4 @@
-"""The shares in force on a rank: what it votes, what it applies, and what it knows of memory."""
+"""The measured shares in force on a rank: what it votes, what it applies, and what it knows of memory."""
 
 from __future__ import annotations
 
@@ -12,48 +12,13 @@ from elastrain.api.settings import MAX_SHARE
 from elastrain.api.shape import ONE_RANK, Shape
 from elastrain.data.share import Place, Share
 from elastrain.elastic.comm.header import RanksDiverged
-from elastrain.elastic.shares.follow import WHOLE, WINDOW, Shares, begun, even, follow
+from elastrain.elastic.shares import EqualShares
+from elastrain_shares.follow import WHOLE, WINDOW, Shares, begun, even, follow
 
 log = structlog.get_logger(__name__)
 
 REPORTED = 16
 """Most ranks in a report."""
-
-
-class EqualShares:
-    """All parts of a batch are equal, up to one sample or micro-batch."""
-
-    pace = 0
-    """Nanoseconds that this rank takes for a sample; 0: not known."""
-
-    def of(self, share: Share) -> Share:
-        """``share`` with the weights in force."""
-        return share
-
-    @property
-    def reported(self) -> tuple[RankShare, ...]:
-        """Shares and speeds of the slowest ranks, slowest first; empty before the first decision."""
-        return ()
-
-    def ceiling(self, *, lost: bool) -> int:
-        """Most weight of a unit by what this rank has seen; 0: not known. ``lost``: the generation has lost ranks."""
-        return 0
-
-    def enter(self, paces: Sequence[int], ceiling: int = 0) -> None:
-        """A generation begins. ``paces``: by rank, as of :attr:`pace`. ``ceiling``: the least one of all ranks."""
-
-    def votes(self, share: Share, place: Place, *, seconds: float, samples: int) -> Sequence[float]:
-        """What this rank adds to its vote: equally many numbers on all ranks.
-
-        ``seconds``: of its computation of its ``samples``, which are those of ``share``.
-        """
-        return ()
-
-    def check(self, votes: Sequence[float]) -> None:
-        """Raises :class:`RanksDiverged` if the ranks differ in their shares. ``votes``: the sum."""
-
-    def commit(self, votes: Sequence[float], *, learning: bool) -> None:
-        """The step of these ``votes`` is committed. ``learning``: with learners."""
 
 
 class MeasuredShares(EqualShares):

@@ -15,7 +15,7 @@ from elastrain.api.shape import Shape
 from elastrain.data.order import Order, run_of
 from elastrain.data.share import Place, Share
 from elastrain.elastic.comm.header import RanksDiverged
-from elastrain.elastic.shares.follow import (
+from elastrain_shares.follow import (
     CHANGE,
     GAIN,
     LEAST,
@@ -29,7 +29,7 @@ from elastrain.elastic.shares.follow import (
     follow,
     proportional,
 )
-from elastrain.elastic.shares.ranks import MeasuredShares, bound, reported
+from elastrain_shares.measured import MeasuredShares, bound, reported
 
 MOST = 2.0
 """Of the equal share."""
