@@ -7,10 +7,10 @@ import pytest
 import size
 
 BOUNDS = {
-    "lines that a worker loads": 34_354,
-    "lines of trainer/elastrain": 34_439,
-    "lines of the operator": 18_479,
-    "lines of the operator's core": 16_150,
+    "lines that a worker loads": 34_054,
+    "lines of trainer/elastrain": 34_139,
+    "lines of the operator": 18_470,
+    "lines of the operator's core": 16_141,
     "lines of bench": 8_998,
     "lines of tests and e2e": 88_413,
     "files on the path of a lost rank": 50,
@@ -20,10 +20,10 @@ BOUNDS = {
     "imports of elastic/loop.py": 27,
     "callables of elastic/ that others set": 5,
     "leaves of spec": 46,
-    "leaves of status": 101,
-    "documented reasons": 156,
+    "leaves of status": 98,
+    "documented reasons": 155,
     "values of the chart": 88,
-    "words of the pages": 74_785,
+    "words of the pages": 74_763,
 }
 COUNTS = size.counts()
 
