@@ -44,7 +44,7 @@ from elastrain.elastic.strategies.strategy import ElasticModule
 from elastrain_frameworks import events
 from elastrain_frameworks.arrives import track_next
 from elastrain_frameworks.files import FilesOfScript, Logs, new_id
-from elastrain_frameworks.held import stand_in
+from elastrain_frameworks.held import track_prepared
 from elastrain_frameworks.launcher import single_process
 from elastrain_frameworks.own_loop import HasOwnLoop
 from elastrain_frameworks.refusals import Refusal, one_part, refuse, refuse_chosen_batch, refused
@@ -215,11 +215,11 @@ class ElasticAccelerator(HasOwnLoop, OfJob):
     def prepare_model(
         self, model: torch.nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
     ) -> torch.nn.Module:
-        """Also tracks one that does not train, such as a teacher that follows: the first as ``prepared``, and so on."""
+        """Also tracks one that does not train."""
         before = len(self._models)
         prepared = super().prepare_model(model, device_placement, evaluation_mode)
         if len(self._models) > before and not isinstance(prepared, ElasticModule):
-            track_next(self.job, "prepared", self._others, stand_in(prepared))
+            track_prepared(self.job, self._others, prepared)
             self._others += 1
         return prepared
 

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 from elastrain.elastic.state.capture import HIDDEN, capture, copied, restore
 from elastrain.elastic.state.digest import same_bits
 from elastrain.elastic.torch_private import pytree
+from elastrain_frameworks.arrives import track_next
 from elastrain_frameworks.attributes import DATA, OF_MODULES, has_tensors, is_plain
 
 log = structlog.get_logger(__name__)
@@ -110,6 +111,11 @@ class _Attribute:
 def stand_in(value: Any) -> Any:
     """To be tracked in place of ``value``, which may be a model of which parameters could train."""
     return SimpleNamespace(state_dict=value.state_dict, load_state_dict=value.load_state_dict)
+
+
+def track_prepared(job: Any, before: int, model: nn.Module) -> None:
+    """Track one that does not train, such as a teacher: the first as ``prepared``, the second as ``prepared1``."""
+    track_next(job, "prepared", before, stand_in(model))
 
 
 def detached(tree: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -71,12 +71,6 @@ def test_the_error_names_both_values_and_the_way_out() -> None:
     ):
         check_resumed(facts(seed=4), facts(), 7)
     check_resumed(facts(micro_batches=4), facts(), 7)
-
-
-def test_a_permutation_of_another_version_is_another_order() -> None:
-    assert difference(replace(facts(), permutation=2), facts(), 1, 0).startswith(
-        "job.dataloader(): rank 1 has permutation=2; rank 0 has permutation=1"
-    )
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=6), st.data())

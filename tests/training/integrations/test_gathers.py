@@ -27,16 +27,22 @@ def test_accelerates_call_outside_of_evaluation_names_the_way_out(require, call)
         assert torch.equal(getattr(accelerator, call)(batch), whole)
 
 
-def test_a_model_that_accelerate_prepares_and_that_does_not_train_is_tracked(require):
+@pytest.mark.parametrize("framework", ["accelerate", "fabric"])
+def test_a_model_that_a_framework_prepares_and_that_does_not_train_is_tracked(require, framework):
     require("accelerate", "ELASTRAIN_REQUIRE_HUGGINGFACE")
-    from elastrain_frameworks.accelerate import ElasticAccelerator
+    require("lightning", "ELASTRAIN_REQUIRE_LIGHTNING")
+    from lightning.fabric import Fabric
 
-    accelerator, teacher = (
-        ElasticAccelerator(job := ScriptedJob(), cpu=True),
-        torch.nn.Linear(1, 1).requires_grad_(False),
-    )
-    assert accelerator.prepare(teacher) is teacher
+    from elastrain_frameworks.accelerate import ElasticAccelerator
+    from elastrain_frameworks.lightning import ElasticStrategy
+
+    job, teacher = ScriptedJob(), torch.nn.Linear(1, 1).requires_grad_(False)
+    if framework == "accelerate":
+        ElasticAccelerator(job, cpu=True).prepare(teacher)
+    else:
+        Fabric(accelerator="cpu", devices=1, strategy=ElasticStrategy(job)).setup_module(teacher)
     assert job.tracked["prepared"].state_dict()["weight"].data_ptr() == teacher.weight.data_ptr()
+    assert "model" not in job.tracked
 
 
 @pytest.mark.parametrize("call", ["all_gather", "all_reduce", "broadcast"])

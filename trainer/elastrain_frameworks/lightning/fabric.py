@@ -32,6 +32,7 @@ from elastrain.elastic.contract import Call
 from elastrain.elastic.job import Job
 from elastrain_frameworks.arrives import track_next
 from elastrain_frameworks.files import FilesOfScript
+from elastrain_frameworks.held import track_prepared
 from elastrain_frameworks.lightning.loggers import of_job
 from elastrain_frameworks.own_loop import HasOwnLoop
 from elastrain_frameworks.refusals import SUMS, refused
@@ -70,7 +71,7 @@ class ElasticStrategy(HasOwnLoop, RankOfJob, SingleDeviceStrategy):
         """``options``: ``precision``, ``accelerator``, ``checkpoint_io`` of Fabric's strategies."""
         super().__init__(device=device, **options)
         self._job = job
-        self._optimizers = 0
+        self._optimizers = self._others = 0
         self._tracked_scaler = False
         self._files = FilesOfScript(job)
         self._found_loggers = False
@@ -86,12 +87,16 @@ class ElasticStrategy(HasOwnLoop, RankOfJob, SingleDeviceStrategy):
 
     # -- one step ------------------------------------------------------------------------------------------------------
     def setup_module(self, module: nn.Module) -> nn.Module:
-        """Wrap the module. The scale of a precision with loss scaling is tracked."""
+        """Wrap the module, or track it if it does not train. The scale of a precision with loss scaling is tracked."""
         if self._scaler is not None and not self._tracked_scaler:
             self._job.track(scaler=self._scaler)
             self._tracked_scaler = True
         self._follow_loggers()
-        return self._job.wrap(module)
+        if any(p.requires_grad for p in module.parameters()):
+            return self._job.wrap(module)
+        track_prepared(self._job, self._others, module)
+        self._others += 1
+        return module
 
     def _follow_loggers(self) -> None:
         """The loggers of the Fabric that calls, which Lightning does not give to a strategy."""

@@ -68,9 +68,8 @@ def test_what_a_warm_up_cannot_give_back_is_named_once(fit):
     module.others, module.noise = iter([1, 2]), torch.Generator()
     with capture_logs() as lines:
         fit(ScriptedJob(), module)
-    assert [line["attributes"] for line in lines if "cannot give back" in line["event"]] == [
-        ["Module.others", "Module.noise"]
-    ]
+    (attributes,) = (line["attributes"] for line in lines if "cannot give back" in line["event"])
+    assert attributes == ["Module.others", "Module.noise"]
 
 
 def test_a_model_that_a_hook_makes_when_training_has_begun_is_refused_by_name(fit):
