@@ -264,6 +264,27 @@ def test_nothing_is_lost_if_a_body_before_has_shown_it(operation) -> None:
         assert not state.leaves.restore()
 
 
+@pytest.mark.parametrize("kind", ["data", "flat", "array"])
+def test_what_is_written_by_way_of_shared_memory_is_put_back(kind) -> None:
+    """It raises no version. A script has made the other tensor, or the array, before its loop or between two loops."""
+    state = State()
+    for loop in range(2):
+        state.leaves.begin(whole=False)
+        state.leaves.end()
+        weight = state.net[loop].weight
+        if kind == "flat":
+            other = weight.data = weight.detach().clone()
+        else:
+            other = weight.data if kind == "data" else weight.data.numpy()
+        for _ in range(2):
+            state.leaves.begin(whole=False)
+            held = state.prints()
+            other *= 2
+            assert state.prints() != held
+            assert not state.leaves.restore()
+            assert state.prints() == held
+
+
 def test_a_script_that_changes_nothing_itself_pays_for_copies_of_small_buffers_only() -> None:
     state = State()
     for _ in range(2):

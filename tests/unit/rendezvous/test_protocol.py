@@ -101,7 +101,7 @@ class Job:
         todo = seat.next(record, self.lease(member), self.now)
         assert todo is not None
         if todo.part is not None:
-            seat.found(record, todo.part, self.etcd.keys.get(todo.part))
+            seat.views.found(record.id, todo.part, self.etcd.keys.get(todo.part))
         if todo.transaction is not None:
             seat.tried(todo.transaction, self.now)
             if all(self.revision_of(key) == expected for key, expected in todo.transaction.unchanged):

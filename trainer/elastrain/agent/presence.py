@@ -14,7 +14,7 @@ from elastrain.agent.core.vouching import LeaseSeen
 from elastrain.agent.settings import Settings
 from elastrain.api.keys import JobKeys
 from elastrain.api.names import DIVERGED
-from elastrain.api.records import Progress, Termination, roster
+from elastrain.api.records import Termination, roster
 from elastrain.api.settings import ALL
 from elastrain.etcd import EtcdClient, EtcdConfig, EtcdDenied, EtcdError, EtcdUnavailable
 from elastrain.rendezvous.membership import Membership
@@ -119,25 +119,15 @@ class Presence:
         member.update(**asdict(record))
 
     def publish_of_job(self, effect: PublishProgress | CloseJob) -> None:
-        """Write a record of the whole job. As of the two methods."""
+        """Publish the progress of training, or record that ranks have diverged. Blocks for the latter and for the final
+        record, at most ``FLUSH_SECONDS``."""
         if isinstance(effect, CloseJob):
-            self.close_job(effect.why)
-        else:
-            self.publish_progress(effect.progress)
-
-    def publish_progress(self, progress: Progress) -> None:
-        """Publish the progress of training. Blocks for the final record, at most ``FLUSH_SECONDS``."""
+            return self._close_job(effect.why)
+        progress = effect.progress
         self._registered.publish(progress)
         self._unwritten = True
         if progress.finished:
             self._flush(self._registered, FLUSH_SECONDS)
-
-    def close_job(self, why: str) -> None:
-        """Record that ranks have diverged. Blocks, at most ``FLUSH_SECONDS``."""
-        try:
-            self._registered.close_job(DIVERGED, why, FLUSH_SECONDS)
-        except EtcdError as error:
-            log.error("the end of the job was not recorded", why=why, error=str(error))
 
     def leave(self) -> None:
         """Leave the job. Without effect before :meth:`register` and when repeated."""
@@ -158,6 +148,12 @@ class Presence:
     def _registered(self) -> Membership:
         assert self._membership is not None
         return self._membership
+
+    def _close_job(self, why: str) -> None:
+        try:
+            self._registered.close_job(DIVERGED, why, FLUSH_SECONDS)
+        except EtcdError as error:
+            log.error("the end of the job was not recorded", why=why, error=str(error))
 
     def _flush(self, membership: Membership, seconds: float) -> None:
         self._unwritten = False

@@ -290,6 +290,12 @@ def memory_of(tensor: torch.Tensor) -> int:
         return id(tensor)
 
 
+def is_shared(tensor: torch.Tensor) -> bool:
+    """Whether another tensor, or an array, has its memory: what writes to that raises no version of this one."""
+    plain = type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout is torch.strided
+    return plain and torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) > 2  # its own, and the object here
+
+
 # -- other -------------------------------------------------------------------------------------------------------------
 def watch_captures(begins: Callable[[], None], ended: Callable[[], None]) -> None:
     """Call ``begins()`` before each capture of a graph that torch begins in this process, and ``ended()`` when it is

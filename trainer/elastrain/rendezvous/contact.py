@@ -18,19 +18,15 @@ class Contact:
         """Why etcd is unreachable; None: it is reachable, or the reason is not known yet."""
         self.grace_until = 0.0
         """Until then, members with expired leases may return, since an outage prevents renewals."""
+        self.reachable = True
+        """Whether both watch and lease work."""
         self._lease_ttl = lease_ttl
         self._leased = True
-        self._reachable = True
-
-    @property
-    def reachable(self) -> bool:
-        """Whether both watch and lease work."""
-        return self._reachable
 
     @property
     def answers(self) -> bool:
         """Whether etcd can be read and written now."""
-        return self.watching and self._reachable
+        return self.watching and self.reachable
 
     def watch_reported(self, error: EtcdError | None, connected: bool, now: float) -> bool:
         """Note that the watch is ``connected``, or failed with ``error``. Returns whether :attr:`reachable` changed."""
@@ -45,14 +41,14 @@ class Contact:
 
     def outage(self, now: float) -> bool:
         """Whether leases may have expired although their members live."""
-        return not self._reachable or now < self.grace_until
+        return not self.reachable or now < self.grace_until
 
     def _update(self, error: EtcdError | None, now: float) -> bool:
         reachable = self.watching and self._leased
         self.error = None if reachable else error or self.error
-        if reachable == self._reachable:
+        if reachable == self.reachable:
             return False
-        self._reachable = reachable
+        self.reachable = reachable
         if reachable:
             self.grace_until = now + self._lease_ttl
         return True

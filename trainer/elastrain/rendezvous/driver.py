@@ -177,8 +177,7 @@ class Driver:
 
     def _take(self, batch: Batch) -> None:
         own = self._own()
-        gone = self.protocol.take(batch, own, self._clock())
-        if self._lease is not None and gone:
+        if self.protocol.take(batch, own, self._clock()) and self._lease is not None:
             self._lease.rewrite(self._keys.member(own.id))
 
     def _notify(self, changed: bool) -> None:
@@ -187,26 +186,25 @@ class Driver:
 
     def _step(self) -> None:
         now, busy = self._clock(), time.thread_time()
-        if self._lease is not None:
-            self._lease.mend()
+        assert self._lease is not None and self._watch is not None
+        self._lease.mend()
         record = self._own()
         with self._viewed:
             self._view = self.protocol.look(record, now)
             self._viewed.notify_all()
         self._on_change()
-        lease = self._lease.id if self._lease is not None else 0
-        todo = self.protocol.next(record, lease, now)
+        todo = self.protocol.next(record, self._lease.id, now)
         self._rest_until = now + rest_after(time.thread_time() - busy)
         if todo is not None:
             self._do(todo, record)
         if self.protocol.contact.answers:
             self._progress.write_if_due(now)
-        if self.protocol.scope_changed(record) and self._watch is not None:
+        if self.protocol.scope_changed(record):
             self._watch.move(self.protocol.scope)
 
     def _do(self, todo: Todo, record: Member) -> None:
         if todo.part is not None:
-            self.protocol.found(record, todo.part, self._client.get(todo.part))
+            self.protocol.views.found(record.id, todo.part, self._client.get(todo.part))
             self.wake()
         if todo.transaction is not None:
             done = self._client.commit(todo.transaction, todo.what)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from elastrain.api.keys import JobKeys
 from elastrain.api.records import Ended, Generation, Leader, Member, roster
-from elastrain.etcd import Batch, Delete, Event, KeyValue, Put, Range, Transaction
+from elastrain.etcd import Batch, Delete, Event, Put, Range, Transaction
 from elastrain.rendezvous.contact import Contact
 from elastrain.rendezvous.decide import Action, Condemn, DecisionState, Nothing, Propose, Timing, Wait, decide, remember
 from elastrain.rendezvous.election import Candidate, Claim, elect, place_in
@@ -40,7 +40,7 @@ class Todo:
     what: str = ""
     """Completes "tried to ..."."""
     part: str | None = None
-    """A key to read, for :meth:`MemberProtocol.found`."""
+    """A key to read, for :meth:`ViewBuilder.found`."""
     until: float | None = None
 
 
@@ -86,15 +86,13 @@ class MemberProtocol:
         """The ranges to watch now."""
         self.scope_changed(own)
 
-    def leads(self, own: Member) -> bool:
-        return self.views.leader is not None and self.views.leader.member == own.id
-
     def scope_changed(self, own: Member) -> bool:
         """Update :attr:`scope`; returns whether it changed. In a small job every member watches all records: the health
         check needs them."""
         target = self.views.state.target
         small = target is not None and target.max <= roster.INLINE
-        before, self._scoped = self._scoped, (self._sees_all or small or self.leads(own), own.id)
+        leads = self.views.leader is not None and self.views.leader.member == own.id
+        before, self._scoped = self._scoped, (self._sees_all or small or leads, own.id)
         if before == self._scoped:
             return False
         self.scope = everything(self.keys) if self._scoped[0] else own_part(self.keys, own.id)
@@ -114,10 +112,6 @@ class MemberProtocol:
         absent = batch.snapshot and self.views.complete and listed is None
         former = batch.snapshot and listed is not None and listed.record != own
         return absent or former or any(isinstance(e, Delete) and e.key == key for e in batch.events)
-
-    def found(self, own: Member, key: str, kv: KeyValue | None) -> None:
-        """The content of the key :attr:`Todo.part`."""
-        self.views.found(own.id, key, kv)
 
     def tried(self, transaction: Transaction, now: float) -> None:
         """The transaction was sent and answered; the watch shows its effect."""

@@ -7,8 +7,9 @@ average may be kept by ``lerp_``. The versions are compared in each body, before
 that has moved beside them once is copied at the beginning of each body from then on. Other scripts pay for looks at the
 versions only: with Adam less than 1 µs in a body for each parameter.
 
-Two writes raise no version. Kernels of normalisations do not: small buffers are always copied. Writes by way of
-``tensor.data`` do not: the job sees each use of ``.data`` in a body.
+Three writes raise no version. Kernels of normalisations do not: small buffers are always copied. Writes by way of
+``tensor.data`` do not: the job sees each use of ``.data`` in a body. Writes to memory that another tensor or an array
+shares do not (parameters as views of a flat tensor): what shares its memory as a loop body begins is always copied.
 
 A module with buffers goes back as a whole, with what its attributes know of them, such as the length of a table; or
 stays as a whole, if its buffers are a cache (:meth:`Tensors.caches`).
@@ -34,7 +35,7 @@ from elastrain.elastic.state.buffers import fits, put_buffer
 from elastrain.elastic.state.capture import Stateful
 from elastrain.elastic.state.digest import same_bits
 from elastrain.elastic.state.host_copy import Memory
-from elastrain.elastic.torch_private import forget_stages, memory_of, uses_of_data
+from elastrain.elastic.torch_private import forget_stages, is_shared, memory_of, uses_of_data
 from elastrain.elastic.undo.tensors import NONE, Tensors, is_small
 from elastrain.elastic.undo.trees import Begun, Frozen, attributes, equal, frozen, look, put_back, same
 
@@ -72,7 +73,7 @@ class Leaves:
             begun.names += [name] * len(tensors)
         begun.versions = self.tensors.versions(begun.tensors)
         begun.walked = begun.versions[:walked]
-        uses_of_data().clear()
+        self._find_shared(begun)
         if whole:
             begun.copied = [*range(len(begun.tensors))]
         else:
@@ -174,6 +175,13 @@ class Leaves:
                 begun.looks.append((name, obj, look(obj)))
         if not isinstance(obj, nn.Module | torch.optim.Optimizer) or name in self.tensors.more:
             begun.objects.append((name, obj, frozen(self.tensors.state_of(name, obj), begun.tensors)))
+
+    def _find_shared(self, begun: Begun) -> None:
+        """Which tensors share their memory with another one, since code outside of bodies has used their data."""
+        if (used := uses_of_data()) or begun.whole:
+            near = (n for n, tensor in enumerate(begun.tensors) if begun.whole or memory_of(tensor) in used)
+            self._moved(n for n in near if is_shared(begun.tensors[n]))
+            used.clear()
 
     # -- learn ---------------------------------------------------------------------------------------------------------
     def _learn(self) -> None:
