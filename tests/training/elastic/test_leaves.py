@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -240,6 +240,9 @@ def _world_of_one() -> Iterator[None]:
     form=st.sampled_from(FORMS),
     sharded=st.booleans(),
     on_host=st.booleans(),
+)
+@example(  # the state of a group that is put back
+    program=[[([], [])], [(["group"], [])]], discards=[(1, 9, False)], form="one", sharded=True, on_host=False
 )
 def test_any_program_ends_to_the_bit_as_if_no_body_was_discarded(program, discards, form, sharded, on_host) -> None:
     """``on_host``: the copies are in the memory of the host, as those of a device that is crowded."""

@@ -122,11 +122,11 @@ class Presence:
         """Publish the progress of training, or record that ranks have diverged. Blocks for the latter and for the final
         record, at most ``FLUSH_SECONDS``."""
         if isinstance(effect, CloseJob):
-            return self._close_job(effect.why)
-        progress = effect.progress
-        self._registered.publish(progress)
+            self._close_job(effect.why)
+            return
+        self._registered.publish(effect.progress)
         self._unwritten = True
-        if progress.finished:
+        if effect.progress.finished:
             self._flush(self._registered, FLUSH_SECONDS)
 
     def leave(self) -> None:
