@@ -44,11 +44,8 @@ class Contact:
         return not self.reachable or now < self.grace_until
 
     def _update(self, error: EtcdError | None, now: float) -> bool:
-        reachable = self.watching and self._leased
-        self.error = None if reachable else error or self.error
-        if reachable == self.reachable:
-            return False
-        self.reachable = reachable
-        if reachable:
+        before, self.reachable = self.reachable, self.watching and self._leased
+        self.error = None if self.reachable else error or self.error
+        if self.reachable and not before:
             self.grace_until = now + self._lease_ttl
-        return True
+        return self.reachable != before

@@ -182,8 +182,8 @@ class Leaves:
     def _find_shared(self, begun: Begun) -> None:
         """Which tensors share their memory with another one, since code outside of bodies has used their data."""
         if (used := uses_of_data()) or begun.whole:
-            near = (n for n, tensor in enumerate(begun.tensors) if begun.whole or memory_of(tensor) in used)
-            self._moved(n for n in near if is_shared(begun.tensors[n]))
+            leaves = enumerate(begun.tensors)
+            self._moved(n for n, t in leaves if (begun.whole or memory_of(t) in used) and is_shared(t))
             used.clear()
 
     # -- learn ---------------------------------------------------------------------------------------------------------
