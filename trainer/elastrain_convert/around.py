@@ -187,6 +187,10 @@ class Around:
     # -- models ----
     def _models(self) -> None:
         script, job = self.script, self.job
+        wrapped = [c for c in script.calls if is_wrapper(script.full(c)) and c.args]
+        inner = {m for c in wrapped for m in script.resolve(c.args[0].value)} | set(wrapped)
+        if wrapped:
+            self._wrappers(inner)
         for call in script.calls:
             full = script.full(call)
             if is_wrapper(full):
@@ -197,6 +201,19 @@ class Around:
                     self.plan.note(
                         arg, f"{code(arg.keyword)} is an option of DDP that the job does not take", "leave it out"
                     )
+            elif re.fullmatch(r".*\.register_(\w+_)?hook", code(call.func)):
+                self.plan.note(
+                    call,
+                    "a hook runs also in a body that does not count, and on each rank's part",
+                    f"call what it does in the body, under `if {job}.committed:`",
+                )
+            elif full == "torch.cuda.device_count" and not self._reports(call) and not self._is_gone(call):
+                self.plan.note(
+                    call, "the devices of a machine are not the ranks of the job", "write the number that was meant"
+                )
+            elif full == "builtins.int" and re.search(r"environ|getenv", code(call)) and not self._is_gone(call):
+                if not self.process.handled(call):
+                    self.plan.note(call, "a number of the environment", "an argument of the script, or a constant")
             elif (
                 full == "torch.compile"
                 and call.args
@@ -211,6 +228,40 @@ class Around:
                     "what this optimizer trains is not seen to be the parameters of a module that is wrapped",
                     f"give it the parameters() of modules, and {job}.wrap each of them",
                 )
+
+    def _wrappers(self, inner: set[cst.BaseExpression]) -> None:
+        """What trains is wrapped, and the wrapper is called."""
+        script, job = self.script, self.job
+        for call in [c for loop in self.loops.found for c in script.walk(loop.node.body)]:
+            if isinstance(call, cst.Call) and self._is_bare(call.func, inner):
+                self.plan.note(call, "the model is called, and not its wrapper", f"call what {job}.wrap() returns")
+        for call in script.calls:
+            if is_optimizer(script.full(call)) and not self._of_wrapped(call, inner):
+                self.plan.note(
+                    call, "this optimizer trains a module that is not seen to be wrapped", f"{job}.wrap() each module"
+                )
+
+    def _is_bare(self, func: cst.BaseExpression, inner: set[cst.BaseExpression]) -> bool:
+        if isinstance(func, cst.Attribute):
+            return str(func.attr.value) == "module"
+        made = (
+            set(self.script.resolve(func)) | set(self.script.definitions(func)) if isinstance(func, cst.Name) else set()
+        )
+        found = made & inner
+        return bool(found) and not any(isinstance(m, cst.Call) and is_wrapper(self.script.full(m)) for m in found)
+
+    def _of_wrapped(self, call: cst.Call, inner: set[cst.BaseExpression]) -> bool:
+        """Whether the roots of ``x.parameters()`` are modules that are wrapped."""
+        for made in self.script.resolve(call.args[0].value) if call.args else ():
+            for node in self.script.walk(made):
+                if not (isinstance(node, cst.Call) and code(node.func).endswith("parameters")):
+                    continue
+                root = node.func
+                while isinstance(root, cst.Attribute) and code(root.value) != "self":
+                    root = root.value
+                if not {*self.script.resolve(root), *self.script.definitions(root)} & inner:
+                    return False
+        return True
 
     def _of_modules(self, call: cst.Call) -> bool:
         if not call.args:

@@ -30,6 +30,8 @@ class Body:
         self.script, self.plan, self.process, self.loops = script, plan, process, loops
         self.gated: set[cst.CSTNode] = set()
         """Statements of bodies that run once for each committed step."""
+        self.counted: set[cst.CSTNode] = set()
+        """Backwards of sums over tokens, with their counts."""
         self.alone: set[cst.CSTNode] = set()
         """Statements that rank 0 runs."""
 
@@ -103,6 +105,7 @@ class Body:
             for inner in self.script.walk(call):
                 self.process.claimed(inner)
             text = f"{self.script.job}.backward({code(loss)}, count={count})"
+            self.counted.add(call)
             self.plan.replace(call, text, "the mean over all tokens of the global batch")
             self.plan.remove(reduced.pop(count), "counts travel with the gradients")
             self._logged_means(loop, loss, reduced)

@@ -29,13 +29,10 @@ class Carried:
     def of(self, loop: cst.For) -> dict[str, cst.CSTNode]:
         """Each such name, with the place where it is read."""
         self.found = {}
-        self._here = {n for n, place in assigned(loop.body, self.plan.removed) if not self._is_gated(place)} - self.kept
+        self._here = {n for n, _ in assigned(loop.body, self.plan.removed)} - self.kept
         bound = {n for n, _ in assigned(cst.For(loop.target, loop.iter, cst.IndentedBlock([])), ())}
         self._block(loop.body.body, bound)
         return self.found
-
-    def _is_gated(self, node: cst.CSTNode) -> bool:
-        return any(n in self.gated for n in self.script.around(node))
 
     def _block(self, body: Sequence[cst.CSTNode], bound: set[str]) -> bool:
         """Adds what is set for certain. Returns whether it leaves the loop's turn."""

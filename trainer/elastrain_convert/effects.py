@@ -22,29 +22,20 @@ from elastrain_convert.known import (
     VALUES,
     WRITES,
     is_pure,
+    words,
 )
 from elastrain_convert.objects import MADE_OF_MODULES, Objects
 from elastrain_convert.plan import Plan
 from elastrain_convert.process import DIST
 from elastrain_convert.script import Script, argument, code
 
-REPORTS = frozenset(
-    [
-        "print",
-        "info",
-        "debug",
-        "warning",
-        "log",
-        "write",
-        "add_scalar",
-        "add_scalars",
-        "set_postfix",
-        "set_postfix_str",
-        "set_description",
-        "set_description_str",
-        "log_metrics",
-    ]
+REPORTS = words(
+    """
+    print info debug warning log write add_scalar add_scalars set_postfix set_postfix_str set_description
+    set_description_str log_metrics
+    """
 )
+NO_MEAN = "a loss that is no mean over samples: a rank's part has another size with each number of ranks"
 
 
 class Effects(Objects):
@@ -59,10 +50,12 @@ class Effects(Objects):
         tracked: Iterable[cst.CSTNode] = (),
         served: Callable[[cst.Call], bool] = lambda _: False,
         bitwise: bool = False,
+        counted: bool = False,
     ) -> None:
         """``gated``: statements that run once for each committed step. ``tracked``: the calls that made tracked
-        objects. ``served``: calls of a framework that are known."""
+        objects. ``served``: calls of a framework that are known. ``counted``: backwards have a count."""
         super().__init__(script, tracked)
+        self.counted = counted
         self.plan, self.served, self.bitwise, self.gated = plan, served, bitwise, set(gated)
         self.job = script.job
         self._seen: set[tuple[cst.CSTNode, bool]] = set()
@@ -122,8 +115,35 @@ class Effects(Objects):
                 self._note(node, "what this leaves behind is not known", self._gate())
         elif isinstance(node, cst.FunctionDef | cst.ClassDef | cst.Lambda) and counts:
             return
+        if isinstance(node, cst.For | cst.CompFor) and self._is_used_up(node.iter):
+            self._changed(node, node.iter, counts=counts)
         for child in node.children:
             self._walk(child, counts=counts)
+
+    def _is_used_up(self, iterable: cst.BaseExpression) -> bool:
+        """An iterator or generator that outlives the loop."""
+        if self._is_fresh(iterable) or not isinstance(iterable, cst.Name | cst.Attribute):
+            return False
+        ends = ("builtins.iter", "builtins.map", "builtins.zip", "builtins.enumerate", "builtins.filter")
+        return any(
+            isinstance(made, cst.GeneratorExp)
+            or (isinstance(made, cst.Call) and (self.script.full(made) in ends or self._yields(made)))
+            for made in self.script.resolve(iterable)
+        )
+
+    def _yields(self, call: cst.Call) -> bool:
+        function = self.script.functions.get(code(call.func))
+        return function is not None and any(isinstance(n, cst.Yield) for n in self.script.walk(function.body))
+
+    def passed(self) -> None:
+        """Functions of the script that others call, such as the rule of a schedule: they keep nothing."""
+        for call in self.script.calls:
+            if code(call.func).endswith(".apply"):
+                continue
+            for arg in call.args:
+                if isinstance(arg.value, cst.Name) and arg.value.value in self.script.functions:
+                    self._enqueue([self.script.functions[arg.value.value]], counts=True)
+        self._drain()
 
     def _within_gated(self, statement: cst.CSTNode) -> None:
         """Its arguments; the report itself has its gate."""
@@ -132,9 +152,14 @@ class Effects(Objects):
             node = queue.pop()
             if node in self.plan.removed:
                 continue
+            if isinstance(node, cst.AugAssign) and not self._is_counter(node.target, statement):
+                self._changed(node, node.target, counts=True)
             if isinstance(node, cst.Call):
                 name = code(node.func).rpartition(".")[2]
-                if isinstance(node.func, cst.Name) and name in self.script.functions:
+                full = self.script.full(node)
+                if full and (name in CHANGES or name in OF_TRACKED or full == "builtins.next"):
+                    self._call(node, counts=False)
+                elif isinstance(node.func, cst.Name) and name in self.script.functions:
                     self._call(node, counts=True)
                 elif name not in REPORTS and name not in CHANGES and name not in OF_TRACKED:
                     self._call(node, counts=False)
@@ -147,13 +172,27 @@ class Effects(Objects):
                     )
             queue += node.children
 
+    def _is_counter(self, target: cst.BaseExpression, gated: cst.CSTNode) -> bool:
+        """A name that is no element of something else."""
+        loops = [n for n in self.script.walk(gated) if isinstance(n, cst.For)]
+        elements = [n for loop in loops for n in self.script.walk(loop.target) if isinstance(n, cst.Name)]
+        return isinstance(target, cst.Name) and target.value not in [n.value for n in elements]
+
     # -- calls ----
     def _call(self, call: cst.Call, *, counts: bool) -> None:
         if call in self.plan.edits or self.served(call):
             self._edited(call, counts=counts)
             return
         script, full = self.script, self.script.full(call)
-        if full:
+        if (out := argument(call, "out")) is not None and not self._is_fresh(out):
+            self._changed(call, out, counts=counts)
+        if argument(call, "reduction") is not None and not counts:
+            self._sums(call)
+        if full == "builtins.next" and call.args:
+            of = call.args[0].value
+            if not (isinstance(of, cst.Call) or self._is_fresh(of)):
+                self._changed(call, of, counts=counts)
+        elif full:
             self._library(call, full, counts=counts)
         elif isinstance(call.func, cst.Attribute):
             self._method(call, call.func, counts=counts)
@@ -163,6 +202,14 @@ class Effects(Objects):
             self._enqueue(self._methods.get("__init__", ()), counts=counts)
         else:
             self._called(call, counts=counts)
+
+    def _sums(self, call: cst.Call) -> None:
+        """A sum over a part of the batch, which has another size with each number of ranks."""
+        if (
+            code(argument(call, "reduction") or call).strip("\"'") not in ("mean", "none", "batchmean")
+            and not self.counted
+        ):
+            self._note(call, NO_MEAN, f"{self.job}.backward(loss_sum, count=n) makes the mean over the whole batch")
 
     def _edited(self, call: cst.Call, *, counts: bool) -> None:
         full = self.script.full(call)
@@ -232,6 +279,8 @@ class Effects(Objects):
             self._enqueue(self._methods[name], counts=counts, own=self._is_fresh(func.value))
         elif name in RANDOM_METHODS and not self._is_fresh(func.value):
             self._random(call, counts=counts)
+        elif name == "join" and isinstance(func.value, cst.SimpleString | cst.FormattedString):
+            return
         elif name in CHANGES or (IN_PLACE.fullmatch(name) and name not in OF_MODULES):
             if not self._is_fresh(func.value):
                 self._changed(call, func.value, counts=counts)
@@ -241,10 +290,7 @@ class Effects(Objects):
             isinstance(func.value, cst.Attribute | cst.Name) and self._resolved(call, counts=counts)
         ):
             return
-        elif not (
-            counts
-            and name in REPORTS | {"save", "save_pretrained", "mkdir", "exists", "flush", "close", "add_param_group"}
-        ):
+        elif not (counts and name in REPORTS | {"save", "save_pretrained", "mkdir", "exists", "flush", "close"}):
             self._unknown(call, counts=counts)
 
     def _own(self, name: str) -> bool:

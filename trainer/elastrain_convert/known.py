@@ -16,7 +16,7 @@ def words(text: str) -> frozenset[str]:
 BUILTINS = words(
     """
     abs all any bool bytes callable chr dict divmod enumerate filter float format frozenset getattr hasattr hash id
-    int isinstance issubclass iter len list map max min next object ord pow property range repr reversed round set
+    int isinstance issubclass iter len list map max min object ord pow property range repr reversed round set
     slice sorted staticmethod str sum super tuple type zip ValueError RuntimeError TypeError KeyError
     NotImplementedError AssertionError Exception
     """
@@ -30,7 +30,7 @@ VALUES = words(
     count_nonzero cpu cross cuda cummax cummin cumprod cumsum data_ptr decode det detach diag diagonal diff dim dist
     div dot double element_size einsum encode endswith eq equal erf exp expand expand_as expm1 eye flatten flip
     float floor fmod format full full_like gather ge get get_device gt half index index_add index_fill index_select
-    int inverse is_contiguous is_cuda is_floating_point isfinite isinf isnan item items join keys kthvalue le lerp
+    int inverse is_contiguous is_cuda is_floating_point isfinite isinf isnan item items keys kthvalue le lerp
     linspace log log10 log1p log2 logical_and logical_not logical_or logical_xor logit logsumexp long lower lt
     lstrip masked_fill masked_select matmul max maximum mean median meshgrid min minimum mm movedim mul multiply mv
     narrow ndimension ne neg negative new_empty new_full new_ones new_tensor new_zeros nonzero norm numel numpy

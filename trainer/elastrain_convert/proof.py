@@ -8,8 +8,8 @@ from elastrain_convert.around import Around, reached
 from elastrain_convert.body import Body
 from elastrain_convert.carried import Carried, Parts
 from elastrain_convert.data import Data
-from elastrain_convert.effects import REPORTS, Effects
-from elastrain_convert.loops import LOADER, Loop, Loops
+from elastrain_convert.effects import NO_MEAN, REPORTS, Effects
+from elastrain_convert.loops import LOADER, Loop, Loops, is_backward
 from elastrain_convert.objects import assigned
 from elastrain_convert.plan import Plan
 from elastrain_convert.process import Process
@@ -52,6 +52,8 @@ class Proof:
             self._turns(loop)
             self._loader(loop)
         self._backwards()
+        for loop in self.loops.found:
+            self._decides(loop)
         self._effects()
         Around(self.script, self.plan, self.process, self.loops, self.rules).apply()
 
@@ -108,6 +110,46 @@ class Proof:
                     "this backward() is in no loop over batches that is understood",
                     "one loop over one DataLoader for each training",
                 )
+
+    def _decides(self, loop: Loop) -> None:
+        """What each rank must do in each step, and the sums that a loss must not be."""
+        own = {n for n, _ in assigned(loop.node, self.plan.removed)}
+        own -= {loop.counter.value} if loop.counter is not None else set()
+        for node in self.script.walk(loop.node.body):
+            if isinstance(node, cst.If | cst.While) and not self._is_gone(node):
+                names = {n.value for n in self.script.walk(node.test) if isinstance(n, cst.Name)} & own
+                if names:
+                    self.plan.note(
+                        node,
+                        f"each rank decides by its own part: {', '.join(sorted(names))}",
+                        f"decide by {self.job}.step or by tracked state, which are the same on all ranks",
+                    )
+            elif isinstance(node, cst.Try):
+                self.plan.note(node, "a body that goes on behind an error, on one rank", "let the error end the body")
+            elif isinstance(node, cst.Call) and is_backward(node):
+                self._backward(node, loop)
+
+    def _backward(self, call: cst.Call, loop: Loop) -> None:
+        around = [n for n in self.script.around(call) if self.script.within(n, loop.node)]
+        if any(isinstance(n, cst.If) and not self._in_both(n) for n in around):
+            self.plan.note(call, "a body without a backward, for which the other ranks wait", "a backward in each body")
+        value = cst.ensure_type(call.func, cst.Attribute).value
+        parts = [n for made in (value, *self.script.resolve(value)) for n in self.script.walk(made)]
+        if call not in self.rules.counted and any(isinstance(n, cst.Call) and self._is_sum(n) for n in parts):
+            self.plan.note(call, NO_MEAN, f"{self.job}.backward(loss_sum, count=n) makes the mean over the whole batch")
+
+    def _is_gone(self, node: cst.CSTNode) -> bool:
+        places = (node, *self.script.around(node))
+        return any(n in self.plan.removed or n in self.rules.gated for n in places)
+
+    def _in_both(self, node: cst.If) -> bool:
+        return node.orelse is not None and all(
+            any(is_backward(n) for n in self.script.walk(part)) for part in (node.body, node.orelse)
+        )
+
+    def _is_sum(self, call: cst.Call) -> bool:
+        name = code(call.func).rpartition(".")[2]
+        return name == "sum" and len(call.args) == int(self.script.full(call).startswith("torch."))
 
     def _of_epochs(self) -> str:
         job = self.job
@@ -176,6 +218,8 @@ class Proof:
             if size is not None and code(size) == "None":
                 self.plan.note(call, "a loader without batches", "give it a batch_size")
             shuffle, sampler = argument(call, "shuffle", 2), argument(call, "sampler", 3)
+            if (shared := self.data._sampler(sampler)) is not None:
+                self._shared(shared, dataset)
             if sampler is None and shuffle is not None and code(shuffle) not in ("True", "False"):
                 self.plan.note(call, f"shuffle={code(shuffle)} is not seen to be True or False", "write which it is")
         name = code(loop.loader)
@@ -192,6 +236,15 @@ class Proof:
                     f"a loader of the job has no {node.attr.value} of one process",
                     "len(loader) and loader.dataset are of all ranks",
                 )
+
+    def _shared(self, sampler: cst.Call, dataset: cst.BaseExpression | None) -> None:
+        for place, (word, kind) in enumerate({"num_replicas": "world", "rank": "rank"}.items()):
+            value = argument(sampler, word, place + 1)
+            if value is not None and self.process.kind(value) not in (kind, "local_rank"):
+                self.plan.note(sampler, f"{word}={code(value)} is not seen to be that of the processes", "leave it out")
+        of = argument(sampler, "dataset", 0)
+        if of is not None and dataset is not None and code(of) != code(dataset):
+            self.plan.note(sampler, "the sampler has another data set than the loader", "give the loader the sampler's")
 
     def _is_seen(self, dataset: cst.BaseExpression) -> bool:
         for made in self.script.resolve(dataset):
@@ -219,7 +272,9 @@ class Proof:
                 gated=self.rules.gated,
                 tracked=self.state.calls,
                 bitwise=self.bitwise,
+                counted=bool(self.rules.counted),
             )
             effects.body(loop.node.body, loop.node)
+            effects.passed()
             if loop.epochs is not None:
                 effects.between(loop.epochs.body, loop.epochs, without=bodies)
