@@ -226,13 +226,50 @@ def test_a_client_that_asks_for_very_many_leases_is_refused(rendered: Render, tm
             assert client.lease_grant(5)
 
 
+def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    """Of HTTP/2."""
+    return len(payload).to_bytes(3) + bytes((kind, flags)) + stream.to_bytes(4) + payload
+
+
+def streams_answered(heard: bytes) -> set[int]:
+    """Streams of the headers among these frames."""
+    found, at = set(), 0
+    while at + 9 <= len(heard):
+        if heard[at + 3] == 1:
+            found.add(int.from_bytes(heard[at + 5 : at + 9]))
+        at += 9 + int.from_bytes(heard[at : at + 3])
+    return found
+
+
+def test_leases_whose_requests_drip_hold_up_no_other_client_and_end(member: EtcdMember) -> None:
+    """A byte of each whenever nothing else comes."""
+    fields = {b":path": GRANT.encode(), b"token": b"x.1", b"content-type": b"application/grpc", b"te": b"trailers"}
+    head = b"\x83\x87" + b"".join(b"\0%c%b%c%b" % (len(k), k, len(v), v) for k, v in fields.items())
+    streams, heard = set(range(1, 100, 2)), b""
+    with secured(member) as slow:
+        slow.settimeout(0.3)
+        slow.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0))
+        slow.sendall(b"".join(frame(1, 4, stream, head) for stream in streams))
+        granted(member, b"\x08\x05", times=5)
+
+        def ended() -> bool:
+            nonlocal heard
+            slow.sendall(b"".join(frame(0, 0, stream, b"\0") for stream in streams - streams_answered(heard)))
+            with contextlib.suppress(TimeoutError):
+                heard += slow.recv(1 << 16)
+            return streams_answered(heard) == streams
+
+        eventually(ended, within=10, what="each slow request to be answered")
+
+
+GRANT = "/etcdserverpb.Lease/LeaseGrant"
+
+
 def granted(member: EtcdMember, request: bytes, times: int = 1) -> None:
     ca = (member.etcd.home / "ca.crt").read_bytes()
     with grpc.secure_channel(f"127.0.0.1:{member.client}", grpc.ssl_channel_credentials(ca)) as channel:
         login = messages.AuthenticateRequest(name="job", password="secret")
         token = Service(channel, "Auth").Authenticate(login, timeout=5).token
-        grant = channel.unary_unary(
-            "/etcdserverpb.Lease/LeaseGrant", request_serializer=bytes, response_deserializer=bytes
-        )
+        grant = channel.unary_unary(GRANT, request_serializer=bytes, response_deserializer=bytes)
         for _ in range(times):
             grant(request, timeout=5, metadata=[("token", token)])
