@@ -91,7 +91,7 @@ def _condition_facts(
     seen, etcd = taken.facts.observed, taken.known.etcd
     apart = {p.name for p in (*taken.leave.victims, *taken.leave.withdrawn)} | taken.leave.signals
     leaving = [p for p in seen.pods if p.name in taken.leave.leaving]
-    size = taken.facts.spec.group_size
+    size, last = taken.facts.spec.group_size, taken.lost.last_failure
     if generation is not None:
         generation = generation.model_copy(update={"size": generation.size // size})
     workers = tuple(p for p in taken.there.workers if p.name not in apart)
@@ -115,6 +115,7 @@ def _condition_facts(
         withdrawal=taken.leave.withdrawal,
         troubles=starting.lasting(workers, taken.there.troubles, taken.facts.now),
         waits_until=wait,
+        failure=f"last failure: {last.message}" if last else "",
         share=seen.share,
     )
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from elastrain.api.records import Outcome, Termination
-from elastrain_operator.facts import Cause, Ending, Loss, Pod, Verdict
+from elastrain_operator.facts import Cause, Coordination, Ending, JobRef, Loss, Observed, Pod, Verdict
+from elastrain_operator.job.plan import plan
 from elastrain_operator.policy import ending
 from elastrain_operator.policy.losses.counting import QUOTE_CHARS, TAIL_CHARS, last_failure, last_lines, quote
 from elastrain_operator.policy.report import events
@@ -108,3 +110,16 @@ def test_a_script_s_error_is_shown_before_a_killed_rank():
 def test_a_pod_without_an_ending_is_lost_now():
     gone = Loss(Pod("job-0", "uid-0", 0, NOW - timedelta(hours=1)), Cause.PREEMPTION, "Preempted", "preempted")
     assert last_failure(None, [gone], NOW).time == NOW.isoformat()
+
+
+# ---- after the first round -------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("workers", "reason"), [(1, "Starting"), (2, "BackingOff")])
+def test_pods_ready_has_the_error_if_all_workers_failed_before_the_first_step(make_spec, workers, reason):
+    record = Termination(outcome=Outcome.FAILED, exit_code=1, rank=0, reason="ScriptFailed", message="ValueError: 41")
+    pods = tuple(replace(failed(n, ago=1, lived=20).pod, ending=Ending(NOW, record, 1)) for n in range(workers))
+    before = JobStatus(desired_replicas=workers, next_ordinal=workers)
+    seen = Observed(JobRef("default", "job", "uid", 1), pods, Coordination())
+    made = plan(make_spec(replicas=workers, minReplicas=workers, maxReplicas=workers), before, seen, NOW)
+    ready = next(c for c in made.status.conditions if c.type == "PodsReady")
+    assert (ready.reason, made.status.restarts.user) == (reason, workers)
+    assert ready.message.endswith("last failure: worker job-0, rank 0: ValueError: 41")

@@ -48,6 +48,8 @@ class ConditionFacts:
     """Why workers do not train, if it has lasted long enough to be reported."""
     waits_until: datetime | None
     """After failures: when the next worker is created."""
+    failure: str = ""
+    """The last failure of a worker; empty: there is none."""
     share: Share | None = None
     """The allocator's answer; None: the operator does not share the cluster out."""
     overdue: str = ""
@@ -149,7 +151,8 @@ def _pods_ready(p: ConditionFacts) -> ConditionUpdate:
     if p.ready == p.desired and not p.draining:
         return ConditionUpdate(kind, "True", "AllTrain", have)
     reason, text = next(_obstacles(p), ("Starting", ""))
-    return ConditionUpdate(kind, "False", reason, f"{have}; {text}" if text else have)
+    failure = p.failure if reason == "BackingOff" or (reason == "Starting" and not p.ready) else ""
+    return ConditionUpdate(kind, "False", reason, "; ".join(filter(None, (have, text, failure))))
 
 
 def _unstarted(p: ConditionFacts, share: Share) -> tuple[str, str]:
