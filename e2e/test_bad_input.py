@@ -2,48 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
-from harness.commands import eventually, run
+from harness.commands import eventually
 from harness.example import digits
 from harness.jobs import START, Audit, Job
 
 Submit = Callable[[dict[str, Any]], Job]
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"replicas": 9}, "replicas (9) must be between minReplicas (1) and maxReplicas (4)"),
-        ({"minReplicas": 5}, "minReplicas (5) must not be greater than maxReplicas (4)"),
-        ({"maxReplicas": 0}, "spec.maxReplicas: Invalid value: 0: spec.maxReplicas in body should be greater than or"),
-        ({"cleanPodPolicy": "Sometimes"}, 'spec.cleanPodPolicy: Unsupported value: "Sometimes": supported values:'),
-        ({"minReplica": 2}, 'unknown field "spec.minReplica"'),
-    ],
-    ids=["above-max", "min-above-max", "not-positive", "unknown-word", "unknown-field"],
-)
-def test_kubectl_refuses_a_manifest_naming_field_value_and_rule_if_it_is_invalid(
-    installed: None, change: dict[str, Any], message: str
-) -> None:
-    manifest = json.dumps(digits("invalid", **change))
-
-    refused = run("kubectl", "apply", "-f", "-", text=manifest, check=False)
-
-    assert refused.returncode == 1
-    assert message in refused.stderr
-
-
-def test_kubectl_scale_is_refused_if_it_leaves_the_bounds(submit: Submit) -> None:
-    job = submit(digits("bounded", suspend=True))
-
-    refused = run("kubectl", "scale", "-n", job.namespace, "etj/bounded", "--replicas=9", check=False)
-
-    assert refused.returncode == 1
-    assert "replicas (9) must be between minReplicas (1) and maxReplicas (4)" in refused.stderr
 
 
 def test_a_condition_names_the_image_if_it_does_not_exist(submit: Submit) -> None:

@@ -16,7 +16,6 @@ import typer
 import uvloop
 from pydantic import BaseModel, ValidationError
 
-from elastrain.api import names
 from elastrain.etcd import EtcdConfig
 from elastrain_operator import logs
 from elastrain_operator.config import CapacityConfig, LeaseName, OperatorConfig, WorkerEtcd, read_job_key
@@ -30,45 +29,34 @@ class Flag:
     """A flag of the command."""
 
     name: str
-    """``lease_ttl`` is ``--lease-ttl``."""
+    """``lease_ttl`` is ``--lease-ttl``, and the variable ``ELASTRAIN_LEASE_TTL``."""
     help: str
-    env: str = ""
-    """The variable that it is also read from; empty: ``ELASTRAIN_`` and its name."""
     default: Any = ""
 
     @classmethod
-    def of(cls, model: type[BaseModel], field: str, *, env: str = "") -> Flag:
+    def of(cls, model: type[BaseModel], field: str) -> Flag:
         """The flag of a setting; one of a part of the settings begins with the part's name."""
         setting = model.model_fields[field]
         name = field if model is OperatorConfig else f"capacity_{field}"
         default = setting.default if isinstance(setting.default, bool | int | float) else str(setting.default)
-        return cls(name, " ".join((setting.description or "").split()), env, default)
-
-    @property
-    def variable(self) -> str:
-        return self.env or f"ELASTRAIN_{self.name.upper()}"
+        return cls(name, " ".join((setting.description or "").split()), default)
 
     @property
     def parameter(self) -> inspect.Parameter:
         """For typer."""
-        option = typer.Option(envvar=self.variable, help=self.help, show_default=True)
+        option = typer.Option(envvar=f"ELASTRAIN_{self.name.upper()}", help=self.help, show_default=True)
         kind = str if self.default is inspect.Parameter.empty else type(self.default)
         form = inspect.Parameter.KEYWORD_ONLY
         return inspect.Parameter(self.name, form, default=self.default, annotation=Annotated[kind, option])
 
 
 FLAGS = (
-    Flag(
-        "etcd_endpoints",
-        "Endpoints of etcd v3: host:port[,host:port].",
-        names.ENV_ETCD_ENDPOINTS,
-        inspect.Parameter.empty,
-    ),
-    Flag("etcd_username", "etcd user; requires a password file.", names.ENV_ETCD_USERNAME),
-    Flag("etcd_password_file", "File with the password.", names.ENV_ETCD_PASSWORD_FILE),
-    Flag("etcd_ca", "CA certificate (PEM); enables TLS.", names.ENV_ETCD_CA),
-    Flag("etcd_cert", "Client certificate (PEM).", names.ENV_ETCD_CERT),
-    Flag("etcd_key", "Key of the client certificate (PEM).", names.ENV_ETCD_KEY),
+    Flag("etcd_endpoints", "Endpoints of etcd v3: host:port[,host:port].", inspect.Parameter.empty),
+    Flag("etcd_username", "etcd user; requires a password file."),
+    Flag("etcd_password_file", "File with the password."),
+    Flag("etcd_ca", "CA certificate (PEM); enables TLS."),
+    Flag("etcd_cert", "Client certificate (PEM)."),
+    Flag("etcd_key", "Key of the client certificate (PEM)."),
     Flag(
         "worker_etcd_secret",
         "Secret in each job's namespace with the workers' etcd credentials: those of username, password, ca.crt, "
@@ -79,8 +67,8 @@ FLAGS = (
         "File with at least 32 random bytes. With it each job gets an etcd user with access to its own keys only, "
         "and a Secret with its password, derived from these bytes. --etcd-username must have the role root.",
     ),
-    Flag("namespaces", "Namespaces to serve, separated by commas. Default: all.", "ELASTRAIN_WATCH_NAMESPACES"),
-    Flag.of(OperatorConfig, "lease_ttl", env=names.ENV_LEASE_TTL),
+    Flag("namespaces", "Namespaces to serve, separated by commas. Default: all."),
+    Flag.of(OperatorConfig, "lease_ttl"),
     Flag(
         "capacity",
         "Share the cluster out: jobs without replicas grow into idle capacity. Requires permission to read nodes, "

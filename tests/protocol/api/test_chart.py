@@ -149,7 +149,7 @@ def test_credentials_are_mounted_and_named_to_workers(rendered: Render) -> None:
     "settings", [(), CREDENTIALS, VALUE_SETS["per-job"]], ids=["defaults", "credentials", "per-job"]
 )
 def test_operator_knows_every_variable_it_is_given(rendered: Render, settings: tuple[str, ...]) -> None:
-    assert set(environment(rendered(*settings))) <= {flag.variable for flag in FLAGS}
+    assert set(environment(rendered(*settings))) <= {f"ELASTRAIN_{flag.name.upper()}" for flag in FLAGS}
 
 
 # ---- metrics ---------------------------------------------------------------------------------------------------------

@@ -148,10 +148,10 @@ def granted(role: dict[str, Any]) -> dict[tuple[str, str], frozenset[str]]:
 
 
 def test_operator_serves_the_namespaces_of_its_permissions(rendered: Render) -> None:
-    assert environment(rendered())["ELASTRAIN_WATCH_NAMESPACES"] == ""
+    assert environment(rendered())["ELASTRAIN_NAMESPACES"] == ""
     manifests = rendered("watchNamespaces={team-a,team-b}", "rbac.aggregateToDefaultRoles=false")
     assert not [m for m in manifests if m["kind"].startswith("ClusterRole")]
-    assert environment(manifests)["ELASTRAIN_WATCH_NAMESPACES"] == "team-a,team-b"
+    assert environment(manifests)["ELASTRAIN_NAMESPACES"] == "team-a,team-b"
 
 
 def test_nodes_are_read_only_if_the_cluster_is_shared_out(rendered: Render) -> None:

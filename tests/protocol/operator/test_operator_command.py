@@ -20,7 +20,7 @@ def test_help_names_every_setting_with_its_variable():
     assert code == 0
     for variable in (
         "ELASTRAIN_ETCD_ENDPOINTS",
-        "ELASTRAIN_WATCH_NAMESPACES",
+        "ELASTRAIN_NAMESPACES",
         "ELASTRAIN_LEASE_TTL",
         "ELASTRAIN_CAPACITY",
         "ELASTRAIN_CAPACITY_QUOTAS",
@@ -77,8 +77,7 @@ def test_flags_become_the_settings_of_the_operator(monkeypatch):
         "--capacity-sharing=efficient",
         '--capacity-weights={"a": 3}',
     )
-    plain = {"lease_ttl": 9, "lease_seconds": 11}
-    plain |= {"health_port": 81, "metrics_port": 91, "traces_endpoint": "http://otel"}
+    plain = {"lease_ttl": 9, "lease_seconds": 11, "health_port": 81, "metrics_port": 91}
     given = [f"--{name.replace('_', '-')}={value}" for name, value in plain.items()]
     assert outcome(*own, *shared, *given) == (0, "")
     (config,) = started
