@@ -145,6 +145,25 @@ def test_the_last_reason_is_what_bounds_the_size(spec: dict[str, int], wanted: i
     assert explain(job(status, **spec), ())[-1].change == change
 
 
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize(
+    ("reason", "change"),
+    [
+        ("TemplateInvalid", "correct the template and apply it again; elastrain validate checks it before"),
+        ("QuotaExceeded", "kubectl describe quota -n default; raise it, or lower minReplicas or the requests"),
+        ("NoScheduler", "correct schedulerName in the template, or install that scheduler"),
+        ("BackingOff", "elastrain logs digits"),
+    ],
+)
+def test_a_job_that_cannot_start_is_not_advised_to_grow(reason: str, change: str, shared: bool) -> None:
+    """``shared``: the allocator gives it no worker, and says why in a second condition."""
+    kinds = ("PodsReady", "Grown")[: 1 + shared]
+    why = [{**condition(kind, "False", "the cause"), "reason": reason} for kind in kinds]
+    status = {"observedGeneration": 1, "desiredReplicas": 0 if shared else 4, "conditions": why}
+    first, last = explain(job(status, replicas=4), [worker(0, phase="Pending")])
+    assert (first.text, first.change, last.change) == ("the cause", change, "")
+
+
 # ---- warm spares ---------------------------------------------------------------------------------------------------
 def test_details_show_the_number_of_ready_warm_spares() -> None:
     text = shown(view.details(job(RUNNING | {"spares": {"ready": 1, "desired": 2}}, warmSpares=2), [], [], NOW))

@@ -41,19 +41,22 @@ def explain(job: ElasticTrainingJob, workers: Sequence[Worker]) -> list[Reason]:
         return [Reason("the job is suspended: 0 workers desired", f"elastrain resume {job.name}")]
     # The last reason contains this text too; a condition may contain no more.
     bare = f"{status.ready_replicas} of {_desired(job, status)} {job.spec.replica}s train"
-    unmet = [reason for reason in _unmet(job, conditions) if reason.text != bare]
+    unmet = {r.text: r for r in reversed(_unmet(job, conditions)) if r.text != bare}  # two conditions may say the same
+    ready = conditions.get(ConditionType.PODS_READY)
+    starting = [] if ready is not None and ready.message in unmet else _starting(workers)
     return [
-        *unmet, *_stopped(workers), *_starting(workers), *_spares(job, status), *_batch(job, status),
+        *reversed(unmet.values()), *_stopped(workers), *starting, *_spares(job, status), *_batch(job, status),
         *_shares(status),
         _bounds(job, status),
     ]  # fmt: skip
 
 
 def _unmet(job: ElasticTrainingJob, conditions: Mapping[str, Condition]) -> list[Reason]:
-    grown = conditions.get(ConditionType.GROWN)
+    grown, ready = conditions.get(ConditionType.GROWN), conditions.get(ConditionType.PODS_READY)
+    first = _REMEDIES.get(ready.reason, "").format(name=job.name, namespace=job.namespace) if ready is not None else ""
     remedies = {
         ConditionType.COORDINATION_AVAILABLE: "elastrain doctor; healthy jobs continue meanwhile",
-        ConditionType.PODS_READY: "",
+        ConditionType.PODS_READY: first,
         ConditionType.GROWN: queued.change(job, grown) if grown is not None else "",
         ConditionType.WORKERS_HEALTHY: "",
         ConditionType.GANG_SCHEDULED: "install the scheduler's API, or set gang.scheduler of the chart",
@@ -77,7 +80,12 @@ _REMEDIES = {
     "ErrImagePull": "check the image's name, and imagePullSecrets",
     "CreateContainerConfigError": "check the secrets and config maps named in the template",
     "OOMKilled": "raise the memory limit in the template",
+    "TemplateInvalid": "correct the template and apply it again; elastrain validate checks it before",
+    "QuotaExceeded": "kubectl describe quota -n {namespace}; raise it, or lower minReplicas or the requests",
+    "NoScheduler": "correct schedulerName in the template, or install that scheduler",
+    "BackingOff": "elastrain logs {name}",
 }
+"""By the reason of a pod, or of PodsReady."""
 
 
 def _stopped(workers: Sequence[Worker]) -> list[Reason]:
@@ -141,13 +149,14 @@ def _shares(status: JobStatus) -> list[Reason]:
 def _bounds(job: ElasticTrainingJob, status: JobStatus) -> Reason:
     spec, desired = job.spec, _desired(job, status)
     state = f"{status.ready_replicas} of {desired} desired {spec.replica}s train"
+    trains = status.ready_replicas >= desired > 0  # a job that lacks workers gains none by more of them
     if desired >= spec.max_replicas:
-        return Reason(f"{state}; maxReplicas is {spec.max_replicas}", "raise spec.maxReplicas")
+        return Reason(f"{state}; maxReplicas is {spec.max_replicas}", "raise spec.maxReplicas" if trains else "")
     if spec.replicas is None and (queue := queued.queue_of(job)):
         return Reason(f"{state}; Kueue's queue {queue} decides between {spec.min_replicas} and {spec.max_replicas}")
     if spec.replicas is None:
         return Reason(f"{state}; the operator chooses between {spec.min_replicas} and {spec.max_replicas}")
     return Reason(
         f"{state}: spec.replicas is {spec.replicas} (between {spec.min_replicas} and {spec.max_replicas})",
-        f"elastrain scale {job.name} {desired + 1}" if status.ready_replicas >= desired else "",
+        f"elastrain scale {job.name} {desired + 1}" if trains else "",
     )
