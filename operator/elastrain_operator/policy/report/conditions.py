@@ -170,7 +170,8 @@ def _obstacles(p: ConditionFacts) -> Iterator[tuple[str, str]]:
     if p.refusal and missing:
         yield p.refusal.kind.value, p.refusal.message
     if p.withdrawal and missing:
-        yield "NotStarted", f"{p.withdrawal.message}; retried at {_clock(p.withdrawal.until)}"
+        until = datetime.fromisoformat(p.withdrawal.until).isoformat(timespec="seconds")
+        yield "NotStarted", f"{p.withdrawal.message}; retried at {until}"
     if p.troubles:
         more = f" (and {len(p.troubles) - 1} more)" if len(p.troubles) > 1 else ""
         yield p.troubles[0].reason, p.troubles[0].message + more
@@ -180,10 +181,6 @@ def _obstacles(p: ConditionFacts) -> Iterator[tuple[str, str]]:
         yield "Draining", f"{headcount(p.draining)} leaving{p.overdue}"
     if p.waits_until and missing:
         yield "BackingOff", f"after failures, the next is created at {p.waits_until.isoformat(timespec='seconds')}"
-
-
-def _clock(moment: str) -> str:
-    return datetime.fromisoformat(moment).isoformat(timespec="seconds")
 
 
 def _suspended(p: ConditionFacts) -> ConditionUpdate:
