@@ -82,7 +82,6 @@ _REMEDIES = {
     "OOMKilled": "raise the memory limit in the template",
     "TemplateInvalid": "correct the template and apply it again; elastrain validate checks it before",
     "QuotaExceeded": "kubectl describe quota -n {namespace}; raise it, or lower minReplicas or the requests",
-    "NoScheduler": "correct schedulerName in the template, or install that scheduler",
     "BackingOff": "elastrain logs {name}",
 }
 """By the reason of a pod, or of PodsReady."""
