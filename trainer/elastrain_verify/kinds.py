@@ -162,7 +162,7 @@ def fault(run: Run, apart: Parting, ranks: int, *, truth: History, found: Histor
     seen = ((own, first_of(own, truth, found, bounds)) for own in OWN)
     if (own := next((own for own, first in seen if first is not None and first.step < apart.step), None)) is not None:
         return own
-    if apart.entry == BATCH and run.kind is not Kind.REPEAT:
+    if apart.entry == BATCH and run.kind is not Kind.REPEAT and not run.at:
         return DATA
     if apart.entry.startswith("file "):
         return _of_a_file(run, apart)

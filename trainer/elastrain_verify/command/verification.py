@@ -330,8 +330,8 @@ class Verification:
         data = data_apart(cut, found)
         if data is not None and data.step <= apart.step:
             return data
-        of_ranks = self.of_ranks | variables.ever(self.truth, found).keys()
-        changed = [v for path, v in variables.ever(self.truth, cut).items() if path not in of_ranks]
+        of_ranks = {v.name for v in variables.ever(self.truth, found).values()}
+        changed = [v for v in variables.ever(self.truth, cut).values() if v.name not in of_ranks]
         self.of_bodies = [replace(v, worker="each part") for v in changed]
         return replace(apart, of_bodies=bool(self.of_bodies))
 

@@ -82,11 +82,10 @@ class Reference(AbstractContextManager["Reference"]):
             self.tracked[name] = obj
             if callable(vars(obj).get("step")):  # a scheduler has put it there
                 vars(obj)["step"] = skipped(vars(obj)["step"], self, obj)
-            else:
-                methods = {m: skipped(f, self, obj) for m in gated(obj) if callable(f := getattr(type(obj), m, None))}
-                if "unscale_" in methods:
-                    methods["scale"] = staticmethod(partial(self._scale, obj.scale))
-                obj.__class__ = type(type(obj).__name__, (type(obj),), methods)
+            elif calls := {m: skipped(f, self, obj) for m in gated(obj) if callable(f := getattr(type(obj), m, None))}:
+                if "unscale_" in calls:
+                    calls["scale"] = staticmethod(partial(self._scale, obj.scale))
+                obj.__class__ = type(type(obj).__name__, (type(obj),), calls)
 
     def _scale(self, original: Any, loss: Any) -> Any:
         self._scaled = (original(loss), loss)

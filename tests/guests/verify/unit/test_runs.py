@@ -82,19 +82,20 @@ WARMED = process(Begun(0, True, {"scale.good": 0}), Begun(0, False, {"scale.good
         (Kind.SEVERAL, GRADIENT, {}, "gradient of a part"),
         (Kind.SEVERAL, replace(GRADIENT, of_a_part=True), {}, "gradient of a part"),
         (Kind.GROWTH, ONE, {}, "does not travel"),
+        (Kind.GROWTH, BATCH, {}, "does not travel"),
         (Kind.LOSS, Parting(9, "model.w", 1, 2, world=2, ranks=(0, 1)), {}, "discarded body"),
         (Kind.SEVERAL, FILE, {}, "other files"),
         (Kind.GROWTH, FILE, {}, "discarded body"),
         (Kind.LOSS, FILE, {}, "discarded body"),
         (Kind.LOSS, replace(FILE, lacks=True), {}, "does not travel"),
         (Kind.RESUME, FILE, {}, "not saved"),
-        (Kind.LOSS, ALL, {}, "does not travel"),
         (Kind.LOSS, ONE, {}, "does not travel"),
         (Kind.RESUME, ALL, {}, "not saved"),
     ],
 )
 def test_kind_follows_from_what_the_run_shows(kind: Kind, parting: Parting, facts: dict, expected: str) -> None:
-    run, truth = Run("r", kind, "a run", 3, at=4), process(**facts)
+    at = 0 if kind in (Kind.REPEAT, Kind.ONE, Kind.SEVERAL) else 4
+    run, truth = Run("r", kind, "a run", 3, at), process(**facts)
     found = kinds.fault(run, parting, ranks=3, truth=truth, found=WARMED, bounds=Bounds())
     assert found.name == expected
 
