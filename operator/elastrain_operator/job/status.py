@@ -100,7 +100,7 @@ def _condition_facts(
         ready=ready,
         workers=workers,
         draining=sum(not leavers.has_left(p, taken.known.members, taken.facts.now) for p in leaving),
-        overdue=overdue(leaving, taken.facts.now),
+        overdue=overdue(seen.pods, taken.facts.now),
         generation=generation,
         group_size=size,
         pending_generation=_pending(etcd, generation.number if generation else None),
@@ -127,7 +127,7 @@ def _of_some_jobs(taken: Steps) -> Iterable[ConditionUpdate]:
     if taken.known.etcd is not None:
         was_reported = any(c.type == ConditionType.UP_TO_DATE for c in old)
         made = rollout.claim(taken.leave.rollout, total, was_reported, taken.facts.spec.max_unavailable)
-        late = overdue((p for p in seen.pods if p.name in taken.leave.leaving), taken.facts.now)
+        late = overdue(seen.pods, taken.facts.now)
         yield from (replace(c, message=c.message + late) if c.status == "False" else c for c in made)
     yield from exclusion.claim(taken.lost.exclusions, old)
     grouped = any(c.type == ConditionType.GANG_SCHEDULED for c in old)
