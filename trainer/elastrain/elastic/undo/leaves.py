@@ -142,9 +142,6 @@ class Leaves:
                 for key in group.keys() - values.keys() - {"params"}:
                     del group[key]
                 group.update(params=parameters, **values)
-            own = {parameter for _, parameters in groups for parameter in parameters}
-            for key in [key for key in optimizer.state if isinstance(key, torch.Tensor) and key not in own]:
-                del optimizer.state[key]  # of a group that was added
         for optimizer, state in begun.states:
             optimizer.state.clear()
             optimizer.state.update(state.thawed(begun.tensors))
