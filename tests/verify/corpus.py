@@ -272,8 +272,6 @@ data = Augmented()
     script("body-10-transformers-forward-counter", "A model of Hugging Face's Trainer counts its forwards.",
         TRANSFORMERS, forward='self.forwards = getattr(self, "forwards", 0) + 1',
         loss="F.mse_loss(self.layers(x), labels) / self.forwards"),
-    script("body-11-lightning-step-counter", "A LightningModule counts the calls of training_step.",
-        LIGHTNING, init="self.calls = 0", step="self.calls += 1", loss="F.mse_loss(self.net(x), y) / self.calls"),
     script("body-12-accelerate-counter", "A loop with accelerate weighs its loss by the number of its bodies.",
         ACCELERATE, **COUNT_BODIES),
     script("body-13-fabric-running-mean", "A loop with Fabric divides its loss by a mean that each body changes.",
@@ -499,6 +497,8 @@ for x, y in bar:
     if job.step == 12:
         break
 """),
+    script("23-lightning-step-counter", "A LightningModule counts the calls of training_step in an attribute.",
+        LIGHTNING, init="self.calls = 0", step="self.calls += 1", loss="F.mse_loss(self.net(x), y) / self.calls"),
     script("14-transformers", "Hugging Face's Trainer with a schedule and a callback that only reads.",
         TRANSFORMERS, callbacks="Show()", callback="""
 class Show(TrainerCallback):
