@@ -20,7 +20,7 @@ class OwnLoop(ElasticStrategy):
 
     def __init__(self, job: Any, device: torch.device | str = "cpu", **options: Any) -> None:
         SingleDeviceStrategy.__init__(self, device, **options)
-        self._job, self._optimizers, self._tracked_scaler = job, 0, False
+        self._job, self._optimizers, self._others, self._tracked_scaler = job, 0, 0, False
 
     def setup_module(self, module: nn.Module) -> nn.Module:
         ElasticStrategy.setup_module(self, module)
