@@ -6,7 +6,6 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Iterator
 from copy import deepcopy
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -52,7 +51,7 @@ class Held:
                 for place, each in _within(name, value) if name not in OF_MODULES and name not in DATA else ():
                     if id(each) not in self._known and _has_state(each):
                         self._known.add(id(each))
-                        yield f"{of}_{place}", stand_in(each)
+                        yield f"{of}_{place}", _StandIn(each)
                 if id(owner) not in self._carried and is_plain(name, value) and has_tensors(value):
                     yield f"{of}_{name}", _Attribute(owner, name)
 
@@ -108,14 +107,22 @@ class _Attribute:
         vars(self._owner)[self._name] = state["value"]
 
 
-def stand_in(value: Any) -> Any:
-    """To be tracked in place of ``value``, which may be a model of which parameters could train."""
-    return SimpleNamespace(state_dict=value.state_dict, load_state_dict=value.load_state_dict)
+class _StandIn:
+    """Tracked in place of ``value``, which may be a model of which parameters could train."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def state_dict(self) -> Any:
+        return self._value.state_dict()
+
+    def load_state_dict(self, state: Any) -> None:
+        self._value.load_state_dict(state)
 
 
 def track_prepared(job: Any, before: int, model: nn.Module) -> None:
     """Track one that does not train, such as a teacher: the first as ``prepared``, the second as ``prepared1``."""
-    track_next(job, "prepared", before, stand_in(model))
+    track_next(job, "prepared", before, _StandIn(model))
 
 
 def detached(tree: Any) -> Any:
