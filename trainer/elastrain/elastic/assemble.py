@@ -73,10 +73,8 @@ def world_for(
     """The rank's place among the others. ``tracked`` is shared with the job, which adds to it. ``batch``: of a step."""
     settings = session.welcome.settings
     divergence = None if settings.shards == "all" else settings.divergence  # one copy has no replicas
-    shares = shares_of(settings, strategy.shape)
-    state = RankState(
-        tracked, keeper, Reporter(batch=batch or ScriptsBatch(), tracer=tracer_of(os.environ)), divergence, shares
-    )
+    reporter, shape = Reporter(batch=batch or ScriptsBatch(), tracer=tracer_of(os.environ)), strategy.shape
+    state = RankState(tracked, keeper, reporter, divergence, shares_of(settings, shape), shape=shape)
     position = Position(session, keeper)
     copies = WholeCopies(session)
     if isinstance(strategy, FullySharded):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from elastrain.api.settings import DivergenceSpec
+from elastrain.api.shape import ONE_RANK, Shape
 from elastrain.data.changes import Changes
 from elastrain.elastic.boundary import Boundary
 from elastrain.elastic.checkpoint import CheckpointKeeper
@@ -34,9 +35,11 @@ class RankState:
         reporter: Reporter,
         divergence: DivergenceSpec | None = None,
         shares: EqualShares | None = None,
+        *,
+        shape: Shape = ONE_RANK,
     ) -> None:
         """``tracked`` is shared with the job, which adds to it. ``divergence``: default: no comparison. ``shares``:
-        of the batch."""
+        of the batch. ``shape``: of a group."""
         self.step = 0
         """Committed steps."""
         self.by = 0
@@ -53,7 +56,7 @@ class RankState:
         """The order of the data."""
         self.changes = Changes()
         """Of the script, at a step."""
-        self.trained = TrainedSet(tracked, self.data)
+        self.trained = TrainedSet(tracked, self.data, shape)
         self.kept, self.known = KeptGradients(tracked), KnownParameters(tracked)
         self.replicas = Replicas(tracked, divergence or DivergenceSpec(every_steps=0), may_go_back=keeper.saves_durably)
         """Compared with those of its peers."""

@@ -67,7 +67,6 @@ class World:
         self.once = Once()
         self._session, self.strategy, self._keeper, self._copies = session, strategy, keeper, copies
         self._held = False  # the state, except for shards
-        state.trained.stage = strategy.shape.stage
         self._reporter = state.reporter
         self._tree = partial(state.tree, emptied=copies.apart)
         self._handover = Handover(state.tracked, self._tree, state.load)

@@ -27,6 +27,7 @@ from torch.nn.modules.module import (
     register_module_parameter_registration_hook,
 )
 
+from elastrain.api.shape import ONE_RANK, Shape
 from elastrain.data.facts import differing
 from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
 from elastrain.elastic.comm.header import CHANGE_TOGETHER, Kind, RanksDiverged
@@ -46,11 +47,10 @@ _SHOWN = 3
 class TrainedSet:
     """The parameters that train and the groups of the tracked optimizers, on this rank. For the training thread."""
 
-    def __init__(self, tracked: Mapping[str, Stateful], data: DataOrder | None = None) -> None:
-        """``tracked`` is shared with the runtime; its modules are the models. ``data``: its order is compared, too."""
-        self._tracked, self._data = tracked, data or DataOrder()
-        self.stage: Callable[[int], int] = lambda rank: 0
-        """Number of the part of the layers that a rank has: others have other parameters."""
+    def __init__(self, tracked: Mapping[str, Stateful], data: DataOrder | None = None, shape: Shape = ONE_RANK) -> None:
+        """``tracked`` is shared with the runtime; its modules are the models. ``data``: its order is compared, too.
+        ``shape``: of a group: ranks of other stages have other layers."""
+        self._tracked, self._data, self._stage = tracked, data or DataOrder(), shape.stage
         self._agreed: object = None
         """The signal of the set that all ranks have; None: unknown."""
         self._agreed_on = ""
@@ -117,11 +117,11 @@ class TrainedSet:
             rows = communicator.all_gather_ints([digest.of_value(mine), self._data.of_epoch], Kind.TRAINED)
             if others := differing([order for _, order in rows], range(len(rows)), ()):
                 self._data.refuse(communicator, others, Kind.TRAINED)
-            stages = [self.stage(rank) for rank in range(len(rows))]
+            stages = [self._stage(rank) for rank in range(len(rows))]
             if len({(stage, number) for stage, (number, _) in zip(stages, rows, strict=True)}) > len({*stages}):
                 texts = [raw.decode() for raw in communicator.all_gather_bytes(mine.encode(), Kind.TRAINED)]
                 with communicator.guard():
-                    raise RanksDiverged(_difference_of_ranks(texts, communicator.step, self.stage))
+                    raise RanksDiverged(_difference_of_ranks(texts, communicator.step, self._stage))
         except GenerationBroken:
             known = communicator.diverged is not None and self._agreed is not None
             if known and (change := _difference(self._agreed_on, mine, *_THEN_AND_NOW)):

@@ -79,7 +79,7 @@ class Leaves:
         else:
             small = [n for n in others if is_small(begun.tensors[n]) or begun.names[n] in self.tensors.moving]
             begun.copied = self.tensors.copied + small
-        begun.copies = self._memory.copy([parts.local_of(begun.tensors[number]) for number in begun.copied])
+        begun.values = self._memory.copy([parts.local_of(begun.tensors[number]) for number in begun.copied])
 
     @property
     def whole(self) -> bool:
@@ -113,7 +113,7 @@ class Leaves:
         self._moved(n for n, version in now if version != begun.versions[n])
         if first := not self.tensors.shown:
             self.tensors.shown = True
-            copies = dict(zip(begun.copied, begun.copies.complete(), strict=True))
+            copies = dict(zip(begun.copied, begun.values.complete(), strict=True))
             places = enumerate(self.tensors.places, buffers)
             present = [(n, p.buffer) for n, p in places if n in copies and p.buffer.layout is torch.strided]
             self._moved(n for n, buffer in present if not same_bits(buffer, copies[n]))
@@ -121,8 +121,7 @@ class Leaves:
 
     def restore(self) -> list[str]:
         """Put back what the body has changed. Returns the names of what has changed and has no copy."""
-        begun = self._begun
-        caches = self.tensors.caches(begun.tensors)
+        begun, caches = self._begun, self.tensors.caches(self._begun.tensors)
         lost = self._without_copy(caches)
         begun.open = False
         for parameter, trains in zip(self.tensors.parameters.values(), begun.trains, strict=True):
@@ -221,7 +220,7 @@ class Leaves:
         begun, written, put = self._begun, set[int](), dict[int, torch.Tensor]()
         places = dict(enumerate(self.tensors.places, len(self.tensors.parameters)))
         stay = {number for number, place in places.items() if place.owner in caches}
-        for number, copy in zip(begun.copied, begun.copies.complete(), strict=True):
+        for number, copy in zip(begun.copied, begun.values.complete(), strict=True):
             tensor = begun.tensors[number]
             if number in stay or id(tensor) in put:
                 begun.tensors[number] = put.get(id(tensor), tensor)
@@ -249,10 +248,9 @@ class Leaves:
             vars(obj).update(tree)
             forget_stages(obj)
             return True
-        if equal(state.tree, frozen(self.tensors.state_of(name, obj), found).tree):
-            before = self._begun.tensors[state.at]
-            if all(a is b for a, b in zip(before, found, strict=True)):
-                return True
+        same_plain = equal(state.tree, frozen(self.tensors.state_of(name, obj), found).tree)
+        if same_plain and all(a is b for a, b in zip(self._begun.tensors[state.at], found, strict=True)):
+            return True
         if name in self.tensors.more:
             tree = {**obj.state_dict(), **tree}
         try:

@@ -121,7 +121,7 @@ class Begun:
     """Those of parameters and buffers, behind the last gated call."""
     copied: list[int] = field(default_factory=list)
     """Numbers of those that have a copy."""
-    copies: Copied = field(default_factory=lambda: Copied([]))
+    values: Copied = field(default_factory=lambda: Copied([]))
     groups: list[tuple[Any, list[tuple[dict[str, Any], list[Any]]], Frozen]] = field(default_factory=list)
     """Of optimizers: the groups, with their parameters; and the options."""
     states: list[tuple[torch.optim.Optimizer, Frozen]] = field(default_factory=list)
