@@ -186,7 +186,7 @@ class Effects(Objects):
         script, full = self.script, self.script.full(call)
         if (out := argument(call, "out")) is not None and not self._is_fresh(out):
             self._changed(call, out, counts=counts)
-        if argument(call, "reduction") is not None and not counts:
+        if not counts:
             self._sums(call)
         if full == "builtins.next" and call.args:
             of = call.args[0].value
@@ -205,10 +205,9 @@ class Effects(Objects):
 
     def _sums(self, call: cst.Call) -> None:
         """A sum over a part of the batch, which has another size with each number of ranks."""
-        if (
-            code(argument(call, "reduction") or call).strip("\"'") not in ("mean", "none", "batchmean")
-            and not self.counted
-        ):
+        given = [argument(call, word) for word in ("reduction", "size_average", "reduce")]
+        kinds = {code(value).strip("\"'") for value in given if value is not None}
+        if kinds - {"mean", "none", "batchmean", "True"} and not self.counted:
             self._note(call, NO_MEAN, f"{self.job}.backward(loss_sum, count=n) makes the mean over the whole batch")
 
     def _edited(self, call: cst.Call, *, counts: bool) -> None:

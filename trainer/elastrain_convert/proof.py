@@ -7,7 +7,7 @@ import libcst as cst
 from elastrain_convert.around import Around, reached
 from elastrain_convert.body import Body
 from elastrain_convert.carried import Carried, Parts
-from elastrain_convert.data import Data
+from elastrain_convert.data import Data, is_wrapper
 from elastrain_convert.effects import NO_MEAN, REPORTS, Effects
 from elastrain_convert.loops import LOADER, Loop, Loops, is_backward
 from elastrain_convert.objects import assigned
@@ -128,6 +128,27 @@ class Proof:
                 self.plan.note(node, "a body that goes on behind an error, on one rank", "let the error end the body")
             elif isinstance(node, cst.Call) and is_backward(node):
                 self._backward(node, loop)
+            elif node in self.rules.gated:
+                self._reported(node, own)
+
+    def _reported(self, statement: cst.CSTNode, own: set[str]) -> None:
+        """A report has no forward of its own; one of a script for one GPU is of the whole batch."""
+        nodes = self.script.walk(statement)
+        for call in nodes:
+            if isinstance(call, cst.Call) and any(self._is_wrapped(m) for m in self.script.resolve(call.func)):
+                self.plan.note(call, "a second forward of the wrapped model", "call the model itself, under no_grad()")
+        sums = {code(n.target) for n in nodes if isinstance(n, cst.AugAssign)}
+        edited = {n for e in nodes if e in self.plan.edits and isinstance(e, cst.Call) for n in self.script.walk(e)}
+        parts = [n for n in nodes if isinstance(n, cst.Name) and n.value in own - sums and n not in edited]
+        if parts and not self.process.distributed and not isinstance(self.script.parent(parts[0]), cst.AssignTarget):
+            self.plan.note(
+                statement,
+                f"{parts[0].value} is of this rank's part of the batch, and was of the whole batch",
+                f"{self.job}.add(name=number) before the backward and {self.job}.sums, or {self.job}.loss",
+            )
+
+    def _is_wrapped(self, made: cst.BaseExpression) -> bool:
+        return made in self.state.wrapped or (isinstance(made, cst.Call) and is_wrapper(self.script.full(made)))
 
     def _backward(self, call: cst.Call, loop: Loop) -> None:
         around = [n for n in self.script.around(call) if self.script.within(n, loop.node)]

@@ -25,6 +25,8 @@ class State:
         self.tracked: set[str] = set()
         self.calls: set[cst.CSTNode] = set()
         """The calls that make what is tracked."""
+        self.wrapped: set[cst.CSTNode] = set()
+        """The calls that make the models of a script for one GPU, whose wrapper trains."""
         self.kept: set[str] = set()
         """Names that became variables of the job."""
 
@@ -233,7 +235,8 @@ class State:
                 f"wrap each model before the loop, and call the wrapper in it: wrapped = {script.job}.wrap(model)",
             )  # fmt: skip
             return
-        ((name, _),) = called.items()
+        ((name, call),) = called.items()
+        self.wrapped |= set(script.resolve(call.func))
         wrapper = f"elastic_{name}"
         there = name
         if loop.site is not None and (given := self._argument(loop, name)) is not None:
