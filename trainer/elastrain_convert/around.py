@@ -19,7 +19,7 @@ from elastrain_convert.state import is_optimizer
 
 LAUNCHED = re.compile(
     r"(\w+_)?rank|(\w+_)?world_size|is_(main|master|primary|distributed)\w*|(main|master)_process|(\w+_)?distributed|"
-    r"ngpus\w*|n_?gpus?|num_gpus|(use_)?ddp|gpu_id|world|gpu"
+    r"ngpus\w*|n_?gpus?|num_gpus|(use_)?ddp|(\w+_)?process_index|gpu_id|world|gpu"
 )
 ENVIRONMENT = re.compile(
     r"[\"'](RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|NODE_RANK|SLURM_\w+|OMPI_\w+|PMI_\w+)[\"']"

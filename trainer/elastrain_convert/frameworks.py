@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import libcst as cst
 
+from elastrain_convert.accelerated import Accelerated
 from elastrain_convert.loops import LOADER
 from elastrain_convert.plan import Plan, expression, keyword
 from elastrain_convert.script import Script, argument, code, matcher
-from elastrain_convert.served import Served
 from elastrain_convert.tables import ARGUMENTS as OPTIONS
 from elastrain_convert.tables import OF_TRL, is_framework
 
@@ -25,7 +25,7 @@ class Frameworks:
     def __init__(self, script: Script, plan: Plan, *, processes: int | None) -> None:
         self.script, self.plan, self.processes = script, plan, processes
         self.imports: list[str] = []
-        self.served = Served(script, plan)
+        self.served = Accelerated(script, plan)
 
     def applies(self) -> bool:
         """Convert the calls of a framework, if there are any."""
@@ -166,7 +166,7 @@ class Frameworks:
     # -- Lightning ---------------------------------------------------------------------------------------------------
     def _lightning(self, call: cst.Call) -> None:
         size = self._lightning_batch()
-        if size is None:
+        if size in (None, "None"):
             self.plan.refuse(
                 call,
                 "the batch of a process cannot be seen in this file",

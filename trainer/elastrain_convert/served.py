@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import re
-
 import libcst as cst
 
 from elastrain_convert.around import ENVIRONMENT, LAUNCHED, libraries
-from elastrain_convert.carried import Carried, Parts
 from elastrain_convert.effects import Effects
-from elastrain_convert.known import words
-from elastrain_convert.objects import assigned
+from elastrain_convert.known import RANDOM, words
 from elastrain_convert.plan import Plan
-from elastrain_convert.process import DIST
+from elastrain_convert.process import DIST, SEEDS
 from elastrain_convert.script import Script, argument, code
 from elastrain_convert.tables import (
     ANY,
     CALLBACKS,
-    CALLS_OF_ACCELERATOR,
     CALLS_OF_LIGHTNING,
     CALLS_OF_TRAINER,
     HOOKS,
-    OF_ACCELERATOR,
     OF_CALLBACKS,
     OF_HOOKS,
     OF_LIGHTNING,
@@ -31,6 +25,9 @@ from elastrain_convert.tables import (
 )
 
 PAGE = "docs, Frameworks, name by name, says what is served and refused"
+
+
+OF_SEEDS = ("seed", "generator", "random_state")
 
 
 class Served:
@@ -68,6 +65,27 @@ class Served:
             elif isinstance(node, cst.Attribute) and LAUNCHED.fullmatch(node.attr.value) and not self.script.full(node):
                 self.plan.note(node, f"{code(node)} is of the processes of a launcher", f"{self.script.job}.rank …")
         libraries(self.script, self.plan)
+        self._seeds()
+        for node in self.script.nodes:
+            if isinstance(node, cst.AssignTarget) and isinstance(node.target, cst.Attribute):
+                made = self.script.resolve(node.target.value)
+                if any(m in converted for m in made):
+                    self.plan.note(node, f"{code(node.target)} is set later", "give it as an option")
+
+    def _seeds(self) -> None:
+        """Random numbers that must be the same in all processes."""
+        if any(SEEDS.fullmatch(code(c.func)) for c in self.script.calls):
+            return
+        for call in self.script.calls:
+            drawn = RANDOM(self.script.full(call)) or code(call.func).endswith(
+                (".train_test_split", ".shuffle", "random_split")
+            )
+            if drawn and not any(a.keyword is not None and a.keyword.value in OF_SEEDS for a in call.args):
+                self.plan.note(
+                    call,
+                    "nothing seeds these random numbers: each process draws its own",
+                    "give one seed",
+                )
 
     def _is_dropped(self, node: cst.CSTNode) -> bool:
         """In an option whose value another one replaces."""
@@ -177,6 +195,11 @@ class Served:
             if train.args and [code(a) for a in train.args] not in (["None"], ["resume_from_checkpoint=None"]):
                 self.plan.note(train, "the job resumes by itself, from spec.checkpoint", "trainer.train()")
         self._once("train", call)
+        data = argument(call, "train_dataset")
+        for made in self.script.resolve(data) if data is not None else ():
+            own = self.script.classes.get(code(made.func)) if isinstance(made, cst.Call) else None
+            if own is not None and self.script.inherits(own, lambda full: "Iterable" in full):
+                self.plan.note(made, "a stream is not shared by rank here", "a data set with a length")
         for other in self.script.calls:
             if argument(other, "streaming") is not None:
                 self.plan.note(other, "a stream is not shared by rank here", "a data set with a length")
@@ -222,6 +245,11 @@ class Served:
                 "bring its class into this file",
             )
 
+    def _returns(self, step: cst.FunctionDef) -> None:
+        for node in self.script.walk(step):
+            if isinstance(node, cst.Return) and (node.value is None or code(node.value) == "None"):
+                self.plan.note(node, "a step without a loss, for which the other ranks wait", "return loss * 0")
+
     def _module(self, own: cst.ClassDef) -> None:
         served = words("log log_dict save_hyperparameters print")
         job = self.script.job
@@ -238,6 +266,7 @@ class Served:
                     served=lambda c: isinstance(c.func, cst.Attribute) and c.func.attr.value in served,
                 )
                 looks.body(part.body, part)
+                self._returns(part)
             if name == "configure_optimizers":
                 made = [
                     c
@@ -268,90 +297,3 @@ class Served:
             if isinstance(n, cst.Call) and code(n.func) in ("self.optimizers", "self.manual_backward")
         ):
             self.plan.note(batch, "the module has the loop", f"use Fabric, with {job}.steps()")
-
-    # -- accelerate ----
-    def accelerator(self, call: cst.Call, *, processes: int | None) -> None:
-        """An Accelerator, and the script's own loop with it."""
-        self.options(call, OF_ACCELERATOR)
-        self.uses(call, CALLS_OF_ACCELERATOR)
-        loops = [n for n in self.script.fors if self.trains(n)]
-        inner = [n for n in loops if not any(o is not n and self.script.within(o, n) for o in loops)]
-        if len(inner) != 1 or any(isinstance(n, cst.While) for n in self.script.around(inner[0])):
-            self.plan.refuse(
-                call,
-                "not one loop over batches with accelerator.backward() in this file",
-                "one loop over epochs, one over batches",
-            )
-            return
-        loop = inner[0]
-        self._loop(loop, next((o for o in loops if o is not loop), None))
-        if processes != 1:
-            self._schedules()
-
-    def trains(self, node: cst.For) -> bool:
-        """Whether its body calls a backward."""
-        return any(
-            isinstance(n, cst.Call) and isinstance(n.func, cst.Attribute) and n.func.attr.value == "backward"
-            for n in self.script.walk(node.body)
-        )
-
-    def _loop(self, loop: cst.For, epochs: cst.For | None) -> None:
-        script, plan, job = self.script, self.plan, self.script.job
-        prepared = [
-            r
-            for c in script.sites["prepare"]
-            for a in c.args
-            for r in script.resolve(a.value)
-            if isinstance(r, cst.Call)
-        ]
-        Effects(script, plan, tracked=prepared, served=self._of_accelerator).body(loop.body, loop)
-        if epochs is not None:
-            Effects(script, plan, served=self._of_accelerator).between(epochs.body, epochs, without=[loop])
-        for turn in filter(None, (loop, epochs)):
-            for name, place in Carried(script, plan).of(turn).items():
-                plan.note(
-                    place,
-                    f"{name} is kept from one turn of the loop to the next: a process that joins does not receive it",
-                    f"compute it from {job}.step, or keep it in {job}.variables() or a tracked object",
-                )
-        parts = Parts(script, plan, gated=())
-        for name in sorted({n for n, _ in assigned(loop, ())}):
-            if (found := parts.decides(name, script.scope(loop), outside=loop)) is not None:
-                plan.note(
-                    found,
-                    f"{name} is of this rank's part of the batch, and decides something here",
-                    f"use {job}.loss or {job}.sums",
-                )
-        for node in self.script.walk(loop):
-            if isinstance(node, cst.Break | cst.Return | cst.Continue):
-                plan.note(
-                    node, "a rank that leaves its loop alone fails the job", f"{job}.stop() ends training on all ranks"
-                )
-            elif isinstance(node, cst.Call) and code(node.func).rpartition(".")[2] in (
-                "gather",
-                "reduce",
-                "gather_for_metrics",
-            ):
-                plan.note(node, "ranks cannot meet in the loop body", f"{job}.add(), or {job}.loss")
-
-    def _of_accelerator(self, call: cst.Call) -> bool:
-        return (
-            isinstance(call.func, cst.Attribute)
-            and code(call.func.value).rpartition(".")[2] == "accelerator"
-            and (call.func.attr.value in CALLS_OF_ACCELERATOR)
-        )
-
-    def _schedules(self) -> None:
-        """A prepared schedule steps once for each process in accelerate, and once for each step here."""
-        for call in self.script.calls:
-            if not (
-                "lr_scheduler" in self.script.full(call)
-                or re.fullmatch(r"get_\w*schedule\w*|get_scheduler", code(call.func))
-            ):
-                continue
-            if "num_processes" not in code(call):
-                self.plan.note(
-                    call,
-                    "accelerate steps a prepared schedule once for each process, and a job once for each step",
-                    "count its steps in optimizer steps of the whole job (docs, accelerate), and compare the rates",
-                )

@@ -1,5 +1,5 @@
 """What a converted script may use of a framework: the classes, options and calls that tests of the adapters name. All
-else becomes a line for a person. A test holds these tables against the adapters' own lists of refusals."""
+else becomes a line for a person."""
 
 from __future__ import annotations
 
@@ -114,5 +114,5 @@ OF_CALLBACKS = words(
 
 is_framework = matcher(
     r"(transformers|trl|accelerate|lightning|pytorch_lightning|lightning_fabric)\.(\w+\.)*"
-    r"(\w*Trainer|\w*TrainingArguments|\w*Parser|Accelerator|PartialState|Fabric|LightningCLI|\w*Plugin|\w*Strategy|LocalSGD)"
+    r"(\w*Trainer|\w*TrainingArguments|\w*Parser|Accelerator|PartialState|Fabric|LightningCLI|\w*Plugin|\w*Strategy|LocalSGD|\w*Tuner)"
 )
