@@ -12,6 +12,7 @@ from typing import Any
 GUESTS = {
     "elastrain_audit": "audit",
     "elastrain_batches": "batches",
+    "elastrain_bitwise": "bitwise",
     "elastrain_convert": "convert",
     "elastrain_dashboard": "dashboard",
     "elastrain_launchers": "launchers",

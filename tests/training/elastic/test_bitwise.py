@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from elastrain.elastic.strategies.bitwise import make_deterministic
+from elastrain_bitwise.strategy import make_deterministic
 
 SCRIPT = Path(__file__).parent / "train_options.py"
 VICTIM = Path(__file__).parent / "train_victim.py"

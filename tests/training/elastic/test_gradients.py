@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 from elastrain.data.order import Order
-from elastrain.elastic.strategies import bitwise
-from elastrain.elastic.strategies.bitwise import Bitwise
 from elastrain.elastic.strategies.replicated import Replicated
+from elastrain_bitwise import strategy as bitwise
+from elastrain_bitwise.strategy import Bitwise
 
 INPUTS = torch.randn(23, 6, generator=torch.Generator().manual_seed(0))
 ORDER = Order(23, 23, shuffle=False, micro_batches=8)

@@ -14,8 +14,8 @@ from torch.utils.data import TensorDataset
 import threaded_world
 from elastrain.api.settings import RankSettings, ShareRule
 from elastrain.elastic.job import Job
-from elastrain.elastic.strategies.bitwise import Bitwise
 from elastrain_audit.judge import verify
+from elastrain_bitwise.strategy import Bitwise
 from elastrain_shares.follow import WINDOW
 from threaded_world import RankThread, ThreadWorld, thread_world
 

@@ -19,11 +19,11 @@ from elastrain.api.shape import Shape
 from elastrain.elastic import torch_private, torch_probes
 from elastrain.elastic.comm.stock import groups as stock
 from elastrain.elastic.job import Job
-from elastrain.elastic.strategies.bitwise import Bitwise
 from elastrain.elastic.strategies.replicated import Replicated
 from elastrain.elastic.strategies.sharding.fully_sharded import FullySharded
 from elastrain.elastic.strategies.sharding.sharded import Sharded
 from elastrain.elastic.torch_probes import EVERY_JOB, ONE_COPY, OVER_GLOO, SHARDED, Need, Unusable, check, untested
+from elastrain_bitwise.strategy import Bitwise
 
 
 @pytest.fixture(autouse=True)

@@ -10,6 +10,7 @@ from typing import Literal
 import structlog
 import torch
 
+from elastrain import guests
 from elastrain.api.shape import ONE_RANK
 from elastrain.elastic.batching import ScriptsBatch
 from elastrain.elastic.checkpoint import CheckpointKeeper
@@ -22,7 +23,6 @@ from elastrain.elastic.group.shell import Session
 from elastrain.elastic.group.world import World
 from elastrain.elastic.shares import shares_of
 from elastrain.elastic.state.capture import Stateful
-from elastrain.elastic.strategies.bitwise import Bitwise, make_deterministic
 from elastrain.elastic.strategies.replicated import Replicated
 from elastrain.elastic.strategies.sharding.fully_sharded import FullySharded
 from elastrain.elastic.strategies.sharding.sharded import Sharded
@@ -58,8 +58,8 @@ def strategy_for(numerics: Literal["exact", "bitwise"], session: Session, small:
     if shape.dimensions:
         return Sharded(shape, session.shard, settings.backend)
     if numerics == "bitwise":
-        make_deterministic()
-        return Bitwise()
+        strategy: Strategy = guests.load("elastrain_bitwise.strategy").deterministic()
+        return strategy
     return Replicated(small)
 
 

@@ -1,7 +1,7 @@
 """``numerics="bitwise"``: the same bits from any history of rescales.
 
 A global batch is cut into a fixed number of logical micro-batches. Each is computed alone, on the rank that has it. The
-gradients are added in the order of a fixed tree (:mod:`elastrain.elastic.strategies.summation_tree`). The ranks
+gradients are added in the order of a fixed tree (:mod:`elastrain_bitwise.summation_tree`). The ranks
 complete the tree in chunks: rank ``c`` receives chunk ``c`` of every node that remains on a rank, adds them in the
 tree's order, and sends the sum to all (a reduce-scatter and an all-gather with a fixed order of additions). Both travel
 in pieces over the ranks' own connections (:mod:`elastrain.elastic.comm.mesh`): a piece is added and returned while the
@@ -28,9 +28,9 @@ from elastrain.elastic.comm.backend import Offer
 from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
 from elastrain.elastic.comm.mesh import Mesh
 from elastrain.elastic.comm.transport import page_locked, to_host
-from elastrain.elastic.strategies.gradient_buffers import GradientBuffer, GradientBuffers
 from elastrain.elastic.strategies.strategy import ElasticModule, Strategy, refuse_sharded
-from elastrain.elastic.strategies.summation_tree import Node, TreeSum, nodes_of
+from elastrain_bitwise.gradient_buffers import GradientBuffer, GradientBuffers
+from elastrain_bitwise.summation_tree import Node, TreeSum, nodes_of
 
 PIECE = 1 << 18
 """Numbers that are added and returned at a time; large enough to hide the cost of Python in between."""
@@ -46,6 +46,12 @@ def make_deterministic() -> None:
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # it only costs time
     torch.backends.cudnn.benchmark = False  # it selects algorithms by timing them
+
+
+def deterministic() -> Strategy:
+    """The strategy of a process whose algorithms are so from now on."""
+    make_deterministic()
+    return Bitwise()
 
 
 class BitwiseModule(ElasticModule):

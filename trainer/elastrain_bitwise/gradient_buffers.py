@@ -1,4 +1,4 @@
-"""Flat copies of a model's gradients, for sums in a fixed order (:mod:`elastrain.elastic.strategies.bitwise`)."""
+"""Flat copies of a model's gradients, for sums in a fixed order (:mod:`elastrain_bitwise.strategy`)."""
 
 from __future__ import annotations
 

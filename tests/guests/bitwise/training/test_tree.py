@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastrain.data.order import run_of
-from elastrain.elastic.strategies.summation_tree import TreeSum, nodes_of
+from elastrain_bitwise.summation_tree import TreeSum, nodes_of
 
 
 def add(left: str, right: str) -> str:

@@ -1,0 +1,1 @@
+"""``numerics="bitwise"``: a strategy whose gradients are sums in a fixed order."""
