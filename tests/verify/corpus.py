@@ -197,6 +197,14 @@ for x, y in job.steps(loader, steps=16):
 if job.rank == 0:
     Path("losses.txt").write_text(" ".join(map(str, losses)))
 """),
+    script("joiner-15-average-in-a-file", "An average, made before the job and not tracked, is written to a file.",
+        before="net = nn.Linear(4, 1)\naverage = torch.optim.swa_utils.AveragedModel(net)", net="net",
+        end="average.update_parameters(net)", loop="""
+for x, y in job.steps(loader, steps=16):
+    $body
+if job.rank == 0:
+    torch.save(average.state_dict(), "average.pt")
+"""),
     script("loss-01-lines-of-bodies", "Rank 0 writes a line for each loop body, also for one that is discarded.",
         end=LINE_OF_BODY.replace("{job.step}", "{job.step - job.committed}")),
     script("loss-02-lines-before-backward", "Rank 0 writes each step before its backward, again if it is repeated.",
@@ -243,19 +251,14 @@ for i, (x, y) in enumerate(job.steps(loader, steps=16)):
         start="x = x + 0.1 * torch.randn(4, generator=noise, dtype=x.dtype)"),
     script("body-04-numpy-in-the-data", "A data set augments its samples by a numpy generator of its own.",
         says="data", data="""
-class Augmented(Dataset):
-    def __init__(self):
-        self.x = torch.randn(64, 4)
-        self.draw = np.random.default_rng(0)
-
-    def __len__(self):
-        return 64
+class Augmented(TensorDataset):
+    draw = np.random.default_rng(0)
 
     def __getitem__(self, i):
-        x = self.x[i] * self.draw.uniform(0.5, 1.5)
+        x = self.tensors[0][i] * self.draw.uniform(0.5, 1.5)
         return x, x.sum().sin().reshape(1)
 
-data = Augmented()
+data = Augmented(x)
 """),
     script("body-05-dropout-rate", "Each loop body lowers the rate of a dropout layer.",
         net="nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 1))", start="net[1].p *= 0.8",
@@ -279,17 +282,14 @@ data = Augmented()
         end="mean = 0.9 * mean + 0.1 * float(loss.detach())"),
     script("body-14-data-in-worker-processes", "Samples count their loads in each process of the loader.",
         says="data", data="""
-class Counted(Dataset):
-    loads, x = 0, x
-
-    def __len__(self):
-        return 64
+class Counted(TensorDataset):
+    loads = 0
 
     def __getitem__(self, i):
         self.loads += 1
-        return self.x[i] / self.loads, self.x[i].sum().sin().reshape(1)
+        return self.tensors[0][i] / self.loads, self.tensors[1][i]
 
-data = Counted()
+data = Counted(x, x.sum(1, keepdim=True).sin())
 """, loader="job.dataloader(data, global_batch_size=8, num_workers=1)"),
     script("resume-01-level-from-rank-0", "Rank 0 hands a level to the others after each epoch; no checkpoint has it.",
         EPOCHS, **LEVEL),

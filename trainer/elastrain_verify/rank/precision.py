@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -53,6 +54,13 @@ def cast_module(module: nn.Module) -> None:
     """Make the parameters and buffers float64, and what is passed to its forward."""
     module.double()
     module.register_forward_pre_hook(lambda _, args, kwargs: (cast(args), cast(kwargs)), with_kwargs=True)
+
+
+def cast_copies() -> None:
+    """Make float64 all modules of this process: averages and teachers are copies of a model before it was cast."""
+    for obj in gc.get_objects():
+        if issubclass(type(obj), nn.Module):
+            obj.double()
 
 
 def _double(tensor: torch.Tensor) -> torch.Tensor:

@@ -82,6 +82,7 @@ class Watched:
     def wrap(self, module: Any, **options: Any) -> Any:
         if self.settings.dtype == "float64":
             precision.cast_module(module)
+            precision.cast_copies()
         return super().wrap(module, **options)  # type: ignore[misc]
 
     def track(self, **objects: Any) -> None:
