@@ -197,14 +197,6 @@ for x, y in job.steps(loader, steps=16):
 if job.rank == 0:
     Path("losses.txt").write_text(" ".join(map(str, losses)))
 """),
-    script("joiner-15-average-in-a-file", "An average, made before the job and not tracked, is written to a file.",
-        before="net = nn.Linear(4, 1)\naverage = torch.optim.swa_utils.AveragedModel(net)", net="net",
-        end="average.update_parameters(net)", loop="""
-for x, y in job.steps(loader, steps=16):
-    $body
-if job.rank == 0:
-    torch.save(average.state_dict(), "average.pt")
-"""),
     script("loss-01-lines-of-bodies", "Rank 0 writes a line for each loop body, also for one that is discarded.",
         end=LINE_OF_BODY.replace("{job.step}", "{job.step - job.committed}")),
     script("loss-02-lines-before-backward", "Rank 0 writes each step before its backward, again if it is repeated.",
@@ -219,6 +211,14 @@ if fabric.is_global_zero and job.step > 0:
     notes = Path("notes.txt")
     before = notes.read_text() if notes.exists() else ""
     notes.write_text(before + f"body {before.count(chr(10))}\\n")
+"""),
+    script("loss-06-average-in-a-file", "An average, made before the job and not tracked, is written to a file.",
+        before="net = nn.Linear(4, 1)\naverage = torch.optim.swa_utils.AveragedModel(net)", net="net",
+        end="average.update_parameters(net)", loop="""
+for x, y in job.steps(loader, steps=16):
+    $body
+if job.rank == 0:
+    torch.save(average.state_dict(), "average.pt")
 """),
     script("not-repeatable-01-urandom", "Noise comes from the system's entropy.",
         start="x = x + int.from_bytes(os.urandom(1)) / 255"),
