@@ -21,7 +21,8 @@ from elastrain_operator.facts import Deletion
 from elastrain_operator.leader import fencing
 from elastrain_operator.policy import ending
 from elastrain_operator.policy.size import leavers, replicas
-from elastrain_operator.watch import parse, pods
+from elastrain_operator.watch import owner as owners
+from elastrain_operator.watch import pods
 from sim.comm import Comm
 from sim.etcd import Etcd
 
@@ -151,7 +152,7 @@ def pods_are_attributed_by_their_labels() -> Any:
         return JobKeys(body["metadata"]["namespace"], job, uid) if job and uid else None
 
     patched = {"owner": owner, "ordinal": lambda pod, job: int(pod.rpartition("-")[2])}
-    return both(mock.patch.multiple(parse, **patched), mock.patch.object(pods, "owner", owner))
+    return both(mock.patch.multiple(owners, **patched), mock.patch.object(pods, "owner", owner))
 
 
 def a_removed_label_is_a_deletion() -> Any:
