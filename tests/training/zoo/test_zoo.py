@@ -14,9 +14,6 @@ SCRIPTS = sorted(path.parent.name for path in ZOO.glob("*/elastic.py"))
 IN_CI = ("nanogpt", "streaming")
 """Micro-batches with tied weights, a stream. `make nightly` runs all; what is particular in the others (a plain loop,
 several backwards, parameters without a gradient, frozen layers, BatchNorm) has its tests in tests/training/elastic."""
-IN_PORTIONS = ("frozen_bn", "nanogpt", "streaming")
-"""Scripts whose state travels in portions if the seed chooses it. That of several others never does: they have several
-backwards, an average of the weights, or options of DDP with collectives of their own."""
 SECONDS = 300.0
 
 
@@ -26,13 +23,13 @@ def _bitwise(script: str) -> bool:
 
 @pytest.mark.parametrize("script", IN_CI)
 def test_script_ends_as_undisturbed_if_ranks_join_die_and_leave(survives, script) -> None:
-    survives(script, seed=1, bitwise=_bitwise(script), in_rounds=script in IN_PORTIONS)
+    survives(script, seed=1, bitwise=_bitwise(script))
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_script_ends_as_undisturbed_if_it_is_disturbed_at_random_moments(survives, script, seed) -> None:
-    survives(script, seed=seed, bitwise=_bitwise(script), in_rounds=script in IN_PORTIONS)
+    survives(script, seed=seed, bitwise=_bitwise(script))
 
 
 @pytest.mark.parametrize(
