@@ -14,12 +14,25 @@ if [ "${ELASTRAIN_NIGHTLY:-}" = 1 ]; then
     TRAINER_PACKAGES+=" transformers accelerate lightning mpi4py tensorflow-cpu tf-keras"
     TRAINER_DEBIAN_PACKAGES=openmpi-bin
 fi
-# named NAME: gives the image NAME:new a tag made from its id, and prints that name.
+# named NAME: gives the image NAME:new a tag made from its id, and prints that name. Images of earlier builds go: one of
+# the trainer has six gigabytes.
 named() {
-    local id
+    local id image
     id=$(docker image inspect -f '{{.Id}}' "$1:new")
-    docker tag "$1:new" "$1:${id:7:12}"
-    echo "$1:${id:7:12}"
+    image=$1:${id:7:12}
+    docker tag "$1:new" "$image"
+    docker images --format '{{.Repository}}:{{.Tag}}' "$1" | { grep -vxF -e "$1:new" -e "$image" || true; } |
+        xargs -r docker rmi >/dev/null
+    echo "$image"
+}
+
+# room_for IMAGE NODES: ends the run if the disk has no room for the file, and for its content and layers on each node.
+room_for() {
+    local size free
+    size=$(($(docker image inspect -f '{{.Size}}' "$1") * (1 + 2 * $2) >> 30))
+    free=$(df --output=avail -B1G "$(docker info -f '{{.DockerRootDir}}')" | tail -n 1)
+    [ "$size" -lt "$free" ] ||
+        die "$1 onto $2 nodes needs $size GiB, the disk has ${free// /}: make room (docker system prune -a --volumes)"
 }
 
 # onto IMAGE NODE...: loads it onto those of the nodes that do not have it.
@@ -38,17 +51,19 @@ onto() {
 # import IMAGE NODE...: from a file that all nodes see. `kind load` sends it to each through `docker exec`, by which four
 # gigabytes took six minutes, all of them processor time.
 import() {
-    local image=$1 file=$IMAGE_FILES/${1//[\/:]/-}.tar node importing=()
+    local image=$1 file=$IMAGE_FILES/${1//[\/:]/-}.tar node importing=() rc=0
     shift
     rm -f "$IMAGE_FILES"/* # of an interrupted run
+    room_for "$image" $#
     docker save -o "$file" "$image"
     for node in "$@"; do
         docker exec "$node" ctr -n k8s.io images import --all-platforms --digests --snapshotter=overlayfs \
             "/images/${file##*/}" >/dev/null &
         importing+=($!)
     done
-    for node in "${importing[@]}"; do wait "$node"; done
+    for node in "${importing[@]}"; do wait "$node" || rc=$?; done
     rm "$file"
+    return $rc
 }
 
 etcd_image() {
