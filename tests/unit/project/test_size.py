@@ -11,7 +11,7 @@ BOUNDS = {
     "lines of trainer/elastrain": 33_698,
     "lines of the operator": 18_459,
     "lines of the operator's core": 16_130,
-    "lines of bench": 8_998,
+    "lines of bench": 8_991,
     "lines of tests and e2e": 88_365,
     "files on the path of a lost rank": 50,
     "lines on the path of a lost rank": 10_765,
