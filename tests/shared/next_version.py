@@ -27,8 +27,6 @@ def newer_status(status: JobStatus) -> dict[str, Any]:
     found = {name: {**v, MARK: 1} if isinstance(v, dict) else v for name, v in _patch(status).items()}
     conditions = [{**c, MARK: 1} for c in found["conditions"] if c["type"] != ARCHIVED["type"]]
     found |= {MARK: {"deep": [1]}, "conditions": [*conditions, ARCHIVED]}
-    if found.get("acceleratorSeconds"):
-        found["acceleratorSeconds"]["use"] = "hibernating"
     return found
 
 

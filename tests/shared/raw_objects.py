@@ -75,12 +75,12 @@ def event_body(
 RUNNING: Raw = {
     "phase": "Running", "desiredReplicas": 3, "readyReplicas": 2, "step": 120,
     "generation": {"number": 2, "size": 2, "reason": "Grow"},
-    "progress": {"step": 120, "of": 1000, "epoch": 1, "samplesPerSecond": 640.0, "loss": 0.4321, "eta": "2030-01-01T01:00:00+00:00"},
+    "progress": {"of": 1000, "epoch": 1, "samplesPerSecond": 640.0, "loss": 0.4321, "eta": "2030-01-01T01:00:00+00:00"},
     "lastRescale": {
         "from": 1, "to": 2, "reason": "Grow", "pauseSeconds": 0.31, "lostSteps": 0, "time": "2030-01-01T00:10:00+00:00",
         "phases": {"connect": 0.02, "transfer": 0.05, "first_step": 0.26},
     },
-    "acceleratorSeconds": {"training": 900.0, "rescaling": 40.0, "waiting": 60.0, "redone": 0.0, "held": 2},
+    "acceleratorSeconds": {"training": 900.0, "rescaling": 40.0, "waiting": 60.0, "redone": 0.0},
     "conditions": [
         {"type": "Grown", "status": "False", "reason": "NoRoom", "message": "not grown: 0 nvidia.com/gpu idle, 1 needed for the next worker", "lastTransitionTime": "2030-01-01T00:00:00Z"},
     ],

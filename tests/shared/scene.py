@@ -40,8 +40,8 @@ def _condition(kind: str, status: bool, reason: str, message: str, since: str) -
     return {"type": kind, "status": str(status), "reason": reason, "message": message, "lastTransitionTime": since}
 
 
-def _seconds(training: float, rescaling: float, waiting: float, redone: float = 0.0, **held: int) -> Raw:
-    return {"training": training, "rescaling": rescaling, "waiting": waiting, "redone": redone, **held}
+def _seconds(training: float, rescaling: float, waiting: float, redone: float = 0.0) -> Raw:
+    return {"training": training, "rescaling": rescaling, "waiting": waiting, "redone": redone}
 
 
 def _grows_and_shrinks(ago: Ago) -> Raw:
@@ -62,15 +62,15 @@ def _grows_and_shrinks(ago: Ago) -> Raw:
     status = {
         **RUNNING, "conditions": conditions, "lastRescale": last, "readyReplicas": 3, "desiredReplicas": 4, "step": 41800,
         "generation": {"number": 5, "size": 3, "reason": "Lost"}, "restarts": {"user": 0, "infrastructure": 1, "preemption": 0},
-        "progress": {"step": 41800, "of": 100000, "epoch": 3, "samplesPerSecond": 5120.5, "loss": 2.1345, "eta": ago(-192)},
-        "acceleratorSeconds": _seconds(88300.0, 310.0, 2400.0, 120.0, held=12), "lastFailure": failure,
+        "progress": {"of": 100000, "epoch": 3, "samplesPerSecond": 5120.5, "loss": 2.1345, "eta": ago(-192)},
+        "acceleratorSeconds": _seconds(88300.0, 310.0, 2400.0, 120.0), "lastFailure": failure,
     }  # fmt: skip
     return job_body("llama", minReplicas=2, maxReplicas=8, status=status, created=ago(134))
 
 
 def _trains(ago: Ago) -> Raw:
     progress = {**RUNNING["progress"], "eta": ago(-38)}
-    seconds = _seconds(300.0, 1.0, 29.0, held=3)
+    seconds = _seconds(300.0, 1.0, 29.0)
     status = {**RUNNING, "readyReplicas": 3, "conditions": [], "progress": progress, "acceleratorSeconds": seconds}
     return job_body("digits", status=status, created=ago(6))
 
@@ -94,7 +94,7 @@ def _waits(ago: Ago) -> Raw:
 
 def _has_succeeded(ago: Ago) -> Raw:
     status = {
-        "phase": "Succeeded", "step": 5000, "progress": {"step": 5000, "of": 5000, "loss": 0.0213}, "desiredReplicas": 0,
+        "phase": "Succeeded", "step": 5000, "progress": {"of": 5000, "loss": 0.0213}, "desiredReplicas": 0,
         "conditions": [_condition("Succeeded", True, "Finished", "all steps are done", ago(50))],
         "completionTime": ago(50), "acceleratorSeconds": _seconds(9310.0, 44.0, 400.0),
     }  # fmt: skip

@@ -168,7 +168,6 @@ class ChosenBatch(ScriptsBatch):
             base=self._base or None,
             micro_batch=self._micro or None,
             noise_scale=self.noise,
-            efficiency=None if self.noise is None else self._efficiency(self.factor),
             effective_samples=samples - self.lost,
             larger=self._larger,
             step_seconds=None if self._measuring is None else self._times.get((self._measuring[1], present)),

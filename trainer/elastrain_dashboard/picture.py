@@ -11,6 +11,7 @@ from elastrain_cli.client import explain as explanations
 from elastrain_cli.shell import view
 from elastrain_dashboard.timeline import Moment
 from elastrain_resource.job import AcceleratorSeconds, ConditionType, ElasticTrainingJob, JobStatus, training_time
+from elastrain_resource.sizing.describe import efficiency
 
 EVENTS = 50
 """Shown events of a job, newest first."""
@@ -81,7 +82,7 @@ def detail(
         "epoch": status.progress.epoch if status.progress else None,
         "samples": status.progress.samples if status.progress else None,
         "effectiveSamples": status.progress.effective_samples if status.progress else None,
-        "batch": _dump(status.batch),
+        "batch": {**_dump(status.batch), "efficiency": efficiency(status.batch)} if status.batch else None,
         "shares": [_dump(share) for share in status.rank_shares],
         "generation": _dump(status.generation),
         "restarts": _dump(status.restarts),
@@ -107,7 +108,6 @@ def _worker(worker: Worker, status: JobStatus) -> Json:
         "node": worker.node,
         "started": worker.started.isoformat() if worker.started else None,
         "health": unhealthy.health if unhealthy else "",
-        "ranks": unhealthy.ranks if unhealthy else "",
         "note": note or (unhealthy.message if unhealthy else ""),
     }
 
@@ -141,7 +141,7 @@ def _events(events: Iterable[Event]) -> list[Json]:
 def _usage(usage: AcceleratorSeconds | None) -> Json | None:
     if usage is None:
         return None
-    return {name: getattr(usage, name) for name in ("training", "rescaling", "waiting", "redone", "held")}
+    return {name: getattr(usage, name) for name in ("training", "rescaling", "waiting", "redone")}
 
 
 def _dump(model: Any) -> Any:

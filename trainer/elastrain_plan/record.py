@@ -30,9 +30,9 @@ def measured(job: ElasticTrainingJob) -> Measured:
     if job.status is None:
         raise ValueError(f"--from: job {job.name} has no status: it has measured nothing yet. Leave --from out")
     status = job.status
-    usage, sizes = status.accelerator_seconds, status.measured_sizes
+    generation, sizes = status.generation, status.measured_sizes
     return Measured(
-        cards=usage.in_generation if usage and usage.in_generation else None,
+        cards=generation.size * job.spec.ranks_per_worker if generation and generation.size else None,
         step=sizes[-1].step_seconds if sizes else None,
         constants=_phases(status),
         mttf=_mttf(status),

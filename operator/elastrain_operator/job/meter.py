@@ -19,8 +19,10 @@ from elastrain.api.records import Progress, Rescale
 from elastrain_operator import clock as time_of_day
 from elastrain_operator.facts import JobRef, Observed
 from elastrain_operator.policy.report import accelerator_seconds
-from elastrain_resource.job import AcceleratorSeconds, JobStatus, LastRescale, RestartCounts, SparesStatus, reported
+from elastrain_operator.policy.report.accelerator_seconds import Usage
+from elastrain_resource.job import JobStatus, LastRescale, RestartCounts, SparesStatus, reported
 from elastrain_resource.job.batches import BatchStatus
+from elastrain_resource.sizing.describe import efficiency
 
 PAUSE_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 """Buckets of the pause in seconds: a rescale in process takes a fraction of one, a cold start minutes."""
@@ -54,10 +56,10 @@ class JobView:
     slowest_share: float | None
     """Of the slowest rank, in equal shares."""
     effective_samples: int | None
-    usage: AcceleratorSeconds
+    usage: Usage
 
 
-def view(job: JobRef, status: JobStatus, report: Progress | None, usage: AcceleratorSeconds) -> JobView:
+def view(job: JobRef, status: JobStatus, report: Progress | None, usage: Usage) -> JobView:
     """The figures of one job. Speed is 0 and remaining time is absent while the job does not train."""
     trains = usage.use == "training" and usage.in_generation > 0
     return JobView(
@@ -120,8 +122,8 @@ class JobMeter:
         job: JobRef,
         status: JobStatus,
         seen: Observed,
-        before: AcceleratorSeconds | None,
-        usage: AcceleratorSeconds | None,
+        before: Usage | None,
+        usage: Usage | None,
     ) -> None:
         """After a pass: the current status, and the usage before the pass and up to now. ``usage`` is None if the pass
         computed none."""
@@ -140,7 +142,7 @@ class Seen:
 
     job: JobView
     rescales: Tally
-    usage: AcceleratorSeconds
+    usage: Usage
     """Up to now."""
 
 
@@ -255,7 +257,7 @@ METRICS = (
     Metric(
         "gauge", "elastrain_job_batch_efficiency",
         "What a sample is worth in this batch, in samples of the script's batch.",
-        lambda s: s.job.batch.efficiency if s.job.batch else None,
+        lambda s: efficiency(s.job.batch) if s.job.batch else None,
     ),
     Metric(
         "gauge", "elastrain_job_batch_larger_gain",

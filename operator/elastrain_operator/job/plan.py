@@ -140,7 +140,7 @@ def _report(
     status: JobStatus, claim: ConditionUpdate, generation: int | None, now: datetime, counted: Mapping[str, Any]
 ) -> Plan:
     """Reports ``claim`` and the fields that were ``counted``; nothing else changes."""
-    merged = conditions.merge(status.conditions, [claim], generation, now)
+    merged = conditions.merge(status.conditions, [claim], now)
     changed = status.model_copy(update={"conditions": merged, "observed_generation": generation, **counted})
     said = events.events_of(status, changed, None, None, ())
     return Plan(status=if_changed(status, changed), events=said, usage=counted.get("accelerator_seconds"))
@@ -177,6 +177,7 @@ def _go_on(taken: Steps) -> Plan:
         probe=status.next_ordinal if come.asks else None,
         marks=protection.marks(facts.spec.template, facts.observed.pods, taken.there.budget),
         silent_agents=taken.lost.silent_agents,
+        node_losses=taken.lost.exclusions.losses,
     )
 
 
@@ -205,7 +206,7 @@ def _end(taken: Steps, verdict: Verdict) -> Plan:
     status = status_of(taken, (), (), None)
     past = {ConditionType.GROWN, ConditionType.STATE_PROTECTED}  # an ended job does not grow, and holds no state
     lasting = [c for c in status.conditions if c.type not in past]
-    merged = conditions.merge(lasting, conditions.ended(verdict), taken.facts.observed.job.generation, taken.facts.now)
+    merged = conditions.merge(lasting, conditions.ended(verdict), taken.facts.now)
     status = status.model_copy(
         update={
             "conditions": merged,
@@ -308,7 +309,7 @@ def _finish_plan(
         events=published,
         keep_off=taken.lost.exclusions.nodes,
         requeue_after=(min(moments) - taken.facts.now).total_seconds() if moments else None,
-        usage=status.accelerator_seconds,
+        usage=accelerator_seconds.observed(status.accelerator_seconds),
         claims=_for_allocator(taken, status),
         budget=_budget(taken, status),
         gang=_wants_gang(taken, status),

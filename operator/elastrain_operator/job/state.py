@@ -25,7 +25,8 @@ from elastrain_operator.facts import (
 )
 from elastrain_operator.pod.admitted import Admitted
 from elastrain_operator.policy.elsewhere import Claim
-from elastrain_resource.job import AcceleratorSeconds, JobStatus
+from elastrain_operator.policy.report.accelerator_seconds import Usage
+from elastrain_resource.job import JobStatus
 
 BUDGET, MARKS, GANG, SET = "disruption budget", "annotations of workers", "gang", "set of workers"
 """What stands beside a job's pods."""
@@ -70,7 +71,9 @@ class LoopState:
     """UIDs of existing pods that this operator has known without a deletion, and has not deleted itself."""
     disappeared: dict[str, Pod] = field(default_factory=dict)
     """Pods that have disappeared since the last status, as last known, by UID: their loss is not counted yet."""
-    usage: AcceleratorSeconds | None = None
+    node_losses: tuple[tuple[str, datetime], ...] = ()
+    """Recent losses: node and time."""
+    usage: Usage | None = None
     """Accelerator usage as of the last pass; None: the one in the status counts."""
     budget: DisruptionBudget | None = None
     """As last written; None: unknown."""
@@ -83,10 +86,11 @@ class LoopState:
     lost_since: datetime | None = None
     """Since when etcd lacks records that it has had (``policy/losses/data_loss.py``); None: it lacks none."""
 
-    def remember(self, plan: Plan) -> AcceleratorSeconds | None:
+    def remember(self, plan: Plan) -> Usage | None:
         """Keep what the next pass needs; returns the accelerator usage before."""
         before, self.usage = self.usage, plan.usage or self.usage
         self.silent_agents = plan.silent_agents
+        self.node_losses = self.node_losses if plan.node_losses is None else plan.node_losses
         return before
 
 
@@ -117,7 +121,7 @@ class Plan:
     """Nodes (names) that the created pods avoid."""
     requeue_after: float | None = None
     """Seconds until the next deadline; None: none."""
-    usage: AcceleratorSeconds | None = None
+    usage: Usage | None = None
     """Accelerator usage up to now, for the next pass; None: it was not computed."""
     claims: Claims | None = None
     """For the allocator; None: there is none."""
@@ -125,6 +129,8 @@ class Plan:
     """Workers whose annotations have to change."""
     silent_agents: Mapping[str, datetime] = field(default_factory=dict)
     """For the next pass, as in :class:`LoopState`."""
+    node_losses: tuple[tuple[str, datetime], ...] | None = None
+    """The same; None: unchanged."""
     budget: DisruptionBudget | None = None
     """To be written; None: unchanged, or unknown."""
     workers: WorkerCount | None = None

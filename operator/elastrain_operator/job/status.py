@@ -34,7 +34,7 @@ def status_of(taken: Steps, create: tuple[int, ...], slots: tuple[Slot, ...], wa
     updates += conditions.dated(old.conditions) if given.outage else []
     if known:
         updates.append(health.claim(unhealthy, generation))
-    merged = conditions.merge(old.conditions, updates, seen.job.generation, taken.facts.now)
+    merged = conditions.merge(old.conditions, updates, taken.facts.now)
     warm = sizes.standing_by(known) if known and spec.warm_spares else None
     place = accelerator_seconds.place(generation, known, taken.known.finishing, warm or frozenset()) if known else None
     following = max([old.next_ordinal, *(n + 1 for n in create), *(p.ordinal + 1 for p in seen.pods)])
@@ -48,7 +48,7 @@ def status_of(taken: Steps, create: tuple[int, ...], slots: tuple[Slot, ...], wa
         selector=_selector(taken),
         generation=generation,
         step=taken.known.step,
-        progress=reported.progress_status(old.progress, report, taken.facts.now),
+        progress=reported.progress_status(old.progress, old.step, report, taken.facts.now),
         last_rescale=training.last_rescale(old.last_rescale, etcd, taken.facts.now) if etcd else old.last_rescale,
         measured_sizes=training.measured_sizes(old.measured_sizes, etcd, seen.pods) if etcd else old.measured_sizes,
         batch=training.batch_status(old.batch, etcd) if etcd else old.batch,
@@ -65,7 +65,6 @@ def status_of(taken: Steps, create: tuple[int, ...], slots: tuple[Slot, ...], wa
         loss_streak=taken.lost.streak,
         withdrawal=taken.leave.withdrawal,
         excluded_nodes=list(taken.lost.exclusions.excluded),
-        node_losses=list(taken.lost.exclusions.losses),
         observed_generation=seen.job.generation,
     )
 
@@ -186,7 +185,7 @@ def _essence(status: JobStatus, *, of_any_spec: bool = False) -> tuple[dict[str,
     accelerator usage, the figures of these in messages of true conditions, idle accelerators, and the number of pods
     (in a start; each loss and each change of the generation also changes other fields). ``of_any_spec``: also without
     the spec's generation. Not a copy of the model, since this runs in most passes."""
-    quiet = [{**vars(c), "observed_generation": None, **_said(c)} for c in status.conditions]
+    quiet = [{**vars(c), **_said(c)} for c in status.conditions]
     waits = _WAITS | {"observed_generation"} if of_any_spec else _WAITS
     fields = {name: value for name, value in vars(status).items() if name not in waits}
     return fields | {"measured_sizes": [(m.workers, m.nodes, m.batch) for m in status.measured_sizes]}, quiet

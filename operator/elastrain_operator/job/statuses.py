@@ -57,7 +57,7 @@ class Statuses:
         if not state.short_status:
             self._events.record(job, JobEvent(conditions.REFUSED, cause[:LONGEST], Severity.WARNING))
         state.short_status = short
-        reported = conditions.merge(status.conditions, [conditions.refused(cause)], job.generation, clock.now())
+        reported = conditions.merge(status.conditions, [conditions.refused(cause)], clock.now())
         wire = {**short, "conditions": [c.model_dump(mode="json", by_alias=True, exclude_none=True) for c in reported]}
         try:
             state.version = await self._kube.patch_status(job.namespace, job.name, wire, state.version)
@@ -70,7 +70,7 @@ class Statuses:
     async def report_unreadable(self, job: JobRef, raw: Any, cause: str, state: LoopState) -> None:
         """Report that the status ``raw`` of a job cannot be read, and change nothing else. Raises ``ApiError``."""
         text = conditions.unreadable_message(job.name, cause)
-        patch = conditions.unreadable_patch(raw, text, job.generation, clock.now())
+        patch = conditions.unreadable_patch(raw, text, clock.now())
         if patch is not None:
             state.version = await self._kube.patch_status(job.namespace, job.name, patch, state.version)
         if state.unreadable != cause:

@@ -143,7 +143,7 @@ def lost(facts: Facts, known: Known) -> Lost:
         last_failure=counting.last_failure(status.last_failure, count.fresh, now),
         streak=counting.update_streak(status.loss_streak, count.fresh, known.step, now),
         exclusions=exclusion.update(
-            status.excluded_nodes, status.node_losses, count.fresh, spec.node_cooldown_seconds, now
+            status.excluded_nodes, state.node_losses, count.fresh, spec.node_cooldown_seconds, now
         ),
     )
 

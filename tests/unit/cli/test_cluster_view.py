@@ -212,7 +212,7 @@ def narrow(what: Any) -> str:
 
 
 BUSY = RUNNING | {
-    "progress": {"step": 128, "of": 1840, "epoch": 5, "samplesPerSecond": 10342.7, "loss": 0.0821764,
+    "progress": {"of": 1840, "epoch": 5, "samplesPerSecond": 10342.7, "loss": 0.0821764,
                  "eta": "2026-01-01T13:12:00Z"},
     "lastFailure": {"time": "2026-01-01T11:58:00Z", "worker": "digits-1", "rank": 3, "cause": "user",
                     "reason": "ScriptFailed", "message": "ValueError: x", "logTail": "Traceback\nValueError: x"},
@@ -275,7 +275,7 @@ def test_explain_shows_why_the_job_is_not_larger() -> None:
 
 
 BATCH = {"min": 64, "max": 512, "learningRate": "AdaScale"}
-CHOSEN = {"samples": 128, "base": 64, "noiseScale": 1100, "efficiency": 0.95, "larger": {"samples": 256, "gain": 0.03}}
+CHOSEN = {"samples": 128, "base": 64, "noiseScale": 1100, "larger": {"samples": 256, "gain": 0.03}}
 
 
 def test_details_show_the_batch_and_what_the_samples_were_worth() -> None:

@@ -33,7 +33,7 @@ def test_summary_and_resource_name_the_last_step_of_the_workers_that_have_ended(
     ended = [WorkerStatus(name=n, pid=1, phase="drained", ended=True, step=53) for n in ("w-1", "w-2")]
     status = stopped(*ended)
     shown = resource(JOB, status, NOW).status
-    assert (status.step, shown.step, shown.progress.step) == (53, 53, 53)
+    assert (status.step, shown.step) == (53, 53)
 
 
 def test_the_step_of_a_worker_of_an_earlier_generation_is_not_that_of_a_job_that_went_back():

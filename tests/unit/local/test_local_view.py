@@ -59,7 +59,7 @@ def test_the_picture_shows_the_state_of_the_job():
 
 
 def test_the_picture_shows_the_batch_of_a_job_that_chooses_it():
-    figures = BatchFigures(samples=128, base=64, noise_scale=1133.3, efficiency=0.9465)
+    figures = BatchFigures(samples=128, base=64, noise_scale=1133.3)
     progress = STATUS.progress.model_copy(update={"batch": figures})
     text = shown(status=STATUS.model_copy(update={"progress": progress}))
     assert "batch 128 (2 x 64), noise scale 1,100, efficiency 0.95" in text

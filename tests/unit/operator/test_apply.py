@@ -333,7 +333,7 @@ def test_status_patch_removes_what_is_absent_now():
 
 def test_status_patch_removes_what_is_absent_inside_objects_and_leaves_lists_alone():
     condition = Condition(type="Running", status="True", reason="Training", last_transition_time="t")
-    patch = status_patch(JobStatus(progress=ProgressStatus(step=7, of=9), conditions=[condition]))
+    patch = status_patch(JobStatus(progress=ProgressStatus(of=9), conditions=[condition]))
     assert (patch["progress"]["of"], patch["progress"]["eta"]) == (9, None), "an older estimate does not stay"
     assert None not in patch["conditions"][0].values()
 
@@ -346,8 +346,8 @@ def test_status_patch_keeps_no_phase_of_an_earlier_rescale():
 
 def test_numbers_that_no_api_server_stores_are_cut():
     """A job's own records may contain any; a status that is refused would stop the job's scaling."""
-    patch = status_patch(JobStatus(step=10**30, progress=ProgressStatus(step=-(10**30), of=7)))
-    assert (patch["step"], patch["progress"]["step"], patch["progress"]["of"]) == (2**63 - 1, -(2**63), 7)
+    patch = status_patch(JobStatus(step=10**30, progress=ProgressStatus(of=-(10**30))))
+    assert (patch["step"], patch["progress"]["of"]) == (2**63 - 1, -(2**63))
 
 
 def test_pod_that_admission_has_renamed_is_deleted_and_reported(world, execute, monkeypatch):

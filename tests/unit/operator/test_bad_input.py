@@ -142,7 +142,7 @@ def outcome(body: dict[str, Any]) -> tuple[Plan, list[dict[str, Any]], str]:
     try:
         status = parse.job_status(body)
     except parse.StatusUnreadable as error:
-        patch = conditions.unreadable_patch(body["status"], str(error), 3, NOW)
+        patch = conditions.unreadable_patch(body["status"], str(error), NOW)
         json.dumps(patch, allow_nan=False)
         return Plan(), [], ""
     try:

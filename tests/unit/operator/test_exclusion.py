@@ -81,7 +81,7 @@ def test_the_records_are_bounded_and_the_newest_stay():
     assert len(exclusions.excluded) == exclusion.MOST_NODES
     assert len(exclusions.losses) == exclusion.MOST_LOSSES
     assert exclusions.excluded[-1].node == "bad-99"
-    assert exclusions.losses[-1].node == "odd-99"
+    assert exclusions.losses[-1][0] == "odd-99"
 
 
 # ---- the whole way: a failed check, the next pod, the end of the exclusion -------------------------------------------

@@ -72,7 +72,7 @@ def _events(made: Verdict):
     from elastrain_operator.policy.report import conditions
 
     assert made.condition is ConditionType.FAILED
-    new = JobStatus(conditions=conditions.merge([], conditions.ended(made), 1, NOW))
+    new = JobStatus(conditions=conditions.merge([], conditions.ended(made), NOW))
     return events.events_of(JobStatus(), new, None, None, ())
 
 

@@ -117,17 +117,16 @@ def test_the_status_has_the_batch_and_the_noise_scale_if_these_have_changed(old,
 
 def figures(**changed) -> Coordination:
     seen = chosen(128, 1100.0)
-    known = {"base": 64, "efficiency": 0.94788, "larger": LargerBatch(samples=256, gain=0.0312)}
+    known = {"base": 64, "larger": LargerBatch(samples=256, gain=0.0312)}
     batch = seen.progress.batch.model_copy(update={**known, **changed})
     return Coordination(generation=seen.generation, progress=seen.progress.model_copy(update={"batch": batch}))
 
 
-def test_the_status_has_the_efficiency_and_the_gain_of_the_next_larger_batch():
+def test_the_status_has_the_gain_of_the_next_larger_batch():
     larger = LargerBatchStatus(samples=256, gain=0.031)
-    full = BatchStatus(samples=128, base=64, noise_scale=1100, efficiency=0.95, larger=larger)
+    full = BatchStatus(samples=128, base=64, noise_scale=1100, larger=larger)
     assert batch_status(None, figures()) == full
     assert batch_status(full, figures(noise_scale=1000.0, larger=LargerBatch(samples=256, gain=0.05))) is full
     assert batch_status(full, figures(larger=LargerBatch(samples=256, gain=0.08))).larger.gain == 0.08
     assert batch_status(full, figures(larger=None)).larger is None
-    assert batch_status(full, figures(micro_batch=16)).micro_batch == 16
     assert batch_status(None, figures(larger=LargerBatch(samples=256, gain=float("inf")))).larger is None

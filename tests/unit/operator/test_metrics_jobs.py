@@ -12,8 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from elastrain.api.records import Progress, Rescale
 from elastrain_operator.facts import Coordination, JobRef, Observed
 from elastrain_operator.job.meter import METRICS, PAUSE_BUCKETS, JobMeter, JobSeries, Tally, escaped
+from elastrain_operator.policy.report.accelerator_seconds import Usage
 from elastrain_resource.job import (
-    AcceleratorSeconds,
     Condition,
     GenerationStatus,
     JobStatus,
@@ -26,7 +26,7 @@ from elastrain_resource.job.status import ProgressStatus
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 REPORT = Progress(generation=2, world_size=4, members=4, step=100, total_steps=1000, samples=25_600, step_seconds=0.5)
-USAGE = AcceleratorSeconds(
+USAGE = Usage(
     training=50, rescaling=5, waiting=2, redone=3, held=4, in_generation=4, use="training", redone_steps=6,
     generation=2, until=NOW.isoformat(),
 )  # fmt: skip
@@ -58,7 +58,7 @@ def observed(report: Progress | None = REPORT) -> Observed:
     return Observed(JobRef("team", "bert", "uid"), coordination=Coordination(progress=report))
 
 
-def meter(status: JobStatus = STATUS, report: Progress | None = REPORT, usage: AcceleratorSeconds = USAGE) -> JobMeter:
+def meter(status: JobStatus = STATUS, report: Progress | None = REPORT, usage: Usage = USAGE) -> JobMeter:
     found = JobMeter()
     found.saw(JobRef("team", "bert", "uid"), status, observed(report), None, usage)
     return found
@@ -122,10 +122,8 @@ def test_the_share_of_the_slowest_rank_is_there_only_if_shares_are_measured():
 
 
 def test_a_job_that_chooses_its_batch_has_series_of_it():
-    batch = BatchStatus(
-        samples=512, base=64, noise_scale=900, efficiency=0.68, larger=LargerBatch(samples=1024, gain=-0.1)
-    )
-    progress = ProgressStatus(step=100, samples=25_600, effective_samples=21_000)
+    batch = BatchStatus(samples=512, base=64, noise_scale=900, larger=LargerBatch(samples=1024, gain=-0.1))
+    progress = ProgressStatus(samples=25_600, effective_samples=21_000)
     found = scrape(meter(STATUS.model_copy(update={"batch": batch, "progress": progress})))
     assert {k[0]: v for k, v in found.items() if k[0] in _OF_THE_BATCH} == {
         "elastrain_job_batch_samples": 512,

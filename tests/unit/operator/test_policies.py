@@ -310,14 +310,10 @@ def test_last_rescale_keeps_the_time_at_which_it_was_first_seen():
 
 # ---- conditions and events -------------------------------------------------------------------------------------------
 def test_transition_time_moves_only_if_the_status_changes():
-    first = conditions.merge([], [ConditionUpdate(ConditionType.RUNNING, "True", "Training", "1")], 1, NOW)
-    same = conditions.merge(
-        first, [ConditionUpdate(ConditionType.RUNNING, "True", "Training", "2")], 2, NOW + seconds(5)
-    )
-    assert (same[0].last_transition_time, same[0].message, same[0].observed_generation) == (NOW.isoformat(), "2", 2)
-    other = conditions.merge(
-        same, [ConditionUpdate(ConditionType.RUNNING, "False", "NoGeneration")], 2, NOW + seconds(9)
-    )
+    first = conditions.merge([], [ConditionUpdate(ConditionType.RUNNING, "True", "Training", "1")], NOW)
+    same = conditions.merge(first, [ConditionUpdate(ConditionType.RUNNING, "True", "Training", "2")], NOW + seconds(5))
+    assert (same[0].last_transition_time, same[0].message) == (NOW.isoformat(), "2")
+    other = conditions.merge(same, [ConditionUpdate(ConditionType.RUNNING, "False", "NoGeneration")], NOW + seconds(9))
     assert other[0].last_transition_time == (NOW + seconds(9)).isoformat()
 
 

@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 import builders
+from elastrain.api.batch import BatchFigures
 from elastrain.api.records import Generation, Member, Progress, Target
 from elastrain_operator.allocation.allocate import allocate
 from elastrain_operator.allocation.snapshot import Held, Job, Node, Policy, Share, Snapshot, Worker, WorkerShape
@@ -160,20 +161,23 @@ BATCH = {"min": 32, "max": 4096, "learningRate": "Linear"}
 
 
 @pytest.mark.parametrize(
-    ("status", "batches"),
+    ("status", "micro", "batches"),
     [
-        (None, Batches(32, 4096, None, each=2, micro=16)),
-        (BatchStatus(samples=128), Batches(32, 4096, None, each=2, micro=16)),
-        (BatchStatus(samples=128, base=64, noise_scale=900.0), Batches(64, 4096, 900.0, each=2, micro=32)),
-        (BatchStatus(samples=128, base=64, micro_batch=4), Batches(64, 4096, None, each=2, micro=8)),
-        (BatchStatus(samples=128, base=50), Batches(50, 4096, None, each=2, micro=26)),
-        (BatchStatus(samples=128, base=64, micro_batch=0), Batches(64, 4096, None, each=2, micro=32)),
-        (BatchStatus(samples=128, base=64, noise_scale=math.nan), Batches(64, 4096, None, each=2, micro=32)),
+        (None, None, Batches(32, 4096, None, each=2, micro=16)),
+        (BatchStatus(samples=128), None, Batches(32, 4096, None, each=2, micro=16)),
+        (BatchStatus(samples=128, base=64, noise_scale=900.0), None, Batches(64, 4096, 900.0, each=2, micro=32)),
+        (BatchStatus(samples=128, base=64), 4, Batches(64, 4096, None, each=2, micro=8)),
+        (BatchStatus(samples=128, base=50), None, Batches(50, 4096, None, each=2, micro=26)),
+        (BatchStatus(samples=128, base=64), 0, Batches(64, 4096, None, each=2, micro=32)),
+        (BatchStatus(samples=128, base=64, noise_scale=math.nan), None, Batches(64, 4096, None, each=2, micro=32)),
     ],
 )
-def test_claims_have_the_batches_within_the_bounds_and_only_times_of_known_batches(make_spec, status, batches):
+def test_claims_have_the_batches_within_the_bounds_and_only_times_of_known_batches(make_spec, status, micro, batches):
     spec = make_spec(nprocPerNode=2, minReplicas=2, maxReplicas=8, batch=BATCH)
-    seen = Observed(JOB, (pod(0), pod(1)), trained("job-0", "job-1", desired=2), share=share(2), created=NOW)
+    figures = BatchFigures(samples=128, micro_batch=micro)
+    report = Progress(generation=1, world_size=4, members=2, step=9, batch=figures)
+    etcd = trained("job-0", "job-1", desired=2, progress=report)
+    seen = Observed(JOB, (pod(0), pod(1)), etcd, share=share(2), created=NOW)
     job = claims(spec, JobStatus(measured_sizes=SIZES, batch=status), seen, seen.pods, Creation()).job
     assert job.batches == batches
     assert job.measured == (Measured(2, 1, 0.5, 64),)

@@ -43,7 +43,7 @@ def newer(status: dict) -> dict:
         "phase": "Archived",
         "conditions": [*conditions, {**conditions[0], "type": "Archived", "status": "Pending"}],
         "restarts": {"user": 0, "thermal": 3},
-        "acceleratorSeconds": {"training": 5.0, "use": "hibernating"},
+        "acceleratorSeconds": {"training": 5.0, "hibernating": 1.0},
         "archive": {"at": "s3://runs/7"},
     }
 
@@ -73,23 +73,23 @@ def test_conditions_of_a_newer_operator_stay_when_others_are_written(make_spec):
 # ---- the report ------------------------------------------------------------------------------------------------------
 def test_the_report_is_one_condition_and_the_rest_of_the_status_stays():
     status = newer(SUCCEEDED)
-    patch = conditions.unreadable_patch(status, "text", 7, NOW)
+    patch = conditions.unreadable_patch(status, "text", NOW)
     report, *others = patch["conditions"]
     assert list(patch) == ["conditions"]
     assert (report["type"], report["status"], report["reason"], report["message"]) == (
         "PodsReady", "Unknown", "StatusUnreadable", "text",
     )  # fmt: skip
     assert others == status["conditions"]
-    assert conditions.unreadable_patch({**status, **patch}, "text", 7, NOW + timedelta(hours=1)) is None, (
+    assert conditions.unreadable_patch({**status, **patch}, "text", NOW + timedelta(hours=1)) is None, (
         "it is written once"
     )
-    again = conditions.unreadable_patch({**status, **patch}, "another text", 7, NOW + timedelta(hours=1))
+    again = conditions.unreadable_patch({**status, **patch}, "another text", NOW + timedelta(hours=1))
     assert again["conditions"][0]["lastTransitionTime"] == NOW.isoformat()
 
 
 @pytest.mark.parametrize("status", [[], "x", 3, {"conditions": "x"}, {"conditions": {"a": 1}}, {"conditions": ["x"]}])
 def test_conditions_that_cannot_be_extended_without_loss_are_left_alone(status):
-    assert conditions.unreadable_patch(status, "text", None, NOW) is None
+    assert conditions.unreadable_patch(status, "text", NOW) is None
 
 
 @pytest.mark.usefixtures("quick_loops")

@@ -7,9 +7,7 @@ import pytest
 from elastrain.api.batch import BatchFigures, LargerBatch
 from elastrain_resource.sizing.describe import batch_line, why_this_batch
 
-FULL = BatchFigures(
-    samples=128, base=64, noise_scale=1133.0, efficiency=0.949, larger=LargerBatch(samples=256, gain=-0.046)
-)
+FULL = BatchFigures(samples=128, base=64, noise_scale=1133.0, larger=LargerBatch(samples=256, gain=-0.046))
 
 
 @pytest.mark.parametrize(

@@ -33,8 +33,6 @@ class BatchFigures(BatchRecord):
     """Most samples that a rank computes at once. None: not known yet."""
     noise_scale: float | None = None
     """In samples; None: not measured yet."""
-    efficiency: float | None = None
-    """What a sample is worth, in samples of the script's batch; None: the noise scale is not measured yet."""
     effective_samples: float | None = None
     """Progress: the samples of all committed steps, each counted by the efficiency of its step."""
     larger: LargerBatch | None = None

@@ -144,7 +144,7 @@ def resource(job: ElasticTrainingJob, status: LocalStatus, now: datetime) -> Ela
         if generation
         else None,
         step=status.step,
-        progress=reported.progress_status(None, progress, now),
+        progress=reported.progress_status(None, None, progress, now),
         last_rescale=reported.rescale_status(rescales[-1]) if rescales else None,
         batch=reported.batch_status(progress.batch) if progress and progress.batch else None,
         rank_shares=reported.rank_shares(progress.shares) if progress else [],

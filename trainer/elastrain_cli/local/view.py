@@ -65,7 +65,7 @@ class View:
             self._live.update(details(shown, workers(status), (), now))
         elif shown.status and shown.status.progress and time.monotonic() - self._printed >= PROGRESS_SECONDS:
             self._printed = time.monotonic()
-            if (line := progress_line(shown.status.progress, now)) != self._line:
+            if (line := progress_line(shown.status.step, shown.status.progress, now)) != self._line:
                 self._line = line
                 self.say(line, style="")
 

@@ -162,7 +162,7 @@ def details(
         head.append(f"  generation {status.generation.number} ({status.generation.reason})")
     parts: list[RenderableType] = [head]
     if status.progress is not None:
-        parts.append(_progress(status.progress, now))
+        parts.append(_progress(status.step, status.progress, now))
     parts += _of_batch(status)
     if why := summary(job, now):
         style = "green" if phase_of(job) == "Succeeded" else "red" if phase_of(job) == "Failed" else "yellow"
@@ -216,11 +216,11 @@ def _effective(progress: ProgressStatus) -> str:
     return f"{progress.samples:,} samples worth {progress.effective_samples:,}"
 
 
-def progress_line(progress: ProgressStatus, now: datetime) -> str:
+def progress_line(step: int | None, progress: ProgressStatus, now: datetime) -> str:
     """The progress of training in one line."""
     eta = time_of(progress.eta)
     lines = [
-        f"step {progress.step}/{progress.of}" if progress.of else f"step {progress.step}",
+        f"step {step}/{progress.of}" if progress.of else f"step {step}",
         f"epoch {progress.epoch}",
         _loss(progress),
         _effective(progress),
@@ -230,11 +230,11 @@ def progress_line(progress: ProgressStatus, now: datetime) -> str:
     return ", ".join(filter(None, lines))
 
 
-def _progress(progress: ProgressStatus, now: datetime) -> Table:
+def _progress(step: int | None, progress: ProgressStatus, now: datetime) -> Table:
     line = Table.grid(padding=(0, 2, 0, 0))
-    cells: list[RenderableType] = [Text(progress_line(progress, now))]
+    cells: list[RenderableType] = [Text(progress_line(step, progress, now))]
     if progress.of:
-        cells.insert(0, ProgressBar(total=float(progress.of), completed=float(progress.step), width=24))
+        cells.insert(0, ProgressBar(total=float(progress.of), completed=float(step or 0), width=24))
     line.add_row("", *cells)
     return line
 

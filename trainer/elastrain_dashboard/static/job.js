@@ -190,7 +190,7 @@ function phases(rescale, longest) {
 function pods(job) {
   const rows = job.workers.map((w) => [
     w.name, h("span", { class: `phase ${w.health || w.phase.toLowerCase()}` }, w.health || w.phase), w.node,
-    w.started ? moment(w.started) : "", [w.ranks ? `rank ${w.ranks}: ` : "", w.note].filter(Boolean),
+    w.started ? moment(w.started) : "", [w.note].filter(Boolean),
   ]);
   return [
     rows.length ? table("Workers", ["Pod", "State", "Node", "Started", "Note"], rows) : h("p", { class: "dim" }, "The job has no pods."),
@@ -212,7 +212,7 @@ function ledger(usage) {
     })),
     h("ul", { class: "legend" }, parts.map(([use, words]) => h("li", {}, h("span", { class: `swatch u-${use}`, "aria-hidden": "true" }),
       `${words} ${percent(usage[use] / total)}, ${duration(usage[use])}`))),
-    h("p", { class: "dim" }, `Accelerator seconds since the job began: ${duration(total)} in all; ${number(usage.held)} are held now.`),
+    h("p", { class: "dim" }, `Accelerator seconds since the job began: ${duration(total)} in all.`),
   ];
 }
 

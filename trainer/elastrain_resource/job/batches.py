@@ -22,15 +22,9 @@ class BatchStatus(StatusModel):
     """Samples of a step, over all ranks."""
     base: int | None = None
     """Samples of the script's batch, of which a step takes a whole multiple."""
-    micro_batch: int | None = None
-    """Most samples that a rank computes at once: its part of the script's batch at `minReplicas`, or the script's
-    `micro_batch_size` if that is less."""
     noise_scale: float | None = None
     """Noise scale of the gradients in samples, to two digits: well below it, a larger batch costs little progress.
     Absent: not measured yet."""
-    efficiency: float | None = None
-    """What a sample is worth in this batch, in samples of the script's batch. Absent: the noise scale is not measured
-    yet."""
     larger: LargerBatch | None = None
     """The next larger batch. Absent: not predicted yet, or the present one is the largest."""
 

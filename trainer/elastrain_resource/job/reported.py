@@ -14,20 +14,22 @@ from elastrain_resource.job.status import LastRescale, ProgressStatus
 _CENTURY = 100 * 365 * 86400.0
 
 
-def progress_status(previous: ProgressStatus | None, report: Progress | None, now: datetime) -> ProgressStatus | None:
+def progress_status(
+    previous: ProgressStatus | None, step: int | None, report: Progress | None, now: datetime
+) -> ProgressStatus | None:
     """``report`` as fields of the status; ``previous`` if the report is unchanged, so that time alone changes nothing.
+    ``step``: the committed steps of ``previous``.
 
     The pace is that of undisturbed steps: future rescales and repairs are not included.
     """
     if report is None:
         return previous
     end = total_steps(report)
-    same = previous is not None and (previous.step, previous.of) == (report.step, end)
+    same = previous is not None and (step, previous.of) == (report.step, end)
     pace = samples_per_second(report)
     if same and previous is not None and (previous.samples_per_second is None) == (pace is None):
         return previous
     return ProgressStatus(
-        step=report.step,
         of=end,
         epoch=report.epoch,
         samples=report.samples,
@@ -109,9 +111,7 @@ def batch_status(b: batch.BatchFigures) -> BatchStatus:
     return BatchStatus(
         samples=b.samples,
         base=b.base,
-        micro_batch=b.micro_batch,
         noise_scale=noise,
-        efficiency=None if noise is None or b.efficiency is None else _two_digits(b.efficiency),
         larger=_larger(b.larger),
     )
 

@@ -56,8 +56,6 @@ class Condition(StatusModel):
     """The cause, as a sentence for people."""
     last_transition_time: str
     """Time of the last change of ``status``."""
-    observed_generation: int | None = None
-    """``metadata.generation`` of the spec that this condition describes."""
 
 
 class GenerationStatus(StatusModel):
@@ -135,15 +133,6 @@ class ExcludedNode(StatusModel):
     """The cause as a sentence."""
 
 
-class NodeLoss(StatusModel):
-    """A worker lost on a node through an infrastructure fault."""
-
-    node: str
-    """The node's name."""
-    time: AwareTime
-    """Time at which the loss was counted."""
-
-
 class Figures(StatusModel):
     """Base of the operator's measurements."""
 
@@ -156,8 +145,6 @@ class Figures(StatusModel):
 class ProgressStatus(Figures):
     """Progress of training, from rank 0's last report."""
 
-    step: int
-    """Committed steps."""
     of: int | None = None
     """Committed steps at which the job finishes, as far as the script has said: the end of `job.epochs`, else of its
     present loop. Absent: unknown."""
@@ -172,6 +159,8 @@ class ProgressStatus(Figures):
     """Samples per second at the rate of undisturbed steps. Absent: unknown."""
     loss: float | None = None
     """Mean loss over the last committed global batch, to six digits. Absent: unknown or not finite."""
+    eta: str | None = None
+    """Estimated time of the last step at that rate, without disturbances. Absent: unknown."""
     eta: str | None = None
     """Estimated time of the last step at that rate, without disturbances. Absent: unknown."""
 
@@ -191,8 +180,7 @@ class MeasuredSize(StatusModel):
 
 class AcceleratorSeconds(Figures):
     """Use of the job's accelerator seconds: `training`, `rescaling`, `waiting`, `redone` and `spare` add up to the
-    total that its pods have held. The other fields are the operator's bookkeeping, from which the next operator
-    continues. A worker without accelerators counts as one."""
+    total that its pods have held. A worker without accelerators counts as one."""
 
     training: float = 0.0
     """In a generation that trains."""
@@ -208,21 +196,6 @@ class AcceleratorSeconds(Figures):
     """Repeated training of committed steps, after the last copy of their state was lost."""
     spare: float = 0.0
     """Warm spares, ready to train."""
-    held: int = 0
-    """Accelerators that the job's pods hold."""
-    in_generation: int = 0
-    """Held accelerators of workers in the generation in force."""
-    standing_by: int = 0
-    """Held accelerators of warm spares."""
-    use: str = "waiting"
-    """State of the accelerators in the generation: training, rescaling or waiting."""
-    owed_rescaling: float = 0.0
-    """Seconds of pauses measured by the trainer and not yet subtracted from ``training``. Negative: observed by the
-    operator and not yet measured by the trainer."""
-    owed_redone: float = 0.0
-    """The same for repeated steps."""
-    unpriced_steps: int = 0
-    """Repeated steps of unknown duration."""
     redone_steps: int = 0
     """All repeated steps."""
     generation: int = 0
@@ -245,16 +218,11 @@ class UnhealthyWorker(Figures):
 
     worker: str
     """Its pod."""
-    node: str = ""
-    """Node of the pod."""
-    ranks: str = ""
-    """Affected global rank, such as 3; all ranks of the worker, such as 8-15, if the agent reports no single rank;
-    empty: the worker is in no generation."""
     health: str
     """``slow``: its ranks compute several times as long per step as the other ranks. ``stuck``: one rank does not
     return from the script while the others wait."""
     message: str = ""
-    """The agent's measurement."""
+    """Its ranks and its node, with the agent's measurement."""
     since: str
     """Time at which the operator first observed it."""
 
@@ -363,7 +331,5 @@ class JobStatus(StatusModel):
     """Workers that did not start in time. Absent: none, or the retry is due."""
     excluded_nodes: list[ExcludedNode] = []
     """Nodes that new workers avoid; the newest 16."""
-    node_losses: list[NodeLoss] = []
-    """Recent losses by node; the newest 64."""
     observed_generation: int | None = None
     """``metadata.generation`` of the spec that this status describes."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from elastrain.api.batch import ShareLimit
-from elastrain_resource.sizing.speedup import WORTHWHILE
+from elastrain_resource.sizing.speedup import WORTHWHILE, Batches
 
 
 class Larger(Protocol):
@@ -41,9 +41,14 @@ class Figures(Protocol):
     @property
     def noise_scale(self) -> float | None: ...
     @property
-    def efficiency(self) -> float | None: ...
-    @property
     def larger(self) -> Larger | None: ...
+
+
+def efficiency(batch: Figures) -> float | None:
+    """What a sample is worth, in samples of the script's batch; None: the noise scale is not measured yet."""
+    if not batch.noise_scale or not batch.base:
+        return None
+    return float(f"{Batches(batch.base, batch.samples, batch.noise_scale).efficiency(batch.samples):.2g}")
 
 
 def batch_line(batch: Figures) -> str:
@@ -53,8 +58,8 @@ def batch_line(batch: Figures) -> str:
         parts[0] += f" ({batch.samples // batch.base} x {batch.base:,})"
     if batch.noise_scale is not None:
         parts.append(f"noise scale {batch.noise_scale:,.0f}")
-    if batch.efficiency is not None:
-        parts.append(f"efficiency {batch.efficiency:.2f}")
+    if (worth := efficiency(batch)) is not None:
+        parts.append(f"efficiency {worth:.2f}")
     if batch.larger is not None:
         parts.append(_larger(batch.larger))
     return ", ".join(parts)
@@ -90,13 +95,14 @@ def why_this_batch(batch: Figures | None, least: int, most: int) -> tuple[str, s
     if batch is None:
         return f"the batch of a step is not reported yet; rank 0 chooses it {bounds}", ""
     chosen = f"rank 0 chose a batch of {batch.samples:,} samples {bounds}"
-    if batch.noise_scale is None or batch.efficiency is None:
+    each = efficiency(batch)
+    if batch.noise_scale is None or each is None:
         return (
             f"{chosen}; it stays until the noise scale of the gradients is measured",
             "if that lasts longer than 50 steps: give job.dataloader() a micro_batch_size, or the job a second rank",
         )
     worth = (
-        f"a sample is worth {batch.efficiency:.2f} of one in the script's batch of {batch.base or least:,} "
+        f"a sample is worth {each:.2f} of one in the script's batch of {batch.base or least:,} "
         f"(noise scale {batch.noise_scale:,.0f})"
     )
     if batch.larger is not None:

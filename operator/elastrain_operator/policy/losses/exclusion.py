@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 
 from elastrain.api import names
 from elastrain_operator.facts import Cause, ConditionUpdate, Loss
-from elastrain_resource.job import Condition, ConditionType, ExcludedNode, NodeLoss
+from elastrain_resource.job import Condition, ConditionType, ExcludedNode
 
 WINDOW = timedelta(minutes=30)
 """Losses further apart are unrelated."""
@@ -20,7 +20,7 @@ LOSSES = 3
 """Workers lost on one node within the window after which it is excluded."""
 MOST_NODES = 16
 MOST_LOSSES = 64
-"""Most entries in the status; the oldest are removed first."""
+"""Most entries that are kept; the oldest are removed first."""
 
 _AT_ONCE = frozenset({"PreflightFailed", names.DEVICE_FAILED, "ContainerNotCreated"})
 """Reasons of losses of which one excludes the node: the pre-flight check failed, a device did while it trained, or no
@@ -32,10 +32,11 @@ handles."""
 
 @dataclass(frozen=True, slots=True)
 class NodeExclusions:
-    """Excluded nodes and recent losses by node, as kept in the status."""
+    """Excluded nodes, as in the status, and recent losses by node, in memory: the next operator counts anew."""
 
     excluded: tuple[ExcludedNode, ...] = ()
-    losses: tuple[NodeLoss, ...] = ()
+    losses: tuple[tuple[str, datetime], ...] = ()
+    """Node, and when the loss was counted."""
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -50,7 +51,7 @@ class NodeExclusions:
 
 def update(
     excluded: Sequence[ExcludedNode],
-    losses: Sequence[NodeLoss],
+    losses: Iterable[tuple[str, datetime]],
     fresh: Iterable[Loss],
     cooldown: int,
     now: datetime,
@@ -58,20 +59,20 @@ def update(
     """The exclusions with ``fresh`` losses added and expired ones removed. ``cooldown``: seconds; 0: no exclusions."""
     if cooldown == 0:
         return NodeExclusions()
-    recent = [x for x in losses if now - datetime.fromisoformat(x.time) < WINDOW]
+    recent = [(node, at) for node, at in losses if now - at < WINDOW]
     in_force = {e.node: e for e in excluded if now < datetime.fromisoformat(e.until)}
     for loss in fresh:
         node = loss.pod.node
         if not node or loss.cause is not Cause.INFRASTRUCTURE or loss.reason in _NOT_THE_NODE:
             continue
-        recent.append(NodeLoss(node=node, time=now.isoformat()))
-        times = sum(x.node == node for x in recent)
+        recent.append((node, now))
+        times = sum(lost == node for lost, _ in recent)
         if loss.reason not in _AT_ONCE and times < LOSSES:
             continue
         until = (now + timedelta(seconds=cooldown)).isoformat()
         in_force.pop(node, None)  # the newest come last
         in_force[node] = ExcludedNode(node=node, until=until, message=_message(loss, times))
-        recent = [x for x in recent if x.node != node]  # the count restarts after its exclusion
+        recent = [x for x in recent if x[0] != node]  # the count restarts after its exclusion
     return NodeExclusions(tuple(in_force.values())[-MOST_NODES:], tuple(recent)[-MOST_LOSSES:])
 
 

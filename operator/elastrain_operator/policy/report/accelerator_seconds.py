@@ -1,8 +1,8 @@
 """How a job uses its accelerator seconds: training, rescaling, waiting, redone, spare.
 
 The last observation is assumed to hold until now. Every change wakes the loop, so the error is below 50 ms while an
-operator runs; the usage is in the status for the next operator. For a time without an operator, what was held last
-counts until the next operator's first observation: the times inside pods are those of other machines' clocks.
+operator runs. The sums are in the status for the next operator, which counts the time since by its own first
+observation: the times inside pods are those of other machines' clocks. A pause still owed then counts as training.
 
 The trainer measures a pause when it is over. The pause is then *owed*: the next seconds of the generation count as
 ``rescaling`` until the debt is paid, and booked seconds never move. So no part ever decreases, and the sum of the parts
@@ -29,6 +29,26 @@ DIGITS = 3
 """Decimals of seconds in the status."""
 
 
+class Usage(AcceleratorSeconds):
+    """The sums, and what the operator has observed last and still owes: in memory only."""
+
+    held: int = 0
+    """Accelerators that the job's pods hold."""
+    in_generation: int = 0
+    """Held accelerators of workers in the generation in force."""
+    standing_by: int = 0
+    """Held accelerators of warm spares."""
+    use: Use = "waiting"
+    """State of the accelerators in the generation."""
+    owed_rescaling: float = 0.0
+    """Seconds of pauses measured by the trainer and not yet subtracted from ``training``. Negative: observed by the
+    operator and not yet measured by the trainer."""
+    owed_redone: float = 0.0
+    """The same for repeated steps."""
+    unpriced_steps: int = 0
+    """Repeated steps of unknown duration."""
+
+
 @dataclass(frozen=True, slots=True)
 class TrainingWorkers:
     """The workers of the generation in force, and what they do."""
@@ -46,31 +66,41 @@ def account(
     place: TrainingWorkers | None,
     progress: Progress | None,
     now: datetime,
-) -> AcceleratorSeconds:
+) -> Usage:
     """The usage up to ``now``, with the observation that continues it.
 
-    ``before`` is None for a job without usage: it begins now. ``place`` is None while etcd is unknown: the last
-    generation is assumed to continue training, as far as its pods exist.
+    ``before`` is None for a job without usage: it begins now; without an observation it is another operator's.
+    ``place`` is None while etcd is unknown: the last generation is assumed to continue training, as far as its pods
+    exist.
     """
     pods = tuple(pods)
-    old = before or AcceleratorSeconds(generation=progress.generation if progress else 0)
-    since = datetime.fromisoformat(old.until) if old.until else now
-    booked = _spent(old, _held_seconds(old, pods, since, now), max(0.0, (now - since).total_seconds()))
     held = sum(p.accelerators for p in pods if _holds(p, now))
+    old = before if isinstance(before, Usage) else None
     if place is None:
-        inside, use = min(old.in_generation, held), old.use
-        spare = min(old.standing_by, held - inside)
+        inside, use = (min(old.in_generation, held), old.use) if old else (held if before else 0, "training")
+        spare = min(old.standing_by, held - inside) if old else 0
     else:
         inside = sum(p.accelerators for p in pods if p.name in place.workers and _holds(p, now))
         spare = sum(p.accelerators for p in pods if p.name in place.spares and _holds(p, now)) if place.spares else 0
         use = place.use
-    seen: dict[str, Any] = {"held": held, "in_generation": inside, "use": use, "until": max(since, now).isoformat()}
-    seen["standing_by"] = spare
+    seen: dict[str, Any] = {"held": held, "in_generation": inside, "use": use, "standing_by": spare}
+    if old is None:
+        sums = _sums(before) if before else {"generation": progress.generation if progress else 0}
+        old = Usage(**sums, **seen)
+        pods = ()  # what is held now has been held since
+    since = datetime.fromisoformat(old.until) if old.until else now
+    booked = _spent(old, _held_seconds(old, pods, since, now), max(0.0, (now - since).total_seconds()))
+    seen["until"] = max(since, now).isoformat()
     # One copy only: this runs in every pass over every job, and copies are its main cost.
     return old.model_copy(update=_take_in(old, {**booked, **seen}, progress))
 
 
-def continued(usage: AcceleratorSeconds, now: datetime) -> AcceleratorSeconds:
+def observed(usage: AcceleratorSeconds | None) -> Usage | None:
+    """``usage`` if it is this operator's."""
+    return usage if isinstance(usage, Usage) else None
+
+
+def continued(usage: Usage, now: datetime) -> Usage:
     """The usage up to ``now`` if nothing has changed since."""
     if usage.until is None:
         return usage
@@ -114,10 +144,15 @@ def rounded(usage: AcceleratorSeconds | None) -> AcceleratorSeconds | None:
     """The usage as written to the status."""
     if usage is None:
         return None
-    seconds = ("training", "rescaling", "waiting", "redone", "spare", "owed_rescaling", "owed_redone")
-    phases = {name: round(spent, DIGITS) for name, spent in usage.rescaling_phases.items()}
-    figures = {name: round(getattr(usage, name), DIGITS) for name in seconds}
-    return usage.model_copy(update={**figures, "rescaling_phases": phases})
+    sums = _sums(usage)
+    sums |= {name: round(value, DIGITS) for name, value in sums.items() if isinstance(value, float)}
+    sums["rescaling_phases"] = {name: round(spent, DIGITS) for name, spent in usage.rescaling_phases.items()}
+    return AcceleratorSeconds.model_construct(**sums)
+
+
+def _sums(usage: AcceleratorSeconds) -> dict[str, Any]:
+    """The fields of the status, those of a newer operator included."""
+    return {name: getattr(usage, name) for name in AcceleratorSeconds.model_fields} | (usage.model_extra or {})
 
 
 def dissolved(usage: AcceleratorSeconds | None) -> AcceleratorSeconds | None:
@@ -127,14 +162,13 @@ def dissolved(usage: AcceleratorSeconds | None) -> AcceleratorSeconds | None:
 
 def differs(old: AcceleratorSeconds | None, new: AcceleratorSeconds | None) -> bool:
     """Whether ``new`` contains what the next operator could not derive. Passing seconds alone do not cause a status
-    write, nor do new pods, whose own fields show what they hold and since when."""
+    write."""
     if old is None or new is None:
         return old is not new
-    marks = ("in_generation", "standing_by", "use", "generation", "redone_steps")
-    return new.held < old.held or any(getattr(old, name) != getattr(new, name) for name in marks)
+    return (old.generation, old.redone_steps) != (new.generation, new.redone_steps)
 
 
-def _spent(usage: AcceleratorSeconds, held: float, seconds: float) -> dict[str, Any]:
+def _spent(usage: Usage, held: float, seconds: float) -> dict[str, Any]:
     """The changed fields: ``held`` accelerator seconds of ``seconds`` seconds, divided by the observation at their
     start."""
     inside = min(usage.in_generation * seconds, held)
@@ -161,7 +195,7 @@ def _spent(usage: AcceleratorSeconds, held: float, seconds: float) -> dict[str, 
     }
 
 
-def _take_in(old: AcceleratorSeconds, now: dict[str, Any], progress: Progress | None) -> dict[str, Any]:
+def _take_in(old: Usage, now: dict[str, Any], progress: Progress | None) -> dict[str, Any]:
     """``now`` with the trainer's measurements since: pauses of the previous generation's workers, and lost steps."""
     if progress is None or (progress.generation == old.generation and not old.unpriced_steps):
         return now
@@ -204,7 +238,7 @@ def _believed(seconds: float) -> float:
     return seconds if math.isfinite(seconds) and seconds > 0 else 0.0
 
 
-def _held_seconds(usage: AcceleratorSeconds, pods: tuple[Pod, ...], since: datetime, now: datetime) -> float:
+def _held_seconds(usage: Usage, pods: tuple[Pod, ...], since: datetime, now: datetime) -> float:
     """Accelerator seconds that pods held between ``since`` and ``now``. Pods that no longer exist in the API server
     count until ``now``, the first observation without them; so do, after a start of the operator, those held before."""
     seconds = max(0.0, (now - since).total_seconds())

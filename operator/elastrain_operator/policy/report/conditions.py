@@ -58,9 +58,7 @@ class ConditionFacts:
     """Workers of a replica. Sizes and the generation's size count replicas."""
 
 
-def merge(
-    old: Iterable[Condition], claims: Iterable[ConditionUpdate], generation: int | None, now: datetime
-) -> list[Condition]:
+def merge(old: Iterable[Condition], claims: Iterable[ConditionUpdate], now: datetime) -> list[Condition]:
     """Conditions with their history: ``lastTransitionTime`` moves only when the status of a condition changes.
 
     Conditions without a claim stay unchanged.
@@ -69,9 +67,7 @@ def merge(
     for claim in claims:
         before = merged.get(claim.type)
         same = before is not None and before.status == claim.status
-        if before and same and (before.reason, before.message, before.observed_generation) == (
-            claim.reason, claim.message, generation,
-        ):  # fmt: skip
+        if before and same and (before.reason, before.message) == (claim.reason, claim.message):
             continue
         merged[claim.type] = Condition(
             type=claim.type.value,
@@ -79,7 +75,6 @@ def merge(
             reason=claim.reason,
             message=claim.message,
             last_transition_time=before.last_transition_time if before and same else now.isoformat(),
-            observed_generation=generation,
         )
     order = [t.value for t in ConditionType]
     return sorted(merged.values(), key=lambda c: (order.index(c.type) if c.type in order else len(order), c.type))
@@ -305,7 +300,7 @@ def unreadable_message(job: str, cause: str) -> str:
     )
 
 
-def unreadable_patch(status: Any, text: str, generation: int | None, now: datetime) -> dict[str, Any] | None:
+def unreadable_patch(status: Any, text: str, now: datetime) -> dict[str, Any] | None:
     """A merge patch that adds the report to the conditions of a raw ``status``; None: it is there already, or the
     conditions cannot be read either."""
     found = (status.get("conditions") or []) if isinstance(status, Mapping) else None
@@ -322,6 +317,5 @@ def unreadable_patch(status: Any, text: str, generation: int | None, now: dateti
         "reason": UNREADABLE,
         "message": text,
         "lastTransitionTime": same or now.isoformat(),
-        **({} if generation is None else {"observedGeneration": generation}),
     }
     return {"conditions": [report, *(c for c in found if c.get("type") != kind)]}

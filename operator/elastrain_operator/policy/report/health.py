@@ -25,10 +25,8 @@ def unhealthy(previous: Iterable[UnhealthyWorker], seen: Coordination, now: date
     return [
         UnhealthyWorker(
             worker=m.worker,
-            node=m.node,
-            ranks=_ranks(m, seen.generation),
             health=str(m.health),
-            message=m.health_message[:MESSAGE_CHARS],
+            message=f"{_where(m, seen.generation)}: {m.health_message[:MESSAGE_CHARS] or m.health}",
             since=since.get((m.worker, str(m.health)), now.isoformat(timespec="seconds")),
         )
         for m in accused[:KEPT]
@@ -55,30 +53,24 @@ def events_of(before: Iterable[UnhealthyWorker], after: Iterable[UnhealthyWorker
     still = {w.worker for w in new.values()}
     for worker in old.values():
         if worker.worker not in still and not ended and len(new) < KEPT:
-            yield JobEvent("WorkerHealthy", f"{_who(worker)} no longer delays the others (was {worker.health})")
+            yield JobEvent("WorkerHealthy", f"worker {worker.worker} no longer delays the others (was {worker.health})")
 
 
 def explanation(worker: UnhealthyWorker) -> str:
     """``rank 3 (worker job-3 on node x): local rank 0 computes 10.2 times as long ..., since ...``."""
-    return f"{_who(worker)}: {worker.message or worker.health}; since {worker.since}"
+    return f"{worker.message}; since {worker.since}"
 
 
-def _who(worker: UnhealthyWorker) -> str:
-    node = f" on node {worker.node}" if worker.node else ""
-    if not worker.ranks:
-        return f"worker {worker.worker}{node}"
-    word = "ranks" if "-" in worker.ranks else "rank"
-    return f"{word} {worker.ranks} (worker {worker.worker}{node})"
-
-
-def _ranks(member: Member, generation: Generation | None) -> str:
+def _where(member: Member, generation: Generation | None) -> str:
+    """``rank 3 (worker job-3 on node x)``: the affected rank, or all of the worker if its agent names none."""
+    worker = f"worker {member.worker}{f' on node {member.node}' if member.node else ''}"
     place = generation.member(member.id) if generation else None
     if place is None:
-        return ""
+        return worker
     first, last = place.rank_offset, place.rank_offset + place.slots - 1
     if member.health_rank is not None:
         first = last = min(first + member.health_rank, last)
-    return str(last) if first == last else f"{first}-{last}"
+    return f"rank {last} ({worker})" if first == last else f"ranks {first}-{last} ({worker})"
 
 
 def _order(member: Member, generation: Generation | None) -> tuple[bool, int, str]:

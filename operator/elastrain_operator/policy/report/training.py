@@ -112,7 +112,7 @@ def _differs(old: BatchStatus, new: BatchStatus) -> bool:
 
 
 def _sizes(batch: BatchStatus) -> tuple[int | None, ...]:
-    return (batch.samples, batch.base, batch.micro_batch, batch.larger.samples if batch.larger else None)
+    return (batch.samples, batch.base, batch.larger.samples if batch.larger else None)
 
 
 def _is_settled(report: Progress) -> bool:

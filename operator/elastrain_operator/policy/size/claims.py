@@ -75,7 +75,7 @@ def claims(
         rescales=max(status.generation.number - 1, 0) if status.generation else 0,
         samples=_samples(etcd),
         measured=_measured(spec, status),
-        batches=_batches(spec, status),
+        batches=_batches(spec, status, etcd),
         remaining=_remaining(etcd),
         nproc=_ranks(spec),
         spares=spec.warm_spares * spec.group_size if status.generation and status.generation.size else 0,
@@ -227,7 +227,7 @@ def _measured(spec: JobSpec, status: JobStatus) -> tuple[Measured, ...]:
     )
 
 
-def _batches(spec: JobSpec, status: JobStatus) -> Batches | None:
+def _batches(spec: JobSpec, status: JobStatus, etcd: Coordination | None) -> Batches | None:
     """The batches among which the ranks choose. Until they have reported the script's own, it counts as the smallest
     that is permitted, and a rank computes as much at once as with the job's smallest size and that batch."""
     if spec.batch is None:
@@ -237,6 +237,7 @@ def _batches(spec: JobSpec, status: JobStatus) -> Batches | None:
     noise = known.noise_scale if known is not None else None
     usable = noise is not None and 0 < noise < math.inf
     nproc, least = _ranks(spec), spec.min_replicas * spec.group_size
-    micro = known.micro_batch if known is not None and known.micro_batch is not None and known.micro_batch > 0 else None
+    report = etcd.progress.batch if etcd and etcd.progress else None
+    micro = report.micro_batch if report and report.micro_batch is not None and report.micro_batch > 0 else None
     each = micro or -(-base // (least * nproc))
     return Batches(base, max(spec.batch.max, base), noise if usable else None, nproc, each * nproc)

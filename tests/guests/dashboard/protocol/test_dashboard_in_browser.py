@@ -109,27 +109,27 @@ def test_a_job_shows_its_rescales_and_users_text_is_never_markup(filled, stage) 
         begin = datetime.now(UTC) - timedelta(minutes=30)
         async with stage(filled, started=begin) as s:
             s.clock.append(begin)
-            changed(filled, progress={"step": 41800, "of": 100000, "loss": 2.6})
+            changed(filled, step=41800, progress={"of": 100000, "loss": 2.6})
             await page.open(f"{s.url}#/jobs/{JOB}")
             await page.until("document.querySelectorAll('#rescales tbody tr').length === 4")
             for n in range(0, 60, 1 if PICTURES else 15):  # half an hour, with a rescale in it
                 s.clock[0] += timedelta(seconds=30)
+                step = 41800 + 50 * n
                 progress = {
-                    "step": 41800 + 50 * n,
                     "of": 100000,
                     "loss": round(2.6 - 0.5 * (n / 60) ** 0.5 + (n % 3) * 0.01, 4),
                 }
                 changed(
                     filled,
-                    step=progress["step"],
+                    step=step,
                     progress=progress,
                     readyReplicas=3 if n < 20 else 2 if n < 36 else 4 if n < 56 else 3,
                 )
-                await page.until(f"document.querySelector('.facts').innerText.includes('{progress['step']:,} /')")
+                await page.until(f"document.querySelector('.facts').innerText.includes('{step:,} /')")
             s.clock.clear()
             last = {"from": 12, "to": 16, "reason": "Grow", "pauseSeconds": 0.37, "lostSteps": 0, "time": datetime.now(UTC).isoformat(), "phases": {"connect": 0.2, "transfer": 0.1, "first_step": 0.27}}  # fmt: skip
             progress |= {"samples": 2_860_000, "effectiveSamples": 2_710_000}
-            batch = {"samples": 128, "base": 64, "noiseScale": 1100, "efficiency": 0.95}
+            batch = {"samples": 128, "base": 64, "noiseScale": 1100}
             changed(filled, lastRescale=last, readyReplicas=4, batch=batch, progress=progress)
             await page.until("document.querySelectorAll('#rescales tbody tr').length === 5")
             first = await page.text("#rescales tbody tr")

@@ -69,7 +69,7 @@ def test_a_rescale_is_seen_in_the_browser_when_the_operator_writes_it(cluster, m
             await page.until("document.querySelector('.facts')?.innerText.includes('1 of 1')")
             cluster.says(
                 "digits", readyReplicas=3, desiredReplicas=3, step=40, lastRescale=rescaled(1, 3),
-                progress={"step": 40, "of": 100, "loss": 0.25},
+                progress={"of": 100, "loss": 0.25},
             )  # fmt: skip
             await page.until("document.querySelector('#rescales tbody tr')?.innerText.includes('1 → 3')")
             for words in ("3 of 3", "40 / 100", "0.2500"):

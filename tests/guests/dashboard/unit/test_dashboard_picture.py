@@ -53,7 +53,7 @@ def test_details_have_phases_in_their_order_and_the_newest_first(job, body, runn
     assert (rescale["from"], rescale["to"], rescale["pause"]) == (1, 2, 0.31)
     assert shown["workers"][0] == {
         "name": "digits-0", "phase": "Running", "node": "node-a", "started": "2030-01-01T00:00:00+00:00",
-        "health": "", "ranks": "", "note": "",
+        "health": "", "note": "",
     }  # fmt: skip
     assert shown["usage"]["training"] == 900.0
     assert shown["explain"][-1]["text"].startswith("2 of 3 desired workers train")

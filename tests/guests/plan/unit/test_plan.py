@@ -193,7 +193,8 @@ def test_each_constant_is_on_the_page() -> None:
 
 
 STATUS = {
-    "acceleratorSeconds": {"training": 3.6e6, "inGeneration": 16},
+    "acceleratorSeconds": {"training": 3.6e6},
+    "generation": {"number": 3, "size": 2, "reason": "Lost"},
     "measuredSizes": [{"workers": 2, "nodes": 2, "stepSeconds": 0.4}],
     "restarts": {"infrastructure": 5},
     "lastRescale": {
@@ -208,7 +209,7 @@ def job(status: dict) -> ElasticTrainingJob:
     return ElasticTrainingJob.model_validate(
         {
             "apiVersion": "elastrain.dev/v1alpha1", "kind": "ElasticTrainingJob", "metadata": {"name": "lm"},
-            "spec": {"maxReplicas": 2, "template": template}, "status": status,
+            "spec": {"maxReplicas": 2, "nprocPerNode": 8, "template": template}, "status": status,
         }
     )  # fmt: skip
 
