@@ -51,7 +51,7 @@ def test_a_job_grows_into_idle_quota_and_gives_it_back_without_losing_a_step_or_
     assert job.wait_rescale(2)["lostSteps"] == 0
     owner.wait_size(2)
     job.wait_steps(60)
-    assert any("Preempted" in message for reason, message in job.events if reason == "WorkloadEvicted")
+    assert any("Preempted" in message for reason, message in job.events if reason == "Evicted")
     assert "queue vision" in job.wait_condition("Grown", "False")["message"]
 
     ended = time.time()

@@ -238,23 +238,28 @@ class Coordination:
 
 
 class RefusalKind(StrEnum):
-    """Why a pod cannot be created; reasons of the condition PodsReady."""
+    """Why a pod cannot be created."""
 
     TEMPLATE_INVALID = "TemplateInvalid"
     QUOTA_EXCEEDED = "QuotaExceeded"
     ADMISSION_DENIED = "AdmissionDenied"
     """By a webhook, a policy, or a plugin of the API server: Pod Security, a LimitRange, a namespace that ends."""
-    NOT_PERMITTED = "CreationForbidden"
+    NOT_PERMITTED = "forbidden"
     """RBAC does not allow the operator to create pods."""
     OTHER = "CreationRefused"
-    CREDENTIALS = "CredentialsRefused"
-    NAME_TAKEN = "NameTaken"
+    CREDENTIALS = "credentials"
+    NAME_TAKEN = "name taken"
     """Another object has the pod's name: the ordinal is used up."""
     WEBHOOK_FAILED = "WebhookFailed"
     """An admission webhook does not answer, or with an error."""
     BUSY = "ApiServerBusy"
     """Overload, rate limits, races, no answer in time."""
     ETCD_DENIED = "EtcdDenied"
+
+    @property
+    def reason(self) -> str:
+        """Of the condition PodsReady; the message has the rest."""
+        return self.OTHER.value if self in {self.NOT_PERMITTED, self.CREDENTIALS, self.NAME_TAKEN} else self.value
 
     @property
     def lasts(self) -> bool:
@@ -286,7 +291,7 @@ class Outage:
     """Why etcd, or the records of one job, are unknown."""
 
     reason: str = "EtcdUnavailable"
-    """EtcdUnavailable, EtcdDenied, EtcdRefusesWrites or, for one job, RecordsUnreadable or RecordsRefused."""
+    """EtcdUnavailable, EtcdDenied, EtcdRefusesWrites or, for one job, RecordsUnreadable."""
     message: str = "not connected yet"
 
 

@@ -55,7 +55,7 @@ def decide(request: Request, view: View, holders: Sequence[Holder], memory: Memo
     if view.problem:
         return _unknown(given)
     if request.ended:
-        return Decision(Share(0, "Ended", request.ended), unbound=(), writes=tuple(_finish(given)), memory=memory)
+        return Decision(Share(0, "Finished", request.ended), unbound=(), writes=tuple(_finish(given)), memory=memory)
     return _go_on(given)
 
 
@@ -177,7 +177,7 @@ class _Input:
 def _unknown(given: _Input) -> Decision:
     """Nothing starts and nothing stops: the size follows the workers that exist."""
     live = len(given.holders) // given.request.pods
-    share = Share(min(given.request.size, live), "QueueUnknown", explain.unknown(given.request, given.view.problem))
+    share = Share(min(given.request.size, live), "CapacityUnknown", explain.unknown(given.request, given.view.problem))
     return Decision(share, memory=given.memory)
 
 
@@ -197,7 +197,7 @@ def _go_on(given: _Input) -> Decision:
     if memory.missing is not None and given.now < memory.missing + MISSING_PATIENCE:
         until = memory.missing + MISSING_PATIENCE
         size = min(given.request.size, len(given.holders) // given.request.pods)
-        return Decision(Share(size, "WorkloadMissing", explain.missing(given.request)), memory=memory, again=until)
+        return Decision(Share(size, "Evicted", explain.missing(given.request)), memory=memory, again=until)
     running = [w for w in (given.on, *given.kept) if w is not None and w.runs]
     size = sum(w.count for w in running) // given.request.pods
     stay = {w.name for w in running}

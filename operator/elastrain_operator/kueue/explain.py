@@ -69,7 +69,7 @@ def why(has: Admission) -> Why:
             f"the job's queue or template has changed, but {has.held}: its workers keep their places in queue "
             f"{has.base.queue}, and move when that has changed; or correct the label {QUEUE_LABEL}"
         )
-        return Why(reason="MoveWaits", message=text)
+        return Why(reason="Moves", message=text)
     return _obstacle(has) or (_not_on(has, has.base) if has.base and has.on is None else _on(has))
 
 

@@ -90,7 +90,7 @@ class KueueJobs:
         for workload in decision.preempted:
             metrics.KUEUE_EVICTIONS.labels(workload.kind, workload.evicted).inc()
             text = f"Kueue evicts Workload {workload.name} ({workload.evicted}): {workload.message}"
-            self._record(job, JobEvent("WorkloadEvicted", text, Severity.WARNING))
+            self._record(job, JobEvent("Evicted", text, Severity.WARNING))
 
     async def apply(self, job: JobRef, spec: JobSpec, queued: KueuePass, resync: float) -> float:
         """Write what was decided; returns the seconds until the next pass is due without a change. A refused write is

@@ -143,7 +143,7 @@ class Mirror:
         if unusable := self.outage or self.refusal:
             return unusable
         if keys in self._refused:
-            return Outage("RecordsRefused", f"the job's records in etcd are not read, because {self._refused[keys]}")
+            return Outage("RecordsUnreadable", f"the job's records in etcd are not read, because {self._refused[keys]}")
         state = self._state(keys)
         unread = sorted(key.removeprefix(keys.prefix) for key in state.unreadable if _is_planned_by(keys, key))
         if unread:

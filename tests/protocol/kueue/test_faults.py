@@ -113,12 +113,12 @@ def test_jobs_without_the_label_run_and_queued_ones_go_on_while_kueue_is_not_ins
     deleted = kueue_plane.kubectl("delete", "-f", str(kueue.folder / "crds.yaml"), "--timeout=40s")
     assert deleted.returncode == 0, deleted.stderr
     try:
-        eventually(lambda: world.condition("queued", "Grown").get("reason") == "QueueUnknown", 60, "it says so")
+        eventually(lambda: world.condition("queued", "Grown").get("reason") == "CapacityUnknown", 60, "it says so")
         free = world.create_job("free", maxReplicas=1)
         play(free)
         eventually(lambda: world.training(free) == 1, 30, "a job without the label starts")
         fresh = world.submit("fresh", 1, 1)
-        eventually(lambda: world.condition("fresh", "Grown").get("reason") == "QueueUnknown", 30, "nothing starts")
+        eventually(lambda: world.condition("fresh", "Grown").get("reason") == "CapacityUnknown", 30, "nothing starts")
         assert {n: p["metadata"]["uid"] for n, p in world.pods().items()}.items() >= pods.items(), "it goes on"
         assert not world.charged(fresh)
     finally:

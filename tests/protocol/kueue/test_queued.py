@@ -91,7 +91,7 @@ def test_reservation_of_a_preempted_base_lasts_until_its_last_pod_is_gone(world,
     play(high)
     eventually(lambda: world.training(high) == 3, 40, "the other job trains")
     assert world.holding() <= 4
-    assert ("WorkloadEvicted", True) in {(r, "Preempted" in m) for r, m in world.events("low")}
+    assert ("Evicted", True) in {(r, "Preempted" in m) for r, m in world.events("low")}
     world.merge(world.job_path("high"), {"spec": {"suspend": True}})
     eventually(lambda: world.training(low) == 3, 40, "the first job is admitted again")
 
@@ -196,7 +196,7 @@ def test_a_running_job_keeps_its_workers_if_its_new_queue_cannot_take_it(world, 
 
         def says():
             grown = world.condition("typo", "Grown")
-            return grown.get("reason") == "MoveWaits" and words in grown["message"]
+            return grown.get("reason") == "Moves" and words in grown["message"]
 
         eventually(says, 30, f"it says why it does not move to {queue}")
         assert {n: p["metadata"]["uid"] for n, p in world.pods().items()} == workers

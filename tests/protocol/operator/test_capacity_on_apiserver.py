@@ -132,7 +132,7 @@ def test_no_worker_leaves_for_a_minimum_that_fits_by_its_template_and_not_as_it_
         return cluster.condition("gang", "Grown")
 
     eventually(lambda: "admission" in grown().get("message", ""), 60, "what admission has changed is named")
-    assert grown()["reason"] == "MinimumUnavailable"
+    assert grown()["reason"] == "WaitingForCapacity"
     assert grown()["message"].endswith("; admission changes its pods: cpu 0 → 6 (with overhead)")
     assert {n: p["metadata"]["uid"] for n, p in cluster.pods().items()} == uids, "no pod was created, and none has left"
 

@@ -53,7 +53,7 @@ async def serve(client: EtcdClient, own: EtcdClient, *, during: bool) -> None:
     await asyncio.to_thread(client.put, GOOD.target, TARGET.model_copy(update={"max": 3 + during}).encode())
     await until(lambda: (c := mirror.of(GOOD)) and c.target and c.target.max == 3 + during, "another job's record")
     assert time.monotonic() - began < 10.0
-    assert mirror.outage_of(EVIL).reason == "RecordsRefused"
+    assert mirror.outage_of(EVIL).reason == "RecordsUnreadable"
     assert mirror.of(EVIL) is None
     assert mirror.outage is None
     assert (grown := resident() - before) < MOST, f"{grown >> 20} MiB"

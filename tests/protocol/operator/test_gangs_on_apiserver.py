@@ -112,7 +112,7 @@ def test_job_runs_without_a_gang_if_the_cluster_has_no_such_api(
     cluster.create_job("digits", maxReplicas=2)
     eventually(lambda: len(cluster.pods()) == 2, 60, "two workers exist")
     assert all("schedulingGroup" not in p["spec"] for p in cluster.pods().values())
-    missing = "GangSchedulerMissing"
+    missing = "NotGrouped"
     eventually(lambda: cluster.condition("digits", "GangScheduled").get("reason") == missing, 30, "it says why")
 
     def is_recorded() -> bool:

@@ -82,7 +82,7 @@ def test_no_pod_of_a_job_is_the_cause_of_an_eviction_from_another_s_minimum(clus
     eventually(lambda: cluster.condition("high", "UpToDate").get("status") == "True", 90, "its roll-out ends")
 
     runs("second", "PreemptLowerPriority", minReplicas=2, maxReplicas=2)
-    eventually(lambda: cluster.condition("second", "Grown").get("reason") == "MinimumUnavailable", 30, "it waits")
+    eventually(lambda: cluster.condition("second", "Grown").get("reason") == "WaitingForCapacity", 30, "it waits")
     pool_node = next(iter(p["spec"]["nodeName"] for n, p in cluster.pods().items() if n.startswith("high")))
     lost = [n for n, p in cluster.pods().items() if n.startswith("high") and p["spec"]["nodeName"] == pool_node]
     cluster.merge(f"/api/v1/nodes/{pool_node}", {"spec": {"unschedulable": True}})

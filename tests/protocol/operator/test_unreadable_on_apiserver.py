@@ -78,7 +78,7 @@ def test_a_job_is_refused_if_very_many_of_its_records_cannot_be_read(
     for number in range(2000):
         client.put(evil.member(f"m.{number}"), b"[]")
     condition = lambda: cluster.condition("evil", "CoordinationAvailable")  # noqa: E731
-    eventually(lambda: condition().get("reason") == "RecordsRefused", 30, "it is refused")
+    eventually(lambda: condition().get("reason") == "RecordsUnreadable", 30, "it is refused")
     assert operator.log.stat().st_size <= 1 << 20
     cluster.create_job("good", maxReplicas=1)
     eventually(lambda: "good-0" in cluster.pods(), 5, "another job gets its pod")

@@ -303,7 +303,7 @@ def test_explain_shows_who_chose_the_batch_and_why_it_is_not_larger() -> None:
         ("Queued", "or lower minReplicas"),
         ("AdmissionCheck", "kubectl describe workload -n default -l elastrain.dev/job=digits"),
         ("QueueObjectMissing", "kubectl get localqueues,workloadpriorityclasses,resourceflavors -n default"),
-        ("MoveWaits", "kubectl get localqueues -n default"),
+        ("Moves", "kubectl get localqueues -n default"),
         ("AtMax", ""),
     ],
 )

@@ -264,7 +264,7 @@ def test_the_message_names_what_is_short(what):
 
 def test_job_waits_if_its_minimum_is_beyond_the_quota():
     got = shares([node("n")], job("a", 4, 8), policy=Policy(quotas={"ns": {GPU: 3}}))["a"]
-    assert (got.size, got.reason) == (0, "MinimumUnavailable")
+    assert (got.size, got.reason) == (0, "WaitingForCapacity")
     assert "namespace ns's quota" in got.message
 
 
@@ -333,7 +333,7 @@ def test_spare_leaves_for_a_job_below_its_minimum_though_its_own_job_has_the_hig
     high = with_spares(job("a", 1, 1, on=("n",), priority=9), 1, "n")
     got = shares([node("n", 2)], high, job("b", 1, 1))
     assert (got["a"].spares, got["a"].release) == (0, {"a-spare-0"})
-    assert (got["b"].size, got["b"].reason) == (0, "MinimumUnavailable"), "until the spare has left"
+    assert (got["b"].size, got["b"].reason) == (0, "WaitingForCapacity"), "until the spare has left"
     assert sizes([node("n", 2)], job("a", 1, 1, on=("n",), priority=9), job("b", 1, 1)) == {"a": 1, "b": 1}
 
 

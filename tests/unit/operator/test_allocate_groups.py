@@ -65,7 +65,7 @@ def test_messages_count_groups():
 
 def test_a_quota_is_asked_for_a_whole_group():
     got = shares([node("n", 9)], job("a"), policy=Policy({"ns": {GPU: 3}}))["a"]
-    assert (got.size, got.reason) == (2, "QuotaReached")
+    assert (got.size, got.reason) == (2, "QuotaExceeded")
     assert got.message == (f"not grown: 2 of 3 {GPU} of namespace ns's quota used, 2 needed for the next 2 workers")
 
 

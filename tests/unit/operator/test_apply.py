@@ -235,7 +235,7 @@ def test_one_pod_is_tried_if_the_api_server_refuses_the_template(world, execute)
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
-        (ApiError("create secret ns/job-etcd-uid", 403, "Forbidden", "not allowed"), "CredentialsRefused"),
+        (ApiError("create secret ns/job-etcd-uid", 403, "Forbidden", "not allowed"), RefusalKind.CREDENTIALS),
         (EtcdDenied("etcd:2379", "root", "add a user", "permission denied"), "EtcdDenied"),
     ],
 )
@@ -269,7 +269,7 @@ def test_ordinal_is_used_up_if_its_name_belongs_to_another_object(world, execute
     meta = {"name": "job-0", "namespace": JOB.namespace, "uid": "x", "ownerReferences": owners}
     world.pods["job-0"] = {"metadata": meta}
     state = execute(Plan(create=(0,)))
-    assert (state.refusal.kind, state.open_ordinals) == ("NameTaken", ())
+    assert (state.refusal.kind, state.open_ordinals) == (RefusalKind.NAME_TAKEN, ())
 
 
 def test_others_of_the_pass_are_created_if_the_first_name_is_taken(world, execute):

@@ -86,7 +86,7 @@ def test_no_worker_ever_leaves_for_a_minimum_that_a_known_quota_does_not_admit()
     assert cluster.lost == {}
     assert cluster.jobs["victim"].bound == 6
     share = cluster.shares["gang"]
-    assert (share.size, share.reason) == (0, "MinimumUnavailable")
+    assert (share.size, share.reason) == (0, "WaitingForCapacity")
     assert share.message.endswith("; 2 of 2 requests.nvidia.com/gpu of ResourceQuota a/gpus used, 1 more needed")
 
     cluster.hard = 3
@@ -120,7 +120,7 @@ def test_a_job_that_trains_keeps_its_size_whatever_its_quota_becomes():
         assert "None" not in cluster.shares["a"].message
     assert cluster.jobs["a"].bound == 4
     share = cluster.shares["a"]
-    assert (share.size, share.reason) == (4, "QuotaReached")
+    assert (share.size, share.reason) == (4, "QuotaExceeded")
     assert share.message == "not grown: 4 of 4 requests.nvidia.com/gpu of ResourceQuota a/gpus used, 1 more needed"
     cluster.hard = 1
     cluster.run(100)

@@ -161,7 +161,7 @@ def test_pods_are_created_without_a_gang_if_its_api_is_not_served_and_the_job_sa
     assert keep(api, spec(), state) is None
     assert objects.Gangs(api, "coscheduling").mark({}, JOB, state) == {}
     (said,) = report.gang_scheduled(state.gang, 2, was_reported=False)
-    assert (said.status, said.reason) == ("False", "GangSchedulerMissing")
+    assert (said.status, said.reason) == ("False", "NotGrouped")
     assert "does not serve PodGroup of scheduling.x-k8s.io/v1alpha1 (gang.scheduler: coscheduling)" in said.message
     keep(api, spec(), state)
     assert len(api.calls) == 1

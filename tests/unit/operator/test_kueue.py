@@ -195,7 +195,7 @@ def test_a_running_job_keeps_its_workers_if_it_could_not_queue_again(
     changed = dataclasses.replace(JOB, **change)
     lost = PODS[:1]
     made = decided(BASE, running(1), pods=lost, job=changed, **view)
-    assert (made.share.size, made.share.reason, made.share.release) == (3, "MoveWaits", frozenset())
+    assert (made.share.size, made.share.reason, made.share.release) == (3, "Moves", frozenset())
     assert words in made.share.message
     assert made.share.keeps_template == ("shape" in change)
     assert len(made.charges) == (0 if "shape" in change else 2), "a lost worker returns, unless it would be another pod"
@@ -228,7 +228,7 @@ def test_a_queue_that_is_ignored_is_named(share: Share | None) -> None:
     claim = sizes.grown((), suspended=False, share=share, desired=3, cap=3)
     made = sizes.with_ignored_queue(claim, "lq", is_shared=share is not None)
     assert made is not None
-    assert made.reason == ("AtMax" if share else "QueueIgnored")
+    assert made.reason == ("AtMax" if share else "NotShared")
     assert "kueue.x-k8s.io/queue-name: lq is ignored" in made.message
     assert sizes.with_ignored_queue(claim, "", is_shared=share is not None) == claim
 

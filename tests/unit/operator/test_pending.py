@@ -55,7 +55,7 @@ def test_late_worker_is_withdrawn_if_enough_others_run(make_spec):
     ready = next(c for c in made.status.conditions if c.type == "PodsReady")
     assert ready.reason == "NotStarted"
     assert "worker job-9 did not start: ImagePullFailed: pod job-9, container trainer: image trainer:1" in ready.message
-    assert [n.reason for n in made.events].count("WorkersWithdrawn") == 1
+    assert [n.reason for n in made.events].count("NotStarted") == 1
     assert made.requeue_after == 60
     assert made.status.restarts.infrastructure == 0, "a worker that never ran does not count as lost"
 
@@ -64,7 +64,7 @@ def test_withdrawn_worker_is_retried_after_the_same_time(make_spec):
     before = decide(make_spec, [pod(0), pod(1), pod(9, started=False)], minReplicas=2, maxReplicas=3).status
     again = decide(make_spec, [pod(0), pod(1)], before, NOW + seconds(59), minReplicas=2, maxReplicas=3)
     assert not again.create
-    assert not [n for n in again.events if n.reason == "WorkersWithdrawn"], "one event"
+    assert not [n for n in again.events if n.reason == "NotStarted"], "one event"
     later = decide(make_spec, [pod(0), pod(1)], before, NOW + seconds(60), minReplicas=2, maxReplicas=3)
     assert len(later.create) == 1
     assert later.status.withdrawal is None

@@ -27,7 +27,7 @@ from workers import workers_at
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 JOB = JobRef("ns", "job", "uid", 1)
 CONFIG = OperatorConfig(etcd=EtcdConfig.of("etcd:2379"), worker_etcd=WorkerEtcd(endpoints="etcd:2379"))
-WAITS = Share(0, "MinimumUnavailable", "waits: 2 workers must start together", probe=True)
+WAITS = Share(0, "WaitingForCapacity", "waits: 2 workers must start together", probe=True)
 SECURITY = Refusal(RefusalKind.ADMISSION_DENIED, "violates PodSecurity", NOW, 2, 1)
 pod = workers_at(NOW, age=0.0, node="n{}")
 

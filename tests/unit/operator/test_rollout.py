@@ -93,7 +93,7 @@ def test_every_worker_is_replaced_and_the_condition_shows_it(world):
         reasons += [n.reason for n in world.operate().events]
     assert world.versions() == ["b", "b", "b"]
     assert world.up_to_date()[:2] == ("True", "AllUpToDate")
-    assert (reasons.count("RollingOut"), reasons.count("RolledOut")) == (1, 1)
+    assert (reasons.count("RollingOut"), reasons.count("AllUpToDate")) == (1, 1)
 
 
 def test_replacement_is_created_and_ready_before_an_old_worker_is_asked_to_leave(world):

@@ -85,13 +85,13 @@ def test_a_new_job_has_no_status_and_no_action_before_the_allocator_answers(make
 
 
 def test_a_job_that_waits_for_its_minimum_creates_nothing_and_reports_the_reason_once(make_spec):
-    waits = share(0, "MinimumUnavailable", "waits: 2 workers must start together")
+    waits = share(0, "WaitingForCapacity", "waits: 2 workers must start together")
     made = plan(make_spec(minReplicas=2), JobStatus(), Observed(JOB, coordination=Coordination(), share=waits), NOW)
     assert made.create == ()
     assert condition(made.status, "PodsReady") == ("False", "WaitingForCapacity", waits.message)
-    assert condition(made.status, "Grown") == ("False", "MinimumUnavailable", waits.message)
+    assert condition(made.status, "Grown") == ("False", "WaitingForCapacity", waits.message)
     assert [n.reason for n in made.events].count("WaitingForCapacity") == 1
-    other = share(0, "MinimumUnavailable", "waits: 2 workers must start together; 1 idle")
+    other = share(0, "WaitingForCapacity", "waits: 2 workers must start together; 1 idle")
     again = plan(
         make_spec(minReplicas=2), made.status, Observed(JOB, coordination=Coordination(made.target), share=other), NOW
     )

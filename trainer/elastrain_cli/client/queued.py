@@ -12,8 +12,8 @@ _CHANGES = {
     "Evicted": f"it queues again when its workers have left; {_MORE}, or give the job a higher priority class",
     "AdmissionCheck": "kubectl describe workload -n {namespace} -l " + names.LABEL_JOB + "={name}",
     "QueueObjectMissing": "kubectl get localqueues,workloadpriorityclasses,resourceflavors -n {namespace}",
-    "MoveWaits": "kubectl get localqueues -n {namespace}",
-    "QueueUnknown": "elastrain doctor",
+    "Moves": "kubectl get localqueues -n {namespace}",
+    "CapacityUnknown": "elastrain doctor",
 }
 
 

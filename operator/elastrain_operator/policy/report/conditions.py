@@ -153,7 +153,7 @@ def _pods_ready(p: ConditionFacts) -> ConditionUpdate:
 def _unstarted(p: ConditionFacts, share: Share) -> tuple[str, str]:
     """Why the allocator desires no worker: reason and message."""
     if p.refusal and p.refusal.kind.lasts:
-        return p.refusal.kind, share.message
+        return p.refusal.kind.reason, share.message
     return "Starting" if share.size is None else share.obstacle or "WaitingForCapacity", share.message
 
 
@@ -163,7 +163,7 @@ def _obstacles(p: ConditionFacts) -> Iterator[tuple[str, str]]:
         yield "Finishing", "the training loop has ended"
     missing = len(p.workers) < p.desired * p.group_size
     if p.refusal and missing:
-        yield p.refusal.kind.value, p.refusal.message
+        yield p.refusal.kind.reason, p.refusal.message
     if p.withdrawal and missing:
         until = datetime.fromisoformat(p.withdrawal.until).isoformat(timespec="seconds")
         yield "NotStarted", f"{p.withdrawal.message}; retried at {until}"
@@ -261,13 +261,13 @@ def gang_scheduled(
     object could not be written in its present form; empty: it is."""
     kind = ConditionType.GANG_SCHEDULED
     if unwritten:
-        yield ConditionUpdate(kind, "False", "GangRefused", f"{unwritten}; its present form stays in force")
+        yield ConditionUpdate(kind, "False", "NotGrouped", f"{unwritten}; its present form stays in force")
         return
     if gang is None:
         return
     if gang.problem:
         text = f"{gang.problem}: workers are bound one by one"
-        yield ConditionUpdate(kind, "False", "GangSchedulerMissing", text)
+        yield ConditionUpdate(kind, "False", "NotGrouped", text)
     elif gang.written:
         name = f"{gang.manifest['kind']} {gang.manifest['metadata']['name']}"
         yield ConditionUpdate(

@@ -28,7 +28,6 @@ def events_of(
         *(_lost(x) for x in lost),
         *_scaling(before, after),
         *_rescaled(old, new),
-        *_withdrawn(old, new),
         *_conditions(old, new),
         *health.events_of(old.unhealthy_workers, new.unhealthy_workers, ended=new.completion_time is not None),
     )
@@ -56,11 +55,6 @@ def _rescaled(old: JobStatus, new: JobStatus) -> Iterable[JobEvent]:
     last = new.last_rescale
     if last and last != old.last_rescale:
         yield JobEvent(rescaled.REASON, rescaled.tell(last))
-
-
-def _withdrawn(old: JobStatus, new: JobStatus) -> Iterable[JobEvent]:
-    if new.withdrawal and new.withdrawal != old.withdrawal:
-        yield JobEvent("WorkersWithdrawn", _cut(new.withdrawal.message), Severity.WARNING)
 
 
 def _conditions(old: JobStatus, new: JobStatus) -> Iterable[JobEvent]:
@@ -93,12 +87,12 @@ def _condition(before: Condition | None, now: Condition) -> JobEvent | None:
         case kind if is_false and kind in _FAULTS:
             found = JobEvent(now.reason, text, Severity.WARNING)
         case ConditionType.COORDINATION_AVAILABLE if is_true and before is not None and before.reason == "DataLost":
-            found = JobEvent("RecordsRestored", "etcd has the records of this job again")
+            found = JobEvent(now.reason, "etcd has the records of this job again")
         case ConditionType.UP_TO_DATE if is_false:
             severity = Severity.WARNING if now.reason == "RolloutStopped" else Severity.NORMAL
             found = JobEvent(now.reason, text, severity)
         case ConditionType.UP_TO_DATE if was_false:
-            found = JobEvent("RolledOut", text)
+            found = JobEvent(now.reason, text)
         case ConditionType.NODES_EXCLUDED if is_true:
             found = JobEvent("NodesExcluded", text, Severity.WARNING)
         case ConditionType.PODS_READY if is_false and now.reason not in _SELF_EXPLAINING | {"Succeeded", "Failed"}:

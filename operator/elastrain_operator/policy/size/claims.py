@@ -123,9 +123,9 @@ def _is_hindered(pod: Pod) -> bool:
 
 def _obstacle(active: Iterable[Pod], creation: Creation) -> Obstacle | None:
     if creation.refusal is not None:
-        return Obstacle(creation.refusal.kind.value, creation.refusal.message, refused=True)
+        return Obstacle(creation.refusal.kind.reason, creation.refusal.message, refused=True)
     if creation.hitch is not None:
-        return Obstacle(creation.hitch.kind.value, creation.hitch.message)
+        return Obstacle(creation.hitch.kind.reason, creation.hitch.message)
     pods = sorted((p for p in active if _is_hindered(p) or starting.is_stuck(p)), key=starting.is_stuck)
     troubles = (p.trouble for p in pods if p.trouble)
     return next((Obstacle(t.reason, t.message) for t in troubles), None)

@@ -86,7 +86,7 @@ def rollout(given: RolloutInput) -> Rollout:
         return Rollout(old, extra, stopped=stopped)
     made = _renew_spares(given, old, coming, given.members) or _go_on(given, old, coming, given.members)
     if given.refusal and not _no_quota(given):  # it is retried with increasing delays
-        text = f"{given.refusal.kind}: {given.refusal.message}"
+        text = f"{given.refusal.kind.reason}: {given.refusal.message}"
         return replace(made, leave=(), stopped=text)
     return made
 

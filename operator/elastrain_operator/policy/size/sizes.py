@@ -79,7 +79,7 @@ def with_ignored_queue(claim: ConditionUpdate | None, queue: str, *, is_shared: 
         return claim
     text = f"the label {LABEL_QUEUE}: {queue} is ignored, as this operator runs without Kueue (kueue.enabled)"
     if claim is None or claim.reason == "NotShared":
-        return ConditionUpdate(ConditionType.GROWN, "Unknown", "QueueIgnored", text)
+        return ConditionUpdate(ConditionType.GROWN, "Unknown", "NotShared", text)
     return replace(claim, message=f"{claim.message}; {text}")
 
 
