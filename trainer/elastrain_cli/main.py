@@ -279,17 +279,23 @@ def validate(manifest: Manifest) -> None:
     Example: elastrain validate job.yaml
     """
     from elastrain_cli import template
+    from elastrain_resource import durability, podshape
     from elastrain_resource.manifest import InvalidManifest, load_for_cluster
 
     try:
         job = load_for_cluster(manifest)
-        if wrong := list(template.problems(job.spec.template)):
+        try:
+            wrong = tuple(template.problems(job.spec.template))
+        except ImportError:
+            wrong = podshape.problems(job.spec.template)
+            typer.echo("the template was not held against the pod API: that needs the extra 'client'", err=True)
+        if wrong:
             raise InvalidManifest(str(manifest), wrong)
-    except ImportError:
-        typer.echo("the template was not held against the pod API: that needs the extra 'client'", err=True)
     except InvalidManifest as error:
         _refuse(str(error))
     spec = job.spec
+    if problem := durability.problem(spec):
+        typer.echo(f"warning: {problem}", err=True)
     try:
         ranks = spec.ranks_per_worker
     except ValueError as error:

@@ -13,8 +13,9 @@ from elastrain_operator.job.steps import Steps
 from elastrain_operator.pod.leaving import overdue
 from elastrain_operator.policy import elsewhere
 from elastrain_operator.policy.losses import data_loss, exclusion, starting
-from elastrain_operator.policy.report import accelerator_seconds, conditions, durability, health, training
+from elastrain_operator.policy.report import accelerator_seconds, conditions, health, training
 from elastrain_operator.policy.size import leavers, replicas, rollout, sizes
+from elastrain_resource import durability
 from elastrain_resource.job import AcceleratorSeconds, Condition, ConditionType, GenerationStatus, JobStatus, reported
 
 

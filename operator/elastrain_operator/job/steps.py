@@ -213,10 +213,9 @@ class Leave:
     """Workers to be asked to leave now; none while etcd is unknown or the job is finishing."""
     signals: frozenset[str]
     """Workers (names) that stay Pending beyond the desired number, for an autoscaler to see."""
-    late: tuple[Pod, ...]
-    """Workers that have not started in time and are withdrawn; if they are needed, a verdict comes first."""
     withdrawn: tuple[Pod, ...]
-    """These, and their whole groups, which hold resources in vain; not workers that train for another group. Also
+    """Workers that have not started in time, and their whole groups, which hold resources in vain; not workers that
+    train for another group. If they are needed, a verdict comes first. Also
     Pending workers without a place for which the scheduler would evict another job's."""
     withdrawal: Withdrawal | None
     leaving: frozenset[str]
@@ -241,7 +240,6 @@ def leave(facts: Facts, known: Known, there: There, size: Size) -> Leave:
         rollout=renewal,
         victims=victims,
         signals=signals,
-        late=late,
         withdrawn=withdrawn,
         withdrawal=withdrawal
         or starting.continued_withdrawal(facts.status.withdrawal, there.units, spec.min_replicas, now),

@@ -10,8 +10,8 @@ from elastrain.api import names
 from elastrain_operator.config import OperatorConfig, WorkerEtcd
 from elastrain_operator.facts import DEFAULT_GRACE, DRAIN_MARGIN, JobRef, Slot
 from elastrain_operator.pod import defaults, nodecheck, security
-from elastrain_operator.pod.template import problems, version
-from elastrain_resource import podfields
+from elastrain_operator.pod.template import version
+from elastrain_resource import podfields, podshape
 from elastrain_resource.accelerators import AcceleratorUnclear, accelerator, extended
 from elastrain_resource.job import JobSpec, trainer_container
 
@@ -146,8 +146,7 @@ def owned(job: JobRef, name: str) -> dict[str, Any]:
 
 def _checked(template: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """A copy of ``template`` to be changed, and its training container."""
-    wrong = problems(template)
-    if wrong:
+    if wrong := podshape.problems(template):
         raise TemplateInvalid("; ".join(wrong))
     try:
         name = trainer_container(template)["name"]

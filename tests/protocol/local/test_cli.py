@@ -52,8 +52,8 @@ def test_help_has_an_example(elastrain, command):
 
 
 def test_a_valid_manifest_is_summarised(elastrain, manifest):
-    shown = elastrain("validate", manifest(replicas=2))
-    assert shown.exit_code == 0
+    shown = elastrain("validate", manifest(replicas=2, checkpoint={"path": "/c", "everySteps": 1}))
+    assert (shown.exit_code, shown.stderr[:51]) == (0, "warning: spec.checkpoint.path /c lies on no volumeM")
     assert "valid: job fake, 2 workers (1 to 4) of 1 rank" in shown.stdout
 
 

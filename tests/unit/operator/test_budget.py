@@ -27,9 +27,9 @@ from elastrain_operator.job.state import BUDGET, MARKS, SET, LoopState
 from elastrain_operator.kube.client import ApiError
 from elastrain_operator.pod import workerset
 from elastrain_operator.pod.manifest import owner
-from elastrain_operator.policy.report import durability
 from elastrain_operator.policy.size import protection
 from elastrain_operator.policy.size.protection import disruption_budget
+from elastrain_resource import durability
 from elastrain_resource.job import GenerationStatus, JobStatus
 from workers import workers_at
 

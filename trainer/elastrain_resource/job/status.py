@@ -161,8 +161,6 @@ class ProgressStatus(Figures):
     """Mean loss over the last committed global batch, to six digits. Absent: unknown or not finite."""
     eta: str | None = None
     """Estimated time of the last step at that rate, without disturbances. Absent: unknown."""
-    eta: str | None = None
-    """Estimated time of the last step at that rate, without disturbances. Absent: unknown."""
 
 
 class MeasuredSize(StatusModel):

@@ -18,8 +18,8 @@ from typing import Any
 from elastrain.api.records import Phase, Progress
 from elastrain_operator.facts import UNSCHEDULABLE, Coordination, DisruptionBudget, Mark, Pod
 from elastrain_operator.pod.defaults import decides_evictions
-from elastrain_operator.policy.report import durability
 from elastrain_operator.policy.size import replicas
+from elastrain_resource import durability
 from elastrain_resource.job import JobSpec
 
 
