@@ -296,6 +296,28 @@ def is_shared(tensor: torch.Tensor) -> bool:
     return plain and torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) > 2  # its own, and the object here
 
 
+def count_lists() -> None:
+    """From now on what changes a list of sharded tensors (``torch._foreach_lerp_``) raises their versions, as it does
+    of plain ones. Torch calls it from their dispatch, where nothing counts any more."""
+    from torch.distributed.tensor import DTensor  # takes a second to import
+
+    handlers = DTensor._op_dispatcher._custom_op_handlers
+
+    def count(operation: Any, args: Any, kwargs: Any) -> Any:
+        torch.autograd.graph.increment_version([tensor for tensor in args[0] if not tensor.is_inference()])
+        handlers.pop(operation, None)
+        try:
+            return operation(*args, **kwargs)
+        finally:
+            handlers[operation] = count
+
+    for name in dir(torch):
+        if name.startswith("_foreach_") and name.endswith("_"):
+            packet = getattr(torch.ops.aten, name)
+            for overload in packet.overloads():
+                handlers.setdefault(getattr(packet, overload), count)
+
+
 # -- other -------------------------------------------------------------------------------------------------------------
 def watch_captures(begins: Callable[[], None], ended: Callable[[], None]) -> None:
     """Call ``begins()`` before each capture of a graph that torch begins in this process, and ``ended()`` when it is

@@ -12,7 +12,7 @@ from torch import nn
 from elastrain.elastic.state.buffers import fits
 from elastrain.elastic.state.parts import is_sharded
 from elastrain.elastic.state.tracked import is_average
-from elastrain.elastic.torch_private import Norm, hidden_buffers, local_of
+from elastrain.elastic.torch_private import Norm, count_lists, hidden_buffers, local_of
 from elastrain.elastic.undo.trees import PLAIN
 
 SMALL_BYTES = 256 * 2**10
@@ -81,7 +81,9 @@ class Tensors:
         self.modules = [*dict.fromkeys(module for _, model in self.models() for module in model.modules())]
         own = [m for m in self.modules if not (isinstance(m, Norm) and type(m).__module__.startswith("torch."))]
         self.owners = [module for module in own if module._buffers]
-        self.sharded = any(map(is_sharded, self.parameters.values()))
+        if any(map(is_sharded, self.parameters.values())) and not self.sharded:
+            self.sharded = True
+            count_lists()
         for name, model in self.models():
             for path, owner in model.named_modules():
                 for key, buffer in owner._buffers.items():
