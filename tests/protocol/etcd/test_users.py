@@ -57,7 +57,7 @@ def test_a_job_does_everything_below_its_own_prefix(client_of):
     assert [kv.key for kv in client.list_ranges((Range.prefix(MINE.prefix),))[0]] == [
         MINE.generation, MINE.leader, MINE.target,
     ]  # fmt: skip
-    assert client.delete_prefix(MINE.prefix) == 3
+    assert client.delete_prefix_if(MINE.prefix, MINE.target, b"1")
 
 
 ELSEWHERE = {
@@ -67,7 +67,9 @@ ELSEWHERE = {
     "write": lambda client: client.put(THEIRS.target, b"x"),
     "write beside": lambda client: client.put("/elastrain", b"x"),
     "delete": lambda client: client.delete(THEIRS.target),
-    "delete without the last /": lambda client: client.delete_prefix("/elastrain/team/job/uid-1"),
+    "delete without the last /": lambda client: client.commit(
+        Transaction((), (), deleted=Range.prefix("/elastrain/team/job/uid-1")), "delete"
+    ),
     "lead": lambda client: client.create(THEIRS.leader, b"me"),
     "spy": lambda client: client.commit(
         Transaction(((THEIRS.leader, 0),), ((MINE.leader, b"a"),)), "spy by a condition"

@@ -294,9 +294,8 @@ class Loop:
 
         It warms allocator, threads and kernels: without it a joiner's first step would hold up all ranks.
         """
-        assert self._world.model is not None
         mine = self._learning.warm_share = Place(0, 0, self._session.expected_world_size(), self._strategy.shape).share
-        if (learner := self._world.model.learner) is not None:
+        if (learner := self._world.wrapped.learner) is not None:
             learner.outputs.forget()
         self._world.state.kept.begin_step()
         self.leaves.begin(whole=True)
@@ -305,13 +304,13 @@ class Loop:
             cut = loader.order.in_micro_batches or self.batch.small is not None
             step = self.bodies.step = Step(0, self._world.place, mine, (first,), warm_up=True, in_micro_batches=cut)
             batch = loader.load()
-            self._world.model.warms_up = True
+            self._world.wrapped.warms_up = True
             with self._body(step):
                 yield batch
-            self._world.model.warms_up = False
+            self._world.wrapped.warms_up = False
         self.leaves.end()
         self.bodies.drop_gradients()
-        self._world.model.detach()
+        self._world.wrapped.detach()
         self._warmed_by = loader
         if step.backwards > 1 or step.closures:
             self._allow_several_backwards()

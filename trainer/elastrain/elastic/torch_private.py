@@ -305,17 +305,14 @@ def count_lists() -> None:
 
     def count(operation: Any, args: Any, kwargs: Any) -> Any:
         torch.autograd.graph.increment_version([tensor for tensor in args[0] if not tensor.is_inference()])
-        handlers.pop(operation, None)
+        del handlers[operation]  # what torch does itself follows
         try:
             return operation(*args, **kwargs)
         finally:
             handlers[operation] = count
 
-    for name in dir(torch):
-        if name.startswith("_foreach_") and name.endswith("_"):
-            packet = getattr(torch.ops.aten, name)
-            for overload in packet.overloads():
-                handlers.setdefault(getattr(packet, overload), count)
+    packets = [getattr(torch.ops.aten, n) for n in dir(torch) if n.startswith("_foreach_") and n.endswith("_")]
+    handlers.update({getattr(packet, overload): count for packet in packets for overload in packet.overloads()})
 
 
 # -- other -------------------------------------------------------------------------------------------------------------

@@ -111,11 +111,6 @@ class EtcdClient:
         """Delete a key; False if it did not exist."""
         return bool(self._kv("DeleteRange", messages.DeleteRangeRequest(key=key.encode()), f"delete {key}").deleted)
 
-    def delete_prefix(self, prefix: str) -> int:
-        """Delete all keys with ``prefix``; returns their number."""
-        request = messages.DeleteRangeRequest(key=prefix.encode(), range_end=range_end(prefix))
-        return int(self._kv("DeleteRange", request, f"delete {prefix}*").deleted)
-
     def delete_prefix_if(self, prefix: str, key: str, value: bytes) -> bool:
         """Delete all keys with ``prefix`` if ``key`` holds ``value``, in one transaction; returns whether it did."""
         held = self.get(key)

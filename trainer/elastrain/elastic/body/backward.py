@@ -113,10 +113,9 @@ class Backward:
     ) -> None:
         """Compute those of ``part``, and sum them over the ranks if it is the last one."""
         learners = self._world.share != self._world.place.share
-        assert self._world.model is not None
-        self._world.model.around_sums = self._heartbeat.in_sum
+        self._world.wrapped.around_sums = self._heartbeat.in_sum
         if self._world.state.trained.before_backward(communicator, first=step.done == 1, learners=learners):
-            self._world.model.may_train_others = True
+            self._world.wrapped.may_train_others = True
         if isinstance(loss, torch.Tensor):
             self._heartbeat.backward(loss)
             self._batch.of_part(step, part, loss, unscaled)
@@ -135,13 +134,11 @@ class Backward:
         loss = None if step.losses is None else OnHost(step.losses)  # before the wait for the sums, which covers it
         summed = cast(communicator, lambda: self._own_vote(step, communicator, loss))
         if communicator.broken is None:
-            assert self._world.model is not None
-            self._world.model.check_votes(summed.of_model, communicator)
+            self._world.wrapped.check_votes(summed.of_model, communicator)
         return summed
 
     def _own_vote(self, step: Step, communicator: Communicator, loss: OnHost | None) -> Vote:
-        world, model = self._world, self._world.model
-        assert model is not None
+        world, model = self._world, self._world.wrapped
         connected, replica = self._session.connected(), world.state.replicas.take_number(communicator)
         samples, shape, rank = sum(len(part.indices) for part in step.parts), step.place.shape, step.place.rank
         has_loss, seconds = shape.has_loss(rank), self._heartbeat.spent  # a device has come so far: cast() has waited
@@ -204,8 +201,7 @@ class Backward:
             return
         self._sums.take(step.result.summed.of_script)
         if self._strategy.votes:
-            assert world.model is not None
-            world.model.take_votes(step.result.summed.of_model)
+            world.wrapped.take_votes(step.result.summed.of_model)
             world.position.ledger.count(step.result.summed, generation, step.number + 1)
         if step.backwards <= 1:
             world.state.replicas.schedule.stepped(receiving=step.result.learning)
@@ -248,16 +244,14 @@ class Backward:
                     self._world.state.known.check()  # the loss may miss a layer that was replaced
                 raise
             log.info("an exception has ended the backward of a step that is discarded", error=repr(e))
-            assert self._world.model is not None
-            self._world.model.recover()
+            self._world.wrapped.recover()
 
     def _put_aside(self, step: Step) -> None:
         """The gradients that the parameters have are of earlier backwards, and summed already. Raises ``RuntimeError``
         if gradients of a step before cannot be kept."""
         if not (step.first or step.backwards > 1):
             return  # the micro-batches of a step are added by the strategy
-        kept, model = self._world.state.kept, self._world.model
-        assert model is not None
+        kept, model = self._world.state.kept, self._world.wrapped
         if step.first and not self._strategy.votes:
             self._world.state.known.begin_step()
         step.keeps = kept.put_aside(first=step.first) or step.keeps
@@ -286,7 +280,6 @@ class Backward:
                 f"job.backward(): in step {step.number + 1} some calls had a count=… and others had none: give it in "
                 "each call, on all ranks and for each micro-batch, or in none"
             )
-        assert self._world.model is not None
-        self._world.model.scale_gradients(result.factor(step.unit))
-        self._batch.measure(step, self._world.model)
+        self._world.wrapped.scale_gradients(result.factor(step.unit))
+        self._batch.measure(step, self._world.wrapped)
         self._world.state.kept.add()

@@ -111,8 +111,7 @@ class Bodies:
 
         A rank whose update is void takes its peers' state in the next generation.
         """
-        assert self._world.model is not None
-        if void := self._world.model.void:
+        if void := self._world.wrapped.void:
             log.warning("the update of this rank is void; it takes its peers' state", step=step.number + 1, cause=void)
             step.leave()
             self._world.leave(void, void=bool(self._discard(step)))

@@ -52,9 +52,9 @@ class Learning:
 
         The loss of the loop body is ignored; for its forward's changes to buffers: :meth:`share_buffers`.
         """
-        assert self._world.model is not None and self._world.model.learner is not None
+        assert self._world.wrapped.learner is not None
         self._heartbeat.waits()
-        self._world.model.learner.finish()
+        self._world.wrapped.learner.finish()
 
     def share_buffers(self, communicator: Communicator, leaves: Leaves) -> bool:
         """The first rank that has computed a step with learners gives them its models' buffers, as of the step's end.
@@ -75,9 +75,8 @@ class Learning:
 def knows_bodies(world: World, changing: Mapping[str, torch.Tensor]) -> None:
     """The first body of this process has ended, and has changed these buffers of the models. Raises as of
     :meth:`Strategy.check_warm_up`."""
-    assert world.model is not None
     world.strategy.check_warm_up([*changing])
     world.state.replicas.leave_out(changing.values())
     # Buffers that forward changes can be sent while training goes on only if they are small, and so copied before.
     small = all(buffer.nbytes < transfer.SMALL_BYTES for buffer in changing.values())
-    world.overlaps_transfer = world.model.learner is not None and small
+    world.overlaps_transfer = world.wrapped.learner is not None and small

@@ -83,6 +83,12 @@ class World:
         return self._session.core.last
 
     @property
+    def wrapped(self) -> ElasticModule:
+        """The model, once there is one."""
+        assert self.model is not None
+        return self.model
+
+    @property
     def step(self) -> int:
         """Committed steps."""
         return self.state.step
@@ -175,11 +181,11 @@ class World:
 
     def begin_step(self) -> None:
         """The step's first loop body follows, in a healthy generation: begin the transfers that run beside it."""
-        assert self.communicator is not None and self.model is not None
+        assert self.communicator is not None
         self.communicator.step = self.step
         self._handover.resume(self._reporter.step_seconds)
-        if self.share.learner and self.model.learner is not None and not self.model.learner.active:
-            self.model.learner.begin(self.communicator, receiving=self._handover.receiving)
+        if self.share.learner and (learner := self.wrapped.learner) is not None and not learner.active:
+            learner.begin(self.communicator, receiving=self._handover.receiving)
         self._handover.before_body(self.communicator)
         self._note_state()
 
@@ -209,13 +215,12 @@ class World:
 
     def committed(self, saves: int = 0) -> None:
         """The state is that of the committed step: save and report it if it is time. ``saves``: the ranks' votes."""
-        assert self.model is not None
         self.saving.after_step(saves, self.step, holds=self.has_state)
         if self.place.rank == 0:
             ends = self.state.stopped or self.step == self.position.loop.end
             if self._reporter.due(time.monotonic()) or ends:
                 self._report()
-        self._copies.committed(self.model.copying, switches=self._session.core.agreed is not None)
+        self._copies.committed(self.wrapped.copying, switches=self._session.core.agreed is not None)
 
     def leave(self, why: str, *, void: bool) -> None:
         """Leave the generation: peers may be a step ahead. ``void``: this rank's state is that of no step."""
@@ -321,9 +326,8 @@ class World:
         entered, agreed = time.monotonic(), self.communicator is not None
         entry = self._synchronise(communicator)
         synchronised = time.monotonic()
-        assert self.model is not None
-        self.model.detach()
-        self.model.attach(communicator, keep=entry.same_layout)
+        self.wrapped.detach()
+        self.wrapped.attach(communicator, keep=entry.same_layout)
         self.once.enters(generation, agreed=agreed, calls=self.state.calls.count)
         self.place = Place(generation.number, communicator.rank, communicator.world_size, self.strategy.shape)
         self.share = entry.shares.get(communicator.rank, self.place.share)
@@ -357,8 +361,8 @@ class World:
         elif communicator.rank in entry.receivers:
             self.state.changes.before_receive(entry.changes, keep=self.has_state)
             if entry.shares:
-                assert self.model is not None and self.model.learner is not None
-                self.model.learner.begin(communicator, receiving=entry.in_rounds)
+                assert self.wrapped.learner is not None
+                self.wrapped.learner.begin(communicator, receiving=entry.in_rounds)
             self._handover.receive(communicator, transfer, in_rounds=entry.in_rounds, keep=self.has_state)
         if communicator.broken is not None:
             raise GenerationBroken(communicator.generation, communicator.broken)
@@ -368,7 +372,6 @@ class World:
 
     def entry_row(self, generation: Generation) -> EntryRow:
         """This rank's contribution to the entry of ``generation``."""
-        assert self.model is not None
         state, position, joined = self.state, self.position, has_joiners(self.generation, generation)
         overlaps, permits = self.overlaps_transfer, self._handover.permits_rounds
         row = EntryRow(
@@ -378,7 +381,7 @@ class World:
             told=self._session.welcome.step,
             saved_step=self._session.welcome.saved_step,
             structure=capture.structure(self._tree()) if self.has_state and joined else 0,
-            layout=self.model.layout,
+            layout=self.wrapped.layout,
             trained=state.trained.digest,
             overlaps=overlaps,
             in_rounds=joined and overlaps and permits(holds=self.has_state) and not state.kept.present,

@@ -98,9 +98,8 @@ class Replicated(Strategy):
         return self._whole
 
     def begin_step(self) -> None:
-        assert self._whole is not None
         self._backwards = 0
-        self._whole.begin_step()
+        self.whole().begin_step()
 
     def body(self, part: Slice, communicator: Communicator) -> AbstractContextManager[object]:
         # With these a part has one micro-batch.
@@ -117,8 +116,7 @@ class Replicated(Strategy):
         retain_graph: bool = False,
     ) -> None:
         """After a last one another may follow, with a loss of its own."""
-        model = self._whole
-        assert model is not None
+        model = self.whole()
         weighted = loss * part.weight
         model.put_gradients_back()
         if last:

@@ -33,7 +33,6 @@ from torch import nn
 from elastrain.elastic.state import capture, parts
 from elastrain.elastic.state.buffers import fits, put_buffer
 from elastrain.elastic.state.capture import Stateful
-from elastrain.elastic.state.digest import same_bits
 from elastrain.elastic.state.host_copy import Memory
 from elastrain.elastic.torch_private import forget_stages, is_shared, memory_of, uses_of_data
 from elastrain.elastic.undo.tensors import NONE, Tensors, is_small
@@ -103,21 +102,15 @@ class Leaves:
         uses_of_data().clear()
 
     def end(self) -> bool:
-        """The body counts, or was a warm-up. Returns whether it is the first one of this process: then the values of
-        small buffers are compared, too."""
-        begun, buffers = self._begun, len(self.tensors.parameters)
+        """The body counts, or was a warm-up. Returns whether it is the first one of this process."""
+        begun = self._begun
         self._learn()
         begun.open = False
         in_objects = [n for *_, state in begun.objects for n in range(state.at.start, state.at.stop)]
-        now = zip(in_objects, self.tensors.versions([begun.tensors[n] for n in in_objects]), strict=True)
-        self._moved(n for n, version in now if version != begun.versions[n])
-        if first := not self.tensors.shown:
-            self.tensors.shown = True
-            copies = dict(zip(begun.copied, begun.values.complete(), strict=True))
-            places = enumerate(self.tensors.places, buffers)
-            present = [(n, p.buffer) for n, p in places if n in copies and p.buffer.layout is torch.strided]
-            self._moved(n for n, buffer in present if not same_bits(buffer, copies[n]))
-        return first
+        now = self.tensors.versions([begun.tensors[n] for n in in_objects])
+        self._moved(n for n, version in zip(in_objects, now, strict=True) if version != begun.versions[n])
+        shown, self.tensors.shown = self.tensors.shown, True
+        return not shown
 
     def restore(self) -> list[str]:
         """Put back what the body has changed. Returns the names of what has changed and has no copy."""

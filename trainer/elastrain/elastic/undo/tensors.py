@@ -110,8 +110,8 @@ class Tensors:
 
     @property
     def changing(self) -> dict[str, torch.Tensor]:
-        """By name: the models' buffers that bodies have changed. One statistic of a normalisation stands for all."""
-        norms = {id(p.owner) for p in self.places if isinstance(p.owner, Norm) and p.name in self.moving}
+        """By name: the models' buffers that bodies have changed, and the statistics of normalisations that train."""
+        norms = {id(module) for module in self.modules if isinstance(module, Norm) and module.training}
         found = [p for p in self.places if p.of_model and (p.name in self.moving or id(p.owner) in norms)]
         return {place.name: place.buffer for place in found if place.buffer is not NONE}
 
