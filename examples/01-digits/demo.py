@@ -21,6 +21,7 @@ import tour
 from rich.console import Console
 from tour import Tour, curves
 
+from elastrain import guests
 from elastrain.api.records import Progress, Rescale
 from elastrain_audit import judge
 from elastrain_cli.local.changes import changes
@@ -192,8 +193,7 @@ def draw(shown: Tour, path: Path) -> None:
     except ModuleNotFoundError as error:
         if error.name != "matplotlib":
             raise
-        way_out = f"{sys.executable} -m pip install 'elastrain[plot]'"
-        console.print(f"  no picture was drawn: {way_out}", style="yellow", markup=False)
+        console.print(f"  no picture was drawn: {guests.way_out(error.name)}", style="yellow", markup=False)
     else:
         console.print(f"  drawn: {path}")
 

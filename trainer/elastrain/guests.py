@@ -5,7 +5,7 @@ A guest that cannot be imported is an error that names the extra which installs 
 
 from __future__ import annotations
 
-import importlib
+import importlib.metadata
 import sys
 from typing import Any
 
@@ -24,7 +24,8 @@ GUESTS = {
 }
 """Package of a guest -> extra of pyproject.toml that installs what it needs."""
 
-_EXTRAS = {"aiohttp": "client", "kubernetes": "client", "libcst": "convert", "numpy": "trainer", "torch": "trainer"}
+_EXTRAS = {"aiohttp": "client", "kubernetes": "client", "libcst": "convert", "matplotlib": "plot"}
+_EXTRAS |= {"numpy": "trainer", "opentelemetry": "tracing", "torch": "trainer", "xxhash": "trainer"}
 """Package of others -> extra that installs it."""
 
 
@@ -34,6 +35,8 @@ def load(module: str) -> Any:
 
 
 def way_out(missing: str | None) -> str | None:
-    """The command that installs the package ``missing`` (a ``ModuleNotFoundError``'s name); None: of no extra."""
+    """The command that installs the packages of ``missing``'s extra; None: of no extra. No index has elastrain."""
     extra = ({**_EXTRAS, **GUESTS}).get((missing or "").partition(".")[0])
-    return f"{sys.executable} -m pip install 'elastrain[{extra}]'" if extra else None
+    needs = [r.split("; extra == ") for r in importlib.metadata.requires("elastrain") or []]
+    packages = " ".join(f"'{need}'" for need, *of in needs if of == [f"'{extra}'"])
+    return f"{sys.executable} -m pip install {packages}" if extra else None

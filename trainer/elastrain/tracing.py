@@ -14,7 +14,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import queue
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from elastrain import threads
+from elastrain import guests, threads
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
@@ -85,8 +84,8 @@ def from_environment(environ: Mapping[str, str], service: str, **attributes: Att
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     except ImportError as error:
-        way_out = f"{sys.executable} -m pip install 'elastrain[tracing]'"
-        log.warning("no traces: a package is missing", missing=error.name, install=way_out, enabled_by=ENV_ENDPOINT)
+        install = guests.way_out(error.name)
+        log.warning("no traces: a package is missing", missing=error.name, install=install, enabled_by=ENV_ENDPOINT)
         return None
     # The exporter would log every attempt into the training's log; this module logs lost spans once and counts them.
     logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)

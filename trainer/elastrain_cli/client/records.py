@@ -38,7 +38,7 @@ def job_of(body: Mapping[str, Any]) -> ElasticTrainingJob:
         fields = ", ".join(".".join(map(str, e["loc"])) for e in error.errors(include_url=False))
         raise Refused(
             f"job {name} has values of another version of elastrain: {fields}; upgrade this client "
-            "(pip install -U elastrain)"
+            "(install the wheel of the operator's version)"
         ) from error
 
 

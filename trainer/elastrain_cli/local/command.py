@@ -193,7 +193,7 @@ class _Run:
                 self._view.say(f"job {status.job} failed {where}: {status.message}", style="bold red")
                 tail = self._job.failure_tail(TAIL_LINES)
                 self._view.say(tail, style="")
-                if advice := hint(tail, sys.executable, self._job.spec.directory):
+                if advice := hint(tail, self._job.spec.directory):
                     self._view.say(advice, style="bold yellow")
                 return EXIT_FAILED
             case _ if not self._signals.caught:
