@@ -20,14 +20,14 @@ SHM_SHARE = 2
 """The size of ``/dev/shm`` is the memory limit divided by this, as is Linux' default for a tmpfs."""
 
 
-def shared_memory(body: dict[str, Any], trainer: dict[str, Any], wanted: str | None) -> None:
-    """Mount a volume in memory at ``/dev/shm`` of the trainer container. ``wanted``: ``spec.sharedMemory``."""
+def shared_memory(body: dict[str, Any], trainer: dict[str, Any]) -> None:
+    """Mount a volume in memory at ``/dev/shm`` of the trainer container, unless the template mounts its own there."""
     mounts, volumes = _objects(trainer.get("volumeMounts")), _objects(body.get("volumes"))
-    if wanted == "none" or mounts is None or volumes is None:
+    if mounts is None or volumes is None:
         return
     if any(str(m.get("mountPath")).rstrip("/") == SHM_PATH for m in mounts):
         return
-    size = wanted or _share_of_limit(trainer)
+    size = _share_of_limit(trainer)
     volume = {"name": SHM_VOLUME, "emptyDir": {"medium": "Memory", **({"sizeLimit": size} if size else {})}}
     body["volumes"] = [*volumes, volume]
     trainer["volumeMounts"] = [*mounts, {"name": SHM_VOLUME, "mountPath": SHM_PATH}]

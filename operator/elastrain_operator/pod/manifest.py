@@ -168,7 +168,7 @@ def _without_nulls(value: Any) -> Any:
 def _furnish(body: dict[str, Any], trainer: dict[str, Any], spec: JobSpec, job: JobRef) -> None:
     """Defaults that torch needs and the template does not set."""
     devices = extended(trainer)
-    defaults.shared_memory(body, trainer, spec.shared_memory)
+    defaults.shared_memory(body, trainer)
     defaults.tolerate(body, devices)
     defaults.last_words(body, trainer)
     defaults.resolve_services(body)

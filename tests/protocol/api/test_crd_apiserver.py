@@ -119,7 +119,6 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"nprocPerNode": -1}, "spec.nprocPerNode", "-1: spec.nprocPerNode in body should be"),
     ({"nprocPerNode": "many"}, "spec.nprocPerNode", '"many": spec.nprocPerNode in body should match'),
     ({"accelerator": "gpu"}, "spec.accelerator", '"gpu": spec.accelerator in body should match'),
-    ({"sharedMemory": "8"}, "spec.sharedMemory", '"8": spec.sharedMemory in body should match'),
     ({"managedBy": "kueue"}, "spec.managedBy", '"kueue": spec.managedBy in body should match'),
     ({"pendingDeadlineSeconds": 0}, "spec.pendingDeadlineSeconds", "0: spec.pendingDeadlineSeconds in body should be"),
     ({"backoffLimit": -1}, "spec.backoffLimit", "-1: spec.backoffLimit in body should be"),

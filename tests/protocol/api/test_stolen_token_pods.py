@@ -25,10 +25,9 @@ pytestmark = pytest.mark.apiserver
         {},
         {"preflight": {}},
         {"preflight": {"pairs": {}}},
-        {"sharedMemory": "none"},
         {"template": PLAIN},
     ],
-    ids=["template", "preflight", "pairs", "no shared memory", "plain"],
+    ids=["template", "preflight", "pairs", "plain"],
 )
 def test_workers_of_jobs_are_accepted(stolen: Stolen, spec: Body) -> None:
     job, parsed = stolen.job(f"job-{time.monotonic_ns()}", **{"template": TEMPLATE, **spec})

@@ -82,7 +82,7 @@ class Rivals:
 
     def _submit(self) -> None:
         self.world.job = self.world._submit()
-        self.world.change_spec(infrastructureLimit=10**6)
+        self.world.change_spec(lossLimit=10**6)
 
     def kill(self) -> None:
         operator = self.rng.choice([self.rival, *self.world.operators])
@@ -113,7 +113,7 @@ def shared(seed: int) -> Rivals:
     with quiet():
         rivals = Rivals(seed)
         world = rivals.world
-        world.change_spec(infrastructureLimit=10**6)
+        world.change_spec(lossLimit=10**6)
         rivals.plan()
 
         def until(when: float) -> None:

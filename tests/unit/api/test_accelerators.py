@@ -67,7 +67,6 @@ def test_field_and_remedy_are_named_if_the_accelerator_is_ambiguous(
         ("nprocPerNode", "many", "spec.nprocPerNode: \"many\": must be a whole number from 1 to 2147483647, or auto"),
         ("nprocPerNode", 0, "spec.nprocPerNode: 0: must be a whole number from 1 to 2147483647, or auto"),
         ("nprocPerNode", True, "spec.nprocPerNode: true: must be a whole number from 1 to 2147483647, or auto"),
-        ("sharedMemory", "8", "spec.sharedMemory: \"8\": must be a size with its unit, such as 8Gi, or none"),
         ("accelerator", "gpu", "spec.accelerator: \"gpu\": must be a name with a domain, such as nvidia.com/gpu"),
         ("managedBy", "Kueue", "spec.managedBy: \"Kueue\": must be a name with a domain"),
     ],

@@ -74,11 +74,6 @@ def test_shared_memory_is_the_nodes_default_without_a_limit(worker):
     assert shm(worker()[0]) == {"medium": "Memory"}
 
 
-def test_shared_memory_follows_the_spec(worker):
-    assert shm(worker(limits(memory="8Gi"), sharedMemory="1Gi")[0]) == {"medium": "Memory", "sizeLimit": "1Gi"}
-    assert shm(worker(sharedMemory="none")[0]) is None
-
-
 @pytest.mark.parametrize("path", ["/dev/shm", "/dev/shm/"])
 def test_template_keeps_its_own_shared_memory(worker, path):
     mounts = [{"name": "mine", "mountPath": path}]

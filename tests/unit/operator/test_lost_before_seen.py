@@ -57,12 +57,12 @@ def test_the_job_ends_if_all_its_pods_are_deleted_without_end(monkeypatch):
     monkeypatch.setattr("elastrain_operator.policy.losses.pacing.delay", lambda rounds: 0.0)
 
     async def scenario(world, jobs):
-        jobs.see(body(maxReplicas=1, infrastructureLimit=3), lambda _: world.watched)
+        jobs.see(body(maxReplicas=1, lossLimit=3), lambda _: world.watched)
         for _ in range(4):
             await until(lambda: world.pods, "a pod")
             vanish(world, jobs)
         await until(lambda: world.statuses[-1]["phase"] == "Failed", "the end")
-        assert "InfrastructureLimitExceeded" in str(world.statuses[-1]["conditions"])
+        assert "LossLimitExceeded" in str(world.statuses[-1]["conditions"])
 
     run(scenario)
 

@@ -71,8 +71,8 @@ def test_a_loss_of_etcds_data_proves_nothing(make_spec):
 
 
 def test_budget_of_infrastructure_ends_a_job_whose_workers_never_answer(make_spec):
-    spec, state = make_spec(replicas=2, maxReplicas=2, infrastructureLimit=1), LoopState()
-    earlier = JobStatus(next_ordinal=2, loss_streak=LossStreak(infrastructure=2, time=NOW.isoformat()))
+    spec, state = make_spec(replicas=2, maxReplicas=2, lossLimit=1), LoopState()
+    earlier = JobStatus(next_ordinal=2, loss_streak=LossStreak(count=2, time=NOW.isoformat()))
     look(spec, state, NOW, Coordination(), earlier)
     made = look(spec, state, LATER, Coordination(), earlier)
-    assert [c.reason for c in made.status.conditions if c.type == "Failed"] == ["InfrastructureLimitExceeded"]
+    assert [c.reason for c in made.status.conditions if c.type == "Failed"] == ["LossLimitExceeded"]

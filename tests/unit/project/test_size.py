@@ -9,8 +9,8 @@ import size
 BOUNDS = {
     "lines that a worker loads": 33_631,
     "lines of trainer/elastrain": 33_698,
-    "lines of the operator": 18_331,
-    "lines of the operator's core": 16_002,
+    "lines of the operator": 18_322,
+    "lines of the operator's core": 15_993,
     "lines of bench": 8_991,
     "lines of tests and e2e": 88_365,
     "files on the path of a lost rank": 50,
@@ -19,9 +19,9 @@ BOUNDS = {
     "fields of state on the path of a lost rank": 385,
     "imports of elastic/loop.py": 27,
     "callables of elastic/ that others set": 3,
-    "leaves of spec": 46,
-    "leaves of status": 83,
-    "documented reasons": 126,
+    "leaves of spec": 44,
+    "leaves of status": 82,
+    "documented reasons": 125,
     "values of the chart": 88,
     "words of the pages": 74_735,
 }

@@ -12,7 +12,6 @@ from elastrain.api.settings import ALL
 from elastrain_resource.accelerators import AUTO
 
 _INT32_MAX = 2**31 - 1
-_SIZE = "none|[1-9][0-9]{0,8}(Ki|Mi|Gi|Ti|k|M|G|T)"
 _RESOURCE = "[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 
 
@@ -29,12 +28,6 @@ def _shards(value: Any) -> int | str:
         return ALL
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _INT32_MAX:
         raise rule_broken(f"must be a whole number from 1 to {_INT32_MAX}, or {ALL}", value)
-    return value
-
-
-def _size(value: str) -> str:
-    if not re.fullmatch(_SIZE, value):
-        raise rule_broken("must be a size with its unit, such as 8Gi, or none", value)
     return value
 
 
@@ -74,8 +67,6 @@ Shards = Annotated[
 ]
 """Ranks that hold one copy of the model together, or ``all`` of them."""
 
-MemorySize = Annotated[str, AfterValidator(_size), WithJsonSchema({"type": "string", "pattern": f"^({_SIZE})$"})]
-"""A size with its unit, or ``none``."""
 
 QualifiedName = Annotated[
     str, AfterValidator(_qualified), WithJsonSchema({"type": "string", "pattern": f"^{_RESOURCE}$", "maxLength": 317})

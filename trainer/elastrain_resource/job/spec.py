@@ -26,7 +26,7 @@ from elastrain.api.settings import (
 from elastrain.api.shape import ONE_RANK, SHARDS, MeshDimension, Shape
 from elastrain_resource import accelerators, rules
 from elastrain_resource.job.embedded import AsDict, PodTemplate
-from elastrain_resource.job.fields import MemorySize, Nproc, QualifiedName, Shards
+from elastrain_resource.job.fields import Nproc, QualifiedName, Shards
 
 
 class CleanPodPolicy(StrEnum):
@@ -149,10 +149,6 @@ class JobSpec(ApiModel):
     accelerator: QualifiedName | None = None
     """Extended resource that ranks compute on, such as `nvidia.com/gpu`. Absent: the extended resource in the trainer
     container's limits. Required if the limits contain several and not exactly one known accelerator."""
-    shared_memory: MemorySize | None = None
-    """Size of `/dev/shm`, a volume in memory for data loaders and collectives, such as `16Gi`; `none`: the container
-    runtime's default (64 MiB). Its content counts as memory of the pod. Absent: half of the trainer container's memory
-    limit; without a limit, the node's default. A template that mounts `/dev/shm` keeps its own volume."""
     template: Annotated[dict[str, Any], AsDict(PodTemplate)]
     """Pod template of a worker. The container named ``trainer``, else the first, runs the training command. elastrain
     starts its agent before that command and adds the agent's settings to the environment. A change is rolled out:
@@ -186,11 +182,9 @@ class JobSpec(ApiModel):
     whose pods a budget of your own selects (Kubernetes evicts no pod that two budgets select)."""
     backoff_limit: NonNegativeInt = 6
     """Number of retries after failures of the training script. Lost nodes and preemption do not count."""
-    infrastructure_limit: PositiveInt = 20
+    loss_limit: PositiveInt = 50
     """The job fails after more than this many times `maxReplicas` workers are lost without a committed step in between:
-    to their node, to eviction or to a signal. The delay of replacements grows meanwhile."""
-    preemption_limit: PositiveInt = 100
-    """The same limit for workers that the scheduler preempted."""
+    to their node, to eviction, to preemption or to a signal. The delay of replacements grows meanwhile."""
     active_deadline_seconds: PositiveInt | None = None
     """Seconds of active (not suspended) time after which the job fails. Absent: no deadline."""
     ttl_seconds_after_finished: NonNegativeInt | None = None

@@ -103,10 +103,8 @@ class RestartCounts(StatusModel):
 class LossStreak(StatusModel):
     """Workers lost in a row without a committed step in between, for causes other than the script."""
 
-    infrastructure: int = 0
-    """Lost to their node, to eviction or to a signal."""
-    preemption: int = 0
-    """Lost to the scheduler."""
+    count: int = 0
+    """Their number."""
     step: int | None = None
     """Committed steps at the last loss."""
     time: AwareTime

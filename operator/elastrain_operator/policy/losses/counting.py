@@ -186,36 +186,26 @@ def update_streak(
     before: LossStreak | None, fresh: Sequence[Loss], step: int | None, now: datetime
 ) -> LossStreak | None:
     """The streak after ``fresh`` losses; None: no streak. ``step``: committed steps as last reported."""
-    lost = {c: sum(x.cause is c for x in fresh) for c in (Cause.INFRASTRUCTURE, Cause.PREEMPTION)}
+    lost = sum(x.cause is not Cause.USER for x in fresh)
     if before and (_progressed(before.step, step) or now - datetime.fromisoformat(before.time) >= STALE):
         before = None
-    if not any(lost.values()):
+    if not lost:
         return before
-    return LossStreak(
-        infrastructure=(before.infrastructure if before else 0) + lost[Cause.INFRASTRUCTURE],
-        preemption=(before.preemption if before else 0) + lost[Cause.PREEMPTION],
-        step=step,
-        time=now.isoformat(),
-    )
+    return LossStreak(count=(before.count if before else 0) + lost, step=step, time=now.isoformat())
 
 
 def streak_verdict(spec: JobSpec, streak: LossStreak | None, last: LastFailure | None) -> Verdict | None:
-    """The job has failed if a streak exceeds its limit times ``maxReplicas``. ``last``: the newest loss."""
-    if streak is None:
+    """The job has failed if the streak exceeds ``lossLimit`` times ``maxReplicas``. ``last``: the newest loss."""
+    most = spec.loss_limit * spec.max_replicas * spec.group_size
+    if streak is None or streak.count <= most:
         return None
-    for field, count, limit in (
-        ("infrastructureLimit", streak.infrastructure, spec.infrastructure_limit),
-        ("preemptionLimit", streak.preemption, spec.preemption_limit),
-    ):
-        most = limit * spec.max_replicas * spec.group_size
-        if count > most:
-            groups = f" of {spec.group_size} workers each" if spec.group_size > 1 else ""
-            text = (
-                f"{count} workers in a row were lost without a committed step, {field} ({limit}) times maxReplicas "
-                f"({spec.max_replicas}{groups}) is {most}" + (f"; last: {last.reason}: {last.message}" if last else "")
-            )
-            return Verdict(ConditionType.FAILED, f"{field[0].upper()}{field[1:]}Exceeded", text)
-    return None
+    groups = f" of {spec.group_size} workers each" if spec.group_size > 1 else ""
+    text = (
+        f"{streak.count} workers in a row were lost without a committed step, lossLimit ({spec.loss_limit}) times "
+        f"maxReplicas ({spec.max_replicas}{groups}) is {most}"
+        + (f"; last: {last.reason}: {last.message}" if last else "")
+    )
+    return Verdict(ConditionType.FAILED, "LossLimitExceeded", text)
 
 
 def _progressed(before: int | None, now: int | None) -> bool:

@@ -63,7 +63,7 @@ def after_streak(spec: JobSpec, streak: LossStreak | None) -> datetime | None:
     """At once after the first round of losses without a committed step, then with delays up to 5 min."""
     if streak is None:
         return None
-    rounds = math.ceil((streak.infrastructure + streak.preemption) / max(spec.desired_replicas * spec.group_size, 1))
+    rounds = math.ceil(streak.count / max(spec.desired_replicas * spec.group_size, 1))
     wait = delay(rounds)
     return datetime.fromisoformat(streak.time) + timedelta(seconds=wait) if wait else None
 
