@@ -95,10 +95,10 @@ class App:
         recorder = Recorder(self._kube)
         self._run("events", recorder.run)
         undo.push_async_callback(recorder.close)
-        self._executor = Executor(self._kube, self._mirror, config, recorder, self._logins)
+        self._queue = self._queued(recorder) if config.kueue else None
+        self._executor = Executor(self._kube, self._mirror, config, recorder, self._logins, self._queue)
         undo.push_async_callback(self._loops.stop)
         self._sweeper = Sweeper(self._kube, self._mirror, self._is_served, self._logins)
-        self._kueue_jobs = self._queues(recorder) if config.kueue else None
         on_other_pod = self._capacity.other_pod_seen if self._capacity else lambda *_: None
         pods = self._pods = WorkerPods(self._kube, config.namespaces, self._pod_changed, on_other_pod)
         self._jobs = Jobs(
@@ -137,7 +137,7 @@ class App:
             log.warning("etcd does not answer yet", endpoints=self._config.etcd.endpoints)
         return mirror
 
-    def _queues(self, recorder: Recorder) -> KueueJobs:
+    def _queued(self, recorder: Recorder) -> KueueJobs:
         """Kueue's part of the jobs' loops."""
         watch = Watch(self._kube, self._config.namespaces, self._loops.wake, self._loops.wake_all)
         self._run("Kueue", watch.run)
@@ -187,8 +187,8 @@ class App:
         await self._loops.forget(job.uid)
         if self._capacity:
             self._capacity.forget(job.uid)
-        if self._kueue_jobs:
-            self._kueue_jobs.forget(job.uid)
+        if self._queue:
+            self._queue.forget(job.uid)
         self._sweeper.nudge(job)  # last: the loop has ended its writes
 
     def _pod_changed(self, job: JobKeys, pod: Pod, deleted: bool) -> None:
@@ -204,7 +204,7 @@ class App:
     # ---- inside ----------------------------------------------------------------------------------------------------
     def _make_loop(self, job: JobRef) -> JobLoop:
         assert self._mirror is not None, "jobs are watched after start"
-        return JobLoop(job, self._executor, self._kube, self._mirror, self._config, self._capacity, self._kueue_jobs)
+        return JobLoop(job, self._executor, self._kube, self._mirror, self._config, self._capacity, self._queue)
 
     def _etcd_changed(self, keys: JobKeys | None) -> None:
         if keys is None:

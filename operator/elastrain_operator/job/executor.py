@@ -15,12 +15,12 @@ from elastrain_operator import clock
 from elastrain_operator.config import OperatorConfig
 from elastrain_operator.facts import Deletion, EndedMember, JobEvent, JobRef, Pod, RefusalKind, Still
 from elastrain_operator.job import objects
+from elastrain_operator.job.queue import JobQueue
 from elastrain_operator.job.recorder import Recorder
 from elastrain_operator.job.state import LoopState, Plan
 from elastrain_operator.job.statuses import Statuses
 from elastrain_operator.kube.answers import CLOSED, NO_ANSWER, ApiError, Refused, is_without_answer, refused
 from elastrain_operator.kube.client import Kube
-from elastrain_operator.kueue.render import charged_to
 from elastrain_operator.pod import manifest as manifests
 from elastrain_operator.pod import workerset
 from elastrain_operator.pod.admitted import Admitted, admitted
@@ -46,17 +46,19 @@ log = structlog.get_logger(__name__)
 class Executor:
     """Executes plans against one API server."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - its collaborators
         self,
         kube: Kube,
         targets: Mirror,
         config: OperatorConfig,
         events: Recorder,
         logins: JobLogins | None = None,
+        queue: JobQueue | None = None,
     ) -> None:
-        """``logins``: gives jobs their own credentials; None: they have none."""
+        """``logins``: gives jobs their own credentials; None: they have none. ``queue``: None: no job queues."""
         self._kube = kube
         self._logins = logins
+        self._queue = queue
         self._targets = targets
         self._config = config
         self._events = events
@@ -211,15 +213,21 @@ class Executor:
         own."""
         first, *others = plan.create
         limit = asyncio.Semaphore(PARALLEL)
-        result = await self._create_one(job, _placed(made, job, spec, plan, 0), limit)
+        result = await self._create_one(job, self._placed(made, job, spec, plan, 0), limit)
         if not isinstance(result, Pod) and not _uses_up_its_ordinal(result):
             return {first: result}
         siblings = (
-            _placed(manifests.sibling(made, job, n, stands_by=n in plan.stand_by), job, spec, plan, place)
+            self._placed(manifests.sibling(made, job, n, stands_by=n in plan.stand_by), job, spec, plan, place)
             for place, n in enumerate(others, start=1)
         )
         more = await asyncio.gather(*(self._create_one(job, manifest, limit) for manifest in siblings))
         return {first: result, **dict(zip(others, more, strict=True))}
+
+    def _placed(self, manifest: dict[str, Any], job: JobRef, spec: JobSpec, plan: Plan, number: int) -> dict[str, Any]:
+        """The manifest of the pod that is created as this ``number``, with its places in a group and in a queue."""
+        if plan.slots:
+            manifest = manifests.grouped(manifest, job, spec, plan.slots[number])
+        return self._queue.charged_to(manifest, plan.charges[number]) if self._queue and plan.charges else manifest
 
     async def _probe(self, job: JobRef, spec: JobSpec, made: _Manifest, state: LoopState) -> None:
         """Ask the API server whether it admits a pod of the job, before other jobs' workers leave for it."""
@@ -342,10 +350,3 @@ _Result = Pod | Refused | ApiError | EtcdError
 
 def _name(job: JobRef) -> str:
     return f"{job.namespace}/{job.name}"
-
-
-def _placed(manifest: dict[str, Any], job: JobRef, spec: JobSpec, plan: Plan, number: int) -> dict[str, Any]:
-    """The manifest of the pod that is created as this ``number``, with its places in a group and in a Workload."""
-    if plan.slots:
-        manifest = manifests.grouped(manifest, job, spec, plan.slots[number])
-    return charged_to(manifest, plan.charges[number]) if plan.charges else manifest

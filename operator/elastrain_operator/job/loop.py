@@ -21,10 +21,9 @@ from elastrain_operator.job import other_operator, plan
 from elastrain_operator.job.executor import Executor
 from elastrain_operator.job.meter import JobMeter
 from elastrain_operator.job.plan import STATUS_INTERVAL
+from elastrain_operator.job.queue import JobQueue, QueuedPass
 from elastrain_operator.job.state import LoopState, Plan
 from elastrain_operator.kube.client import ApiError, Kube
-from elastrain_operator.kueue.jobs import KueueJobs, KueuePass
-from elastrain_operator.kueue.parse import queue_name
 from elastrain_operator.metrics import process as metrics
 from elastrain_operator.policy.losses import data_loss
 from elastrain_operator.policy.report.routine import is_routine
@@ -65,8 +64,8 @@ class PassResult:
     observed: Observed
     spec: JobSpec | None = None
     """None: it cannot be read, or the job is being deleted."""
-    queued: KueuePass | None = None
-    """Kueue's part; None: Kueue has nothing to do with the job."""
+    queued: QueuedPass | None = None
+    """The queue's part; None: it has nothing to do with the job."""
 
 
 class JobLoop:
@@ -80,9 +79,9 @@ class JobLoop:
         mirror: Mirror,
         config: OperatorConfig,
         capacity: Capacity | None = None,
-        kueue: KueueJobs | None = None,
+        queue: JobQueue | None = None,
     ) -> None:
-        """``capacity``: None: the cluster is not shared out between jobs. ``kueue``: None: no job queues."""
+        """``capacity``: None: the cluster is not shared out between jobs. ``queue``: None: no job queues."""
         self.job = job
         self.meter = JobMeter()
         self._executor = executor
@@ -90,7 +89,7 @@ class JobLoop:
         self._mirror = mirror
         self._config = config
         self._capacity = capacity
-        self._kueue = kueue
+        self._queue = queue
         self._wake = asyncio.Event()
         self._woken: float | None = None  # when the first change came that no pass has processed
         self._state = LoopState()
@@ -272,8 +271,8 @@ class JobLoop:
         if (apart := other_operator.plan(body, observed, state, now)) is not None:
             return PassResult(apart, status, observed)
         share = observed.share.in_replicas(spec.group_size) if observed.share else None
-        observed = replace(observed, share=share, ignored_queue="" if self._kueue else queue_name(body))
-        queued = self._kueue.decide(body, self.job, spec, status, observed) if self._kueue else None
+        observed = replace(observed, share=share, ignored_queue="" if self._queue else sizes.queue_of(body))
+        queued = self._queue.decide(body, self.job, spec, status, observed) if self._queue else None
         observed = self._bounded(queued.charged_to(observed), queued, spec) if queued else observed
         state.unanswered_since = sizes.unanswered_since(state.unanswered_since, observed, now)
         state.lost_since = data_loss.since(state.lost_since, status, observed.coordination, now)
@@ -281,8 +280,8 @@ class JobLoop:
             made = plan.plan(spec, status, observed, clock.now(), state)
         return PassResult(made, status, observed, spec, queued)
 
-    def _bounded(self, observed: Observed, queued: KueuePass, spec: JobSpec) -> Observed:
-        """Without pods that Kueue admits, and for which the scheduler would evict another job's."""
+    def _bounded(self, observed: Observed, queued: QueuedPass, spec: JobSpec) -> Observed:
+        """Without pods that the queue admits, and for which the scheduler would evict another job's."""
         if self._capacity is None or not observed.charges:
             return observed
         named = str((spec.template.get("spec") or {}).get("priorityClassName") or "")
@@ -313,11 +312,11 @@ class JobLoop:
         elif made.create:
             self._wake_soon()  # to show them in the status: the watch will report no change of them
         await self._executor.keep_in_etcd(self.job, decided.observed.pods)
-        if self._kueue is None or queued is None:
+        if queued is None:
             return due
         if made.status is not None and made.status.completion_time:
             self.wake()  # its Workloads end
-        return min(due, await self._kueue.apply(self.job, spec, queued, due))
+        return min(due, await queued.apply(self.job, spec, due))
 
     def _spec(self, raw: Mapping[str, Any]) -> JobSpec:
         """The spec, parsed once for each version of it. Raises ``SpecInvalid``."""

@@ -21,9 +21,8 @@ def plan(body: Mapping[str, Any], observed: Observed, state: LoopState, now: dat
 
     An event, once, and nothing else; the other one writes the status."""
     own, job = observed.etcd, observed.job
-    ours = state.status is not None and bool(state.status.etcd)
     claimed, version = _claimed(body, state), state.version or ""
-    state.claim = claim = elsewhere.followed(state.claim, observed, claimed, version, now, ours=ours)
+    state.claim = claim = elsewhere.followed(state.claim, observed, claimed, version, now)
     others = elsewhere.foreign_workers(observed)
     if not others and (claim is None or now >= claim.due):
         state.elsewhere = ""

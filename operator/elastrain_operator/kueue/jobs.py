@@ -10,7 +10,7 @@ import structlog
 
 from elastrain_operator import clock
 from elastrain_operator.allocation.snapshot import WorkerShape
-from elastrain_operator.facts import JobEvent, JobRef, Observed, Severity
+from elastrain_operator.facts import Charge, JobEvent, JobRef, Observed, Severity
 from elastrain_operator.kube.answers import ApiError
 from elastrain_operator.kube.client import Kube
 from elastrain_operator.kueue import parse, render
@@ -37,6 +37,7 @@ class KueuePass:
     request: Request
     view: View
     decision: Decision
+    writer: Writer
 
     def charged_to(self, observed: Observed) -> Observed:
         """``observed`` with the size and the places that Kueue gives."""
@@ -55,6 +56,17 @@ class KueuePass:
                 return {}  # no valid pod: the API server refuses it, and no node has it
             found[kind] = found.get(kind, 0) + count
         return found
+
+    async def apply(self, job: JobRef, spec: JobSpec, resync: float) -> float:
+        """Write what was decided; returns the seconds until the next pass is due without a change. A refused write is
+        logged and decided again."""
+        try:
+            await self.writer.execute(job, self.request, self.view, spec.template, self.decision.writes)
+        except ApiError as error:
+            log.warning("Workloads not written", job=job.name, namespace=job.namespace, error=str(error))
+            return RETRY
+        again = self.decision.again
+        return resync if again is None else max((again - clock.now()).total_seconds(), 0.0)
 
 
 class KueueJobs:
@@ -83,7 +95,7 @@ class KueueJobs:
         decision = decide(request, view, holders, self._memory.get(job.uid, Memory()), clock.now())
         self._memory[job.uid] = decision.memory
         self._report(job, decision)
-        return KueuePass(request, view, decision)
+        return KueuePass(request, view, decision, self._writer)
 
     def _report(self, job: JobRef, decision: Decision) -> None:
         """An event and a count of each eviction."""
@@ -92,16 +104,9 @@ class KueueJobs:
             text = f"Kueue evicts Workload {workload.name} ({workload.evicted}): {workload.message}"
             self._record(job, JobEvent("Evicted", text, Severity.WARNING))
 
-    async def apply(self, job: JobRef, spec: JobSpec, queued: KueuePass, resync: float) -> float:
-        """Write what was decided; returns the seconds until the next pass is due without a change. A refused write is
-        logged and decided again."""
-        writes, again = queued.decision.writes, queued.decision.again
-        try:
-            await self._writer.execute(job, queued.request, queued.view, spec.template, writes)
-        except ApiError as error:
-            log.warning("Workloads not written", job=job.name, namespace=job.namespace, error=str(error))
-            return RETRY
-        return resync if again is None else max((again - clock.now()).total_seconds(), 0.0)
+    def charged_to(self, manifest: dict[str, Any], charge: Charge) -> dict[str, Any]:
+        """The pod of a queued job, in its Workload."""
+        return render.charged_to(manifest, charge)
 
     def forget(self, uid: str) -> None:
         """A job is gone."""

@@ -123,18 +123,13 @@ def label(body: Raw, key: str) -> str:
     return text(mapping(mapping(body.get("metadata")).get("labels")).get(key))
 
 
-def queue_name(body: Raw) -> str:
-    """The LocalQueue that a job names; empty: none."""
-    return label(body, QUEUE_LABEL)
-
-
 def request(body: Raw, spec: JobSpec, size: int, ended: str) -> Request:
     """What a job asks. ``size``: desired workers of the last pass; ``ended``: its terminal condition, or empty."""
     meta = mapping(body.get("metadata"))
     notes = mapping(meta.get("annotations"))
     return Request(
         base=render.base_name(text(meta.get("name")), text(meta.get("uid"))),
-        queue=queue_name(body),
+        queue=label(body, QUEUE_LABEL),
         minimum=spec.min_replicas,
         wanted=spec.desired_replicas,
         pods=spec.group_size,

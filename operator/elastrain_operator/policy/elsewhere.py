@@ -6,7 +6,7 @@ workers, which would train apart.
 
 So ``status.etcd`` names the etcd of the operator that creates the job's workers. It is written before the first of
 them, on the condition that the job has not changed: of two operators one succeeds. A claim to a job without workers is
-taken over after some time, as its operator may be uninstalled.
+taken over after some time, as its operator may be uninstalled; if it is alive, it takes the job back in the same way.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ from elastrain_operator.facts import JobEvent, Observed, Pod, Severity
 REASON = "OtherOperator"
 PATIENCE = timedelta(seconds=60)
 """For which a job without workers that another operator has claimed must stay unchanged before it is taken over."""
-LONG_PATIENCE = timedelta(minutes=30)
-"""The same, for a job that the other one has taken over from this one: it is alive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,19 +32,15 @@ class Claim:
     version: str
     """The job's ``resourceVersion`` since ``since``."""
     since: datetime
-    patience: timedelta
 
     @property
     def due(self) -> datetime:
         """When a job without workers is taken over, if it stays as it is."""
-        return self.since + self.patience
+        return self.since + PATIENCE
 
 
-def followed(
-    before: Claim | None, observed: Observed, claimed: str, version: str, now: datetime, *, ours: bool
-) -> Claim | None:
+def followed(before: Claim | None, observed: Observed, claimed: str, version: str, now: datetime) -> Claim | None:
     """Another operator's claim; None: the job is unclaimed, or this operator's. ``claimed``: ``status.etcd``.
-    ``ours``: this operator had claimed the job.
 
     A live worker of this operator's proves more than any claim.
     """
@@ -54,8 +48,7 @@ def followed(
         return None
     if before is not None and (before.etcd, before.version) == (claimed, version):
         return before
-    patience = before.patience if before is not None else PATIENCE
-    return Claim(claimed, version, now, LONG_PATIENCE if ours else patience)
+    return Claim(claimed, version, now)
 
 
 def claim(suspended: bool, observed: Observed) -> str:
@@ -76,7 +69,7 @@ def report(found: Sequence[Pod], claim: Claim | None, endpoints: str) -> JobEven
         way_out = "delete the job's pods"
     else:
         cause = f"its workers are to heed the etcd at {claim.etcd} (status.etcd), not {endpoints}"
-        way_out = f"this one takes the job over once it has not changed for {claim.patience.total_seconds():g} s"
+        way_out = f"this one takes the job over once it has not changed for {PATIENCE.total_seconds():g} s"
     text = (
         f"{cause}: another operator manages this job, and this one leaves it alone. Let one operator serve this "
         f"namespace; if the other one is gone, {way_out}"

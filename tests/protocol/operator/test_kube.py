@@ -89,7 +89,7 @@ def test_body_query_and_credentials_arrive():
 
 
 def test_a_request_to_a_busy_api_server_is_retried(monkeypatch):
-    monkeypatch.setattr(repeats, "wait_random_exponential", lambda **_: lambda _state: 0.001)
+    monkeypatch.setattr(repeats, "FIRST_WAIT", 0.001)
     answers = [refusal(429, "slow down"), refusal(503, "busy"), None]
 
     async def respond(request):
@@ -102,7 +102,7 @@ def test_a_request_to_a_busy_api_server_is_retried(monkeypatch):
 
 
 def test_attempts_are_bounded(monkeypatch):
-    monkeypatch.setattr(repeats, "wait_random_exponential", lambda **_: lambda _state: 0.001)
+    monkeypatch.setattr(repeats, "FIRST_WAIT", 0.001)
 
     async def busy(_):
         return refusal(503, "busy")
@@ -226,7 +226,7 @@ def test_refused_watch_has_the_code_of_the_refusal():
 
 
 def test_unreachable_api_server_is_code_0(monkeypatch):
-    monkeypatch.setattr(repeats, "wait_random_exponential", lambda **_: lambda _state: 0.001)
+    monkeypatch.setattr(repeats, "FIRST_WAIT", 0.001)
 
     async def scenario(client):
         client._access.server = "http://127.0.0.1:9"
@@ -295,7 +295,7 @@ def test_login_error_reports_missing_credentials(monkeypatch, tmp_path):
 
 
 def test_a_call_waits_as_long_as_the_api_server_asks(monkeypatch):
-    monkeypatch.setattr(repeats, "wait_random_exponential", lambda **_: lambda _state: 0.001)
+    monkeypatch.setattr(repeats, "FIRST_WAIT", 0.001)
     seen: list[float] = []
 
     async def respond(request):

@@ -120,8 +120,8 @@ def test_worker_that_has_ended_keeps_no_operator_off():
 THEIRS = "theirs.other.svc:2379"
 
 
-def follow(before, seen, version="1", claimed=THEIRS, after=0.0, *, ours=False):
-    return elsewhere.followed(before, seen, claimed, version, NOW + timedelta(seconds=after), ours=ours)
+def follow(before, seen, version="1", claimed=THEIRS, after=0.0):
+    return elsewhere.followed(before, seen, claimed, version, NOW + timedelta(seconds=after))
 
 
 EMPTY = Observed(JobRef("ns", "job", "uid", 1), (), Coordination(), etcd=OWN)
@@ -140,12 +140,6 @@ def test_a_claim_is_due_once_the_job_has_not_changed_for_its_patience():
     assert follow(first, EMPTY, after=30) == first
     changed = follow(first, EMPTY, version="2", after=30)
     assert changed.due == NOW + timedelta(seconds=30) + elsewhere.PATIENCE
-
-
-def test_a_job_that_another_operator_took_over_is_left_to_it_for_long():
-    lost = follow(None, EMPTY, ours=True)
-    assert lost.due == NOW + elsewhere.LONG_PATIENCE
-    assert follow(lost, EMPTY, version="2").patience == elsewhere.LONG_PATIENCE
 
 
 @pytest.mark.parametrize(("suspended", "expected"), [(True, ""), (False, OWN)])

@@ -109,7 +109,7 @@ def unbound(*workloads: Workload, pods: tuple[Holder, ...] = (), **more: object)
     view = View(workloads=workloads, queue=Queue("cq"), flavors=flavors, priority=100)
     view = dataclasses.replace(view, **more)
     request = dataclasses.replace(REQUEST, ended="Succeeded") if more.get("workloads") == () else REQUEST
-    return KueuePass(request, view, decide(request, view, pods, Memory(), NOW)).unbound(SPEC)
+    return KueuePass(request, view, decide(request, view, pods, Memory(), NOW), None).unbound(SPEC)
 
 
 def test_admitted_workers_are_counted_until_they_are_on_a_node() -> None:

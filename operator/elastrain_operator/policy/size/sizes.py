@@ -16,6 +16,7 @@ from elastrain.api.names import LABEL_QUEUE
 from elastrain.api.records import Phase, Target
 from elastrain_operator.allocation.snapshot import Share
 from elastrain_operator.facts import DEFAULT_GRACE, DRAIN_MARGIN, ConditionUpdate, Coordination, Observed, Pod
+from elastrain_operator.raw import Raw, mapping, text
 from elastrain_resource.job import Condition, ConditionType, GenerationStatus, JobSpec, JobStatus, SparesStatus
 
 ANSWER = timedelta(seconds=3)
@@ -64,13 +65,18 @@ def grown(
     if suspended or share is None:
         if not any(c.type == kind for c in old):
             return None
-        text = "suspend is true" if suspended else "this operator does not share the cluster out"
-        return ConditionUpdate(kind, "Unknown", "Suspended" if suspended else "NotShared", text)
+        why = "suspend is true" if suspended else "this operator does not share the cluster out"
+        return ConditionUpdate(kind, "Unknown", "Suspended" if suspended else "NotShared", why)
     if not (share.is_answer and answered) and any(c.type == kind for c in old):
         return None
     if share.size is None:
         return ConditionUpdate(kind, "Unknown", share.reason, share.message)
     return ConditionUpdate(kind, "True" if desired >= cap else "False", share.reason, share.message)
+
+
+def queue_of(body: Raw) -> str:
+    """The queue that a job names in its label; empty: none."""
+    return text(mapping(mapping(body.get("metadata")).get("labels")).get(LABEL_QUEUE))
 
 
 def with_ignored_queue(claim: ConditionUpdate | None, queue: str, *, is_shared: bool) -> ConditionUpdate | None:
