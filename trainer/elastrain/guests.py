@@ -1,7 +1,4 @@
-"""Packages beside the core, in the same distribution. The core imports none of them: it finds one by name at its use.
-
-A guest that cannot be imported is an error that names the extra which installs what is missing.
-"""
+"""Packages beside the core, in the same distribution. The core finds one by name at its use, and imports none."""
 
 from __future__ import annotations
 
@@ -15,6 +12,7 @@ GUESTS = {
     "elastrain_bitwise": "bitwise",
     "elastrain_convert": "convert",
     "elastrain_dashboard": "dashboard",
+    "elastrain_exec": "exec",
     "elastrain_launchers": "launchers",
     "elastrain_pairs": "pairs",
     "elastrain_plan": "plan",

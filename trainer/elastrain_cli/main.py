@@ -35,6 +35,7 @@ app = Program(
 
     [bold]On this machine[/bold], with the manifest that the cluster takes:
 
+        elastrain exec train.py        a script for torchrun, elastic as it is
         elastrain convert train.py     the diff from DDP to an elastic script
         elastrain verify train.py      is the script safe? two minutes
         elastrain run job.yaml         train; Ctrl-C drains
@@ -185,6 +186,7 @@ def run(
 
 for _name, _module, _summary in (
     ("convert", "elastrain_convert.app", "Propose the change of a training script to an elastic one, as a diff."),
+    ("exec", "elastrain_exec.app", "Run a script written for torchrun as an elastic job. The file is not changed."),
     ("verify", "elastrain_verify.app", "Check that a script trains the same model, whatever happens to its workers."),
     (
         "audit",

@@ -45,7 +45,7 @@ class BadOption(ValueError):
 
 
 def run_job(
-    manifest: Path,
+    manifest: Path | ElasticTrainingJob,
     *,
     etcd: Path | None,
     state_dir: Path | None,
@@ -55,7 +55,7 @@ def run_job(
     variables: Sequence[str],
     arguments: Sequence[str] = (),
 ) -> int:
-    """``elastrain run``; returns the exit code."""
+    """``elastrain run``; returns the exit code. A job that is no file has its paths from here."""
     with _Signals() as signals:
         return _run_job(
             manifest,
@@ -71,7 +71,7 @@ def run_job(
 
 
 def _run_job(
-    manifest: Path,
+    manifest: Path | ElasticTrainingJob,
     signals: _Signals,
     *,
     etcd: Path | None,
@@ -86,7 +86,7 @@ def _run_job(
     try:
         job = LocalJob(
             with_overrides(manifest, overrides, arguments),
-            directory=manifest.resolve().parent,
+            directory=manifest.resolve().parent if isinstance(manifest, Path) else Path.cwd(),
             etcd=etcd,
             state_dir=state_dir,
             environment=dict(_pair(v, "--env") for v in variables),
@@ -214,15 +214,15 @@ class _Run:
         return f"run the job again to resume from step {saved.step} ({saved.path})"
 
 
-def with_overrides(manifest: Path, overrides: Sequence[str], arguments: Sequence[str] = ()) -> ElasticTrainingJob:
+def with_overrides(
+    manifest: Path | ElasticTrainingJob, overrides: Sequence[str], arguments: Sequence[str] = ()
+) -> ElasticTrainingJob:
     """The job in ``manifest``, or the job that runs ``manifest`` with ``arguments`` if it is a Python script.
     ``overrides`` are ``field=value`` changes: a field of the spec by its path, or ``name``.
 
     Raises :class:`~elastrain_resource.manifest.InvalidManifest` and :class:`BadOption`.
     """
-    if arguments and manifest.suffix != ".py":
-        raise BadOption(f"{arguments[0]}: {manifest} is a manifest; the arguments belong into its command")
-    job = job_of(manifest, arguments) if manifest.suffix == ".py" else load(manifest)
+    job = manifest if isinstance(manifest, ElasticTrainingJob) else _job_in(manifest, arguments)
     if not overrides:
         return job
     document: dict[str, Any] = job.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_unset=True)
@@ -235,7 +235,13 @@ def with_overrides(manifest: Path, overrides: Sequence[str], arguments: Sequence
             if not isinstance(place, dict):
                 raise BadOption(f"--set {override}: {parent} is not a mapping")
         place[field] = yaml.safe_load(value)
-    return loads(yaml.safe_dump(document), source=f"{manifest} with --set")
+    return loads(yaml.safe_dump(document), source=f"{manifest if isinstance(manifest, Path) else job.name} with --set")
+
+
+def _job_in(manifest: Path, arguments: Sequence[str]) -> ElasticTrainingJob:
+    if arguments and manifest.suffix != ".py":
+        raise BadOption(f"{arguments[0]}: {manifest} is a manifest; the arguments belong into its command")
+    return job_of(manifest, arguments) if manifest.suffix == ".py" else load(manifest)
 
 
 def _pair(text: str, option: str) -> tuple[str, str]:
