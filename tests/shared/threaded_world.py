@@ -130,8 +130,7 @@ class RankThread:
             session._link._socket.shutdown(2)
         for communicator in open_ones:
             communicator.abort("killed")
-        if session._meeting_point is not None:
-            session._meeting_point.close()
+        session._connector.close()
 
     def _instrument(self, job: Job) -> None:
         """Points inside of the runtime, before and after calls."""

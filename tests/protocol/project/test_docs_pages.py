@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from elastrain.api import names
-from elastrain.elastic.comm.exchange import PROTOCOL
+from elastrain.elastic.comm.handshake import PROTOCOL
 from elastrain_resource import manifest
 from elastrain_resource.job import ConditionType
 

@@ -172,8 +172,6 @@ class Rank:
             case e.Close(number=number):
                 if (connection := self._open.pop(number, None)) is not None:
                     connection.comm.give_up(connection.rank, "left")
-            case e.Host():
-                pass
             case _:
                 self._instructed(effect)
 

@@ -2,6 +2,7 @@
 real processes."""
 
 import itertools
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,8 +15,7 @@ from bench_harness.played_ranks import PATIENCE, SECRET
 from elastrain.api.records import Generation, GenerationMember
 from elastrain.elastic.comm.backend import Backend, Offer
 from elastrain.elastic.comm.communicator import Communicator
-from elastrain.elastic.comm.exchange import Meeting
-from elastrain.elastic.comm.meeting import MeetingPoint
+from elastrain.elastic.comm.listener import Listener
 from played_card import card
 from warm import Warm
 
@@ -39,22 +39,22 @@ def world(tmp_path: Path, warm: Warm) -> Iterator[World]:
 
 
 @pytest.fixture
-def meeting_point() -> Iterator[MeetingPoint]:
-    point = MeetingPoint("127.0.0.1")
-    yield point
-    point.close()
+def listeners() -> Iterator[defaultdict[int, Listener]]:
+    """Those of the ranks, which are threads of the test."""
+    made = defaultdict(lambda: Listener("127.0.0.1"))
+    yield made
+    for listener in made.values():
+        listener.close()
 
 
 @pytest.fixture
-def generation(meeting_point: MeetingPoint) -> Callable[..., Generation]:
-    """Generations of workers ``w0``, ``w1`` … with one rank each, whose meeting point is served by the test."""
+def generation(listeners: defaultdict[int, Listener]) -> Callable[..., Generation]:
+    """Generations of workers ``w0``, ``w1`` … with one rank each."""
 
     def of(world_size: int, number: int = 1) -> Generation:
-        place = {"address": "127.0.0.1", "store_port": meeting_point.port}
+        place = {"address": "127.0.0.1", "store_port": listeners[0].port}
         members = tuple(GenerationMember(id=f"m{r}", worker=f"w{r}", rank_offset=r, **place) for r in range(world_size))
-        g = Generation(number=number, members=members, reason="Test", leader="m0", secret=SECRET)
-        meeting_point.expect(g)
-        return g
+        return Generation(number=number, members=members, reason="Test", leader="m0", secret=SECRET)
 
     return of
 
@@ -72,7 +72,7 @@ def each() -> Callable[[Callable, Iterable], list]:
 
 
 @pytest.fixture
-def connect(generation, each) -> Iterator[Callable[..., list[Communicator]]]:
+def connect(generation, listeners, each) -> Iterator[Callable[..., list[Communicator]]]:
     """Communicators of a number of ranks, of a generation for each call; they are closed at the end.
 
     ``sparse``: as with NCCL, which no rank forms: connected as the neighbours of a tree."""
@@ -84,8 +84,7 @@ def connect(generation, each) -> Iterator[Callable[..., list[Communicator]]]:
 
         def one(rank: int) -> Communicator:
             offer = Offer(card=f"GPU-{rank}", inner=Backend.NCCL) if sparse else None
-            meeting = Meeting(g, rank, lambda: False)
-            return Communicator(of=g, rank=rank, meeting=meeting, address="127.0.0.1", offer=offer)
+            return Communicator(of=g, rank=rank, listener=listeners[rank], offer=offer)
 
         ranks = each(one, range(world_size))
         made.extend(ranks)

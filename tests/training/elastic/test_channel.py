@@ -10,6 +10,7 @@ import pytest
 
 from elastrain.elastic.comm.channel import Channels, Purpose, receive
 from elastrain.elastic.comm.handshake import Identity
+from elastrain.elastic.comm.listener import Listener
 from elastrain.elastic.comm.peer import PeerLost
 
 KEY = b"k" * 32
@@ -20,9 +21,9 @@ def identity(rank: int, **other) -> Identity:
 
 
 @pytest.fixture
-def ends() -> Iterator[tuple[Channels, Channels, Channels]]:
+def ends(listeners) -> Iterator[tuple[Channels, Channels, Channels]]:
     """The channels of ranks 0, 1 and 2."""
-    made = tuple(Channels("127.0.0.1", identity(rank)) for rank in range(3))
+    made = tuple(Channels(listeners[rank], identity(rank)) for rank in range(3))
     yield made
     for channels in made:
         channels.close()
@@ -65,9 +66,9 @@ def test_the_newer_connection_counts_if_a_peer_connects_twice(ends) -> None:
 @pytest.mark.parametrize(
     "other", [{"key": b"x" * 32}, {"generation": 8}], ids=["with another secret", "of another generation"]
 )
-def test_a_rank_refuses_a_listener(here, other) -> None:
+def test_a_rank_refuses_a_listener(here, listeners, other) -> None:
     """Before it sends anything but its hello."""
-    caller = Channels("127.0.0.1", identity(1, **other))
+    caller = Channels(listeners[3], identity(1, **other))
     with pytest.raises(PeerLost):
         caller.connect(0, here.invitation, Purpose.STATE, called_off=lambda: True)
     with pytest.raises(PeerLost):
@@ -93,12 +94,11 @@ def test_connecting_to_a_silent_process_ends_if_it_is_called_off_or_shut(here) -
 
 
 def test_a_closed_listener_refuses_peers_if_a_process_that_was_forked_has_a_copy() -> None:
-    channels = Channels("127.0.0.1", identity(0))
-    port = channels._listener.port
-    copy = channels._listener._socket.dup()  # as a worker process of a loader has it
-    channels.close()
+    listener = Listener("127.0.0.1")
+    copy = listener._socket.dup()  # as a worker process of a loader has it
+    listener.close()
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", port), timeout=5)
+        socket.create_connection(("127.0.0.1", listener.port), timeout=5)
     copy.close()
 
 

@@ -12,7 +12,6 @@ from bench_harness.played_ranks import SECRET
 from elastrain.api.records import Generation, GenerationMember
 from elastrain.elastic.comm.channel import Channels
 from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
-from elastrain.elastic.comm.exchange import Meeting
 from elastrain.elastic.comm.header import Kind, Label
 from elastrain.elastic.strategies.replicated import sum_sparse
 
@@ -58,15 +57,12 @@ def test_a_sum_that_waits_for_a_silent_peer_ends_if_the_generation_is_called_off
         waiting.all_gather_ints([0], Kind.BARRIER)
 
 
-def test_a_generation_of_one_member_ends_at_once_if_called_off(meeting_point, each) -> None:
+def test_a_generation_of_one_member_ends_at_once_if_called_off(listeners, each) -> None:
     """No other member can share its step, and it may be replaced."""
-    place = {"address": "127.0.0.1", "store_port": meeting_point.port}
+    place = {"address": "127.0.0.1", "store_port": listeners[0].port}
     alone = GenerationMember(id="m0", worker="w0", rank_offset=0, slots=2, **place)
     g = Generation(number=1, members=(alone,), reason="Test", leader="m0", secret=SECRET)
-    meeting_point.expect(g)
-    ranks = each(
-        lambda r: Communicator(of=g, rank=r, meeting=Meeting(g, r, lambda: False), address="127.0.0.1"), [0, 1]
-    )
+    ranks = each(lambda r: Communicator(of=g, rank=r, listener=listeners[r]), [0, 1])
     ranks[0].sum_bucket(torch.ones(4))
     ranks[0].call_off("etcd has not confirmed the lease")
     assert ranks[0].broken == "etcd has not confirmed the lease"
@@ -80,7 +76,7 @@ def test_other_groups_stay_healthy_if_one_is_aborted(connect, each) -> None:
     assert each(lambda c: c.all_gather_ints([c.rank]), second) == [[[0], [1]]] * 2
 
 
-def test_nothing_is_left_open_if_generations_come_and_go(connect) -> None:
+def test_nothing_is_left_open_if_generations_come_and_go(connect, listeners) -> None:
     def cycle(number: int) -> tuple[int, int]:
         for c in connect(3, number):
             c.abort("test")
@@ -94,6 +90,7 @@ def test_nothing_is_left_open_if_generations_come_and_go(connect) -> None:
     # A leak would show once per group, 30 times; torch itself keeps a few after a slow connect.
     assert last[0] - first[0] < 10, "file descriptors leak"
     assert last[1] - first[1] < 10, "threads leak"
+    assert not any(listener._expected for listener in listeners.values())
 
 
 def test_values_are_completed_first_if_several_transports_sum_them(pair, each, monkeypatch) -> None:
@@ -130,7 +127,9 @@ def test_bytes_of_different_lengths_reach_every_rank(connect, each) -> None:
     assert each(lambda c: c.all_gather_bytes(bytes(range(c.rank))), connect(3)) == [[b"", b"\0", b"\0\1"]] * 3
 
 
-def test_forming_a_generation_ends_with_closed_connections_if_a_peer_is_lost(generation, each, monkeypatch) -> None:
+def test_forming_a_generation_ends_with_closed_connections_if_a_peer_is_lost(
+    generation, listeners, each, monkeypatch
+) -> None:
     accept = Channels.accept
 
     def leave(self: Channels, ranks, *others):
@@ -142,8 +141,7 @@ def test_forming_a_generation_ends_with_closed_connections_if_a_peer_is_lost(gen
     g = generation(2)
 
     def form(rank: int) -> str:
-        at = {"of": g, "rank": rank, "meeting": Meeting(g, rank, lambda: False), "address": "127.0.0.1"}
-        c = Communicator(**at)
+        c = Communicator(of=g, rank=rank, listener=listeners[rank])
         with pytest.raises(GenerationBroken) as broken:
             c.all_gather_ints([0], Kind.BARRIER)
         c.close()

@@ -112,8 +112,6 @@ class Transcript:
                 return f"{type(effect).__name__} {number}: {why}"
             case e.Connect(generation=g, rank=rank):
                 return f"Connect {g.number} as rank {rank}"
-            case e.Host(generation=g):
-                return f"Host {g.number}"
             case e.Enter(generation=g, agreed=agreed) | e.StopFor(generation=g, agreed=agreed):
                 return f"{type(effect).__name__} {g.number}" + (" as agreed" if agreed else "")
             case e.Close(number=number):

@@ -13,7 +13,6 @@ from conditions import eventually
 from elastrain.api.records import Generation, GenerationMember
 from elastrain.elastic.comm.backend import Backend, Offer
 from elastrain.elastic.comm.communicator import Communicator
-from elastrain.elastic.comm.exchange import Meeting
 from elastrain.elastic.comm.stock import nccl
 from elastrain.elastic.comm.stock import watchdog as module
 from elastrain.elastic.comm.stock.watchdog import MATE, Mates, Observation, Watchdog, mates_of
@@ -85,7 +84,7 @@ def revoke(kernel: Kernel, _device: object) -> bool:
 
 
 @pytest.mark.parametrize("together", [True, False])
-def test_no_memory_is_freed_while_the_kernel_of_a_mate_runs(together, monkeypatch, meeting_point, each) -> None:
+def test_no_memory_is_freed_while_the_kernel_of_a_mate_runs(together, monkeypatch, listeners, each) -> None:
     """``together`` False: the counterexample, without the agreement."""
     monkeypatch.setattr(Kernel, "all", [])
     monkeypatch.setattr(nccl, "open_backend", lambda *_: Kernel())
@@ -93,13 +92,11 @@ def test_no_memory_is_freed_while_the_kernel_of_a_mate_runs(together, monkeypatc
     monkeypatch.setattr(module, "AGREE_SECONDS", 10.0)
     if not together:
         monkeypatch.setattr(Mates, "agree", lambda _self: [])
-    g = workers(3, port=meeting_point.port)
-    meeting_point.expect(g)
+    g = workers(3, port=listeners[0].port)
 
     def one(rank: int) -> Communicator:
         offer = Offer(Backend.NCCL, card=f"GPU-{rank}")
-        place = {"address": "127.0.0.1", "offer": offer, "device": torch.device("cpu")}
-        return Communicator(of=g, rank=rank, meeting=Meeting(g, rank, lambda: False), **place)
+        return Communicator(of=g, rank=rank, listener=listeners[rank], offer=offer, device=torch.device("cpu"))
 
     ranks = each(one, range(3))
     ranks[1].abort("the agent has told this rank only")

@@ -52,7 +52,7 @@ THREADS = {
     "elastrain-snapshot": "snapshot",
 }
 """The section that fails on a thread beside the training thread."""
-OTHERS = {"elastrain-accept-", "elastrain-meeting", "elastrain-watchdog", "elastrain-nccl", "elastrain-abort",
+OTHERS = {"elastrain-accept", "elastrain-watchdog", "elastrain-nccl", "elastrain-abort",
           "elastrain-revoke", "elastrain-finish", "elastrain-close", "elastrain-close-group", "elastrain-"}  # fmt: skip
 """No part of a step or of a state comes from these: connections, ends, and saves (``elastrain-`` and the tier)."""
 MATRIX = [

@@ -16,7 +16,6 @@ from elastrain.elastic.comm import communicator as communicator_module
 from elastrain.elastic.comm import mesh
 from elastrain.elastic.comm.backend import Backend, Offer
 from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
-from elastrain.elastic.comm.exchange import Meeting
 from elastrain.elastic.comm.header import Kind
 from elastrain.elastic.comm.stock import devices, nccl
 from elastrain.elastic.comm.transport import CalledOff
@@ -160,7 +159,7 @@ def machine(monkeypatch) -> Machine:
 
 
 @pytest.fixture(params=["tcp", "nccl"])
-def form(request, machine, generation, each):
+def form(request, machine, generation, listeners, each):
     """``form(size, number)``: the communicators of a generation."""
     made: list[Communicator] = []
 
@@ -170,8 +169,7 @@ def form(request, machine, generation, each):
 
         def one(rank: int) -> None:
             offer = Offer(Backend(request.param), card=f"GPU-{rank}", why="the test says so")
-            meeting = Meeting(g, rank, lambda: False)
-            at = {"of": g, "rank": rank, "meeting": meeting, "address": "127.0.0.1", "called_off": called_off}
+            at = {"of": g, "rank": rank, "listener": listeners[rank], "called_off": called_off}
             try:
                 ranks[rank] = Communicator(**at, offer=offer, device=torch.device("cpu"))
             except Exception as e:
@@ -404,13 +402,12 @@ def test_the_remedy_is_named_if_nccl_does_not_return(form, machine, monkeypatch)
         form(2)
 
 
-def test_tcp_is_used_by_all_if_one_rank_has_no_device(machine, generation, each) -> None:
+def test_tcp_is_used_by_all_if_one_rank_has_no_device(machine, generation, listeners, each) -> None:
     g = generation(2)
     offers = [Offer(Backend.NCCL, "GPU-1"), Offer(Backend.TCP, why="the model is on the CPU")]
 
     def one(rank: int) -> Communicator:
-        meeting = Meeting(g, rank, lambda: False)
-        return Communicator(of=g, rank=rank, meeting=meeting, address="127.0.0.1", offer=offers[rank])
+        return Communicator(of=g, rank=rank, listener=listeners[rank], offer=offers[rank])
 
     ranks = each(one, range(2))
     assert each(lambda c: sums(c, 1.0), ranks) == [[2.0]] * 2

@@ -21,10 +21,9 @@ from conditions import eventually
 from elastrain.elastic.comm import handshake as h
 from elastrain.elastic.comm.channel import Channels, Purpose, receive
 from elastrain.elastic.comm.communicator import Communicator
-from elastrain.elastic.comm.exchange import PROTOCOL, Meeting
-from elastrain.elastic.comm.handshake import Hello, Identity
+from elastrain.elastic.comm.handshake import PROTOCOL, Hello, Identity
 from elastrain.elastic.comm.listener import Listener
-from elastrain.elastic.comm.meeting import MeetingPoint, framed
+from elastrain.elastic.comm.meeting import LENGTH_BYTES, MAX_ROW, exchange
 from elastrain.elastic.comm.peer import PeerLost
 
 SOON = 1.0
@@ -41,7 +40,7 @@ def to(port: int) -> socket.socket:
 
 def forged(**fields) -> Hello:
     """What a client knows or guesses that reads along: everything but the secret."""
-    return Hello(**{"protocol": PROTOCOL, "purpose": h.MEETING, "generation": 1, "caller": 1, "listener": 0,
+    return Hello(**{"protocol": PROTOCOL, "purpose": Purpose.MEETING, "generation": 1, "caller": 1, "listener": 0,
                     "nonce": secrets.token_bytes(h.NONCE_BYTES)} | fields)  # fmt: skip
 
 
@@ -120,7 +119,7 @@ def as_no_rank(port: int) -> list[socket.socket]:
 
 
 def in_json(port: int) -> list[socket.socket]:
-    """As the meeting was once spoken."""
+    """As no rank speaks."""
     connection = to(port)
     request = {"protocol": PROTOCOL, "generation": 1, "rank": 1, "world_size": 2, "timeout": 60, "values": {}}
     connection.sendall(json.dumps(request).encode() + b"\n")
@@ -141,13 +140,14 @@ def attack(request) -> Iterator[Attack]:
         yield begin
 
 
-def test_ranks_meet_beside_an_attack_on_their_meeting_point(attack, generation, meeting_point, each) -> None:
+def test_ranks_meet_beside_an_attack_on_their_meeting_point(attack, generation, listeners, each) -> None:
     """No value of theirs comes to the attacker, and none of its values to them."""
     g = generation(2)
-    connections = attack(meeting_point.port)
+    ends = [Channels(listeners[rank], Identity.of(g, rank)) for rank in range(2)]
+    connections = attack(listeners[0].port)
     began = time.monotonic()
-    met = each(lambda r: Meeting(g, r, lambda: False).exchange({f"key/{r}": f"TOKEN {r}"}), range(2))
-    assert met == [{"key/0": "TOKEN 0", "key/1": "TOKEN 1"}] * 2
+    met = each(lambda r: exchange(g, r, ends[r], {"key": f"TOKEN {r}"}, lambda: False), range(2))
+    assert met == [[{"key": "TOKEN 0"}, {"key": "TOKEN 1"}]] * 2
     assert time.monotonic() - began < SOON
     for connection in connections:
         with suppress(OSError):
@@ -155,7 +155,7 @@ def test_ranks_meet_beside_an_attack_on_their_meeting_point(attack, generation, 
         assert b"TOKEN" not in ended(connection)
 
 
-def test_ranks_connect_beside_an_attack_on_their_channels(attack, generation, each, monkeypatch) -> None:
+def test_ranks_connect_beside_an_attack_on_their_channels(attack, generation, listeners, each, monkeypatch) -> None:
     g, begun = generation(2), threading.Barrier(2)
     made = Channels.__init__
 
@@ -166,9 +166,7 @@ def test_ranks_connect_beside_an_attack_on_their_channels(attack, generation, ea
 
     monkeypatch.setattr(Channels, "__init__", attacked)
     began = time.monotonic()
-    ranks = each(
-        lambda r: Communicator(of=g, rank=r, meeting=Meeting(g, r, lambda: False), address="127.0.0.1"), range(2)
-    )
+    ranks = each(lambda r: Communicator(of=g, rank=r, listener=listeners[r]), range(2))
     assert time.monotonic() - began < 2 * SOON
     assert each(lambda c: c.all_gather_ints([c.rank]), ranks) == [[[0], [1]]] * 2
     for c in ranks:
@@ -178,7 +176,8 @@ def test_ranks_connect_beside_an_attack_on_their_channels(attack, generation, ea
 def test_a_client_is_closed_and_forgotten_in_time(monkeypatch) -> None:
     monkeypatch.setattr("elastrain.elastic.comm.listener.HELLO_SECONDS", 0.2)
     arrived: list[Hello] = []
-    listener = Listener("127.0.0.1", Identity(1, 0, 3, b"k" * 32), lambda hello, _: arrived.append(hello))
+    listener = Listener("127.0.0.1")
+    listener.expect(Identity(1, 0, 3, b"k" * 32), lambda hello, _: arrived.append(hello))
     for attack in ATTACKS:
         for connection in attack(listener.port):
             ended(connection)
@@ -186,16 +185,6 @@ def test_a_client_is_closed_and_forgotten_in_time(monkeypatch) -> None:
     eventually(lambda: not listener._callers and not len(listener._pending))
     assert not arrived
     listener.close()
-
-
-def test_a_meeting_point_closes_a_client_in_time(meeting_point, generation, monkeypatch) -> None:
-    generation(2)
-    monkeypatch.setattr("elastrain.elastic.comm.meeting.HELLO_SECONDS", 0.2)
-    for attack in ATTACKS:
-        for connection in attack(meeting_point.port):
-            ended(connection)
-            connection.close()
-    eventually(lambda: not len(meeting_point._pending))
 
 
 def test_a_flood_displaces_its_own_connections_only() -> None:
@@ -208,9 +197,9 @@ def test_a_flood_displaces_its_own_connections_only() -> None:
 
 
 @pytest.fixture
-def ends() -> Iterator[tuple[Channels, Channels]]:
+def ends(listeners) -> Iterator[tuple[Channels, Channels]]:
     """The channels of ranks 0 and 1."""
-    made = tuple(Channels("127.0.0.1", Identity(7, rank, 2, b"k" * 32)) for rank in range(2))
+    made = tuple(Channels(listeners[rank], Identity(7, rank, 2, b"k" * 32)) for rank in range(2))
     yield made
     for channels in made:
         channels.close()
@@ -267,36 +256,27 @@ def test_a_proof_is_worthless_for_another_purpose_rank_or_generation() -> None:
     assert len(proofs) == 14
 
 
-def member_sends(generation, meeting_point: MeetingPoint, request: dict) -> bytes:
-    """What the meeting point answers to a request of a rank that has proven who it is."""
-    identity = Identity.of(generation, 1)
-    with to(meeting_point.port) as connection:
-        h.call(connection, identity.to(0, h.MEETING, PROTOCOL), identity.key, receive)
-        connection.sendall(framed(request))
+def test_bounds_hold_for_ranks_too(generation, ends, listeners, each) -> None:
+    g = generation(2, 7)
+
+    def announce() -> bytes:
+        connection = ends[1].connect(0, ends[0].invitation, Purpose.MEETING)
+        connection.sendall((MAX_ROW + 1).to_bytes(LENGTH_BYTES, "big"))
         return ended(connection)
 
-
-@pytest.mark.parametrize(
-    "request_",
-    [
-        {"timeout": 1, "values": {"key/0": "of another rank"}},
-        {"timeout": 1, "values": {"key/1": 7}},
-        {"timeout": float("nan"), "values": {}},
-        {"timeout": 1, "values": {"key/1": "x" * (1 << 17)}},
-        {"timeout": 1, "values": [1]},
-        {"values": {}},
-    ],
-)
-def test_bounds_hold_for_ranks_too(generation, meeting_point, request_) -> None:
-    assert member_sends(generation(2), meeting_point, request_) == b""
+    with ThreadPoolExecutor(1) as pool:
+        heard = pool.submit(announce)
+        with pytest.raises(PeerLost, match=f"a peer announces {MAX_ROW + 1} bytes"):
+            exchange(g, 0, ends[0], {}, lambda: False)
+        assert heard.result(10) == b""
 
 
-def test_a_rank_of_a_generation_without_a_secret_says_so(generation) -> None:
+def test_a_rank_of_a_generation_without_a_secret_says_so(generation, listeners) -> None:
     g = generation(2).model_copy(update={"secret": "", "leader": "old.1"})
     with pytest.raises(
         h.Unauthenticated, match=r"generation 1 has no secret of 32 bytes: its leader, old\.1, runs another"
     ):
-        Meeting(g, 0, lambda: False)
+        Communicator(of=g, rank=0, listener=listeners[0])
 
 
 # ---- real ranks ------------------------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ class Locate(Record):
 class Ready(Record):
     """The rank has built and warmed its model and can connect to a generation at any time.
 
-    Local rank 0 names the port of its store. Said again if the script goes on to a later loop before the rank trains.
+    ``store_port``: where peers reach the rank. Said again if the script goes on to a later loop before the rank trains.
     """
 
     type: Literal["ready"] = "ready"

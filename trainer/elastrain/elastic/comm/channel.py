@@ -16,7 +16,6 @@ from enum import IntEnum, unique
 from typing import Any
 
 from elastrain.elastic.comm import handshake
-from elastrain.elastic.comm.exchange import PROTOCOL
 from elastrain.elastic.comm.handshake import Hello, Identity, Unauthenticated
 from elastrain.elastic.comm.listener import Listener
 from elastrain.elastic.comm.peer import Patience, PeerLost, PeerSocket, raises_peer_lost
@@ -40,31 +39,33 @@ class Purpose(IntEnum):
     SUMS = 1
     MATES = 2
     SNAPSHOT = 3
+    MEETING = 4
 
 
 class Channels:
-    """A rank's ends of its connections. Peers receive the ``invitation`` when the ranks meet.
+    """A rank's ends of its connections in one generation. Peers receive the ``invitation`` when the ranks meet.
 
     Any thread may call :meth:`shut`, which ends every blocked call; the others are for one thread for each purpose.
     """
 
-    def __init__(self, address: str, identity: Identity) -> None:
-        """Listen on a free port of ``address`` for the peers of ``identity``, this rank.
-
-        Raises ``OSError`` if ``address`` is not one of this host's.
-        """
-        self._identity, self._address = identity, address
+    def __init__(self, listener: Listener, identity: Identity) -> None:
+        """From now on the peers of ``identity``, this rank, can connect."""
+        self._identity, self._listener = identity, listener
         self._changed = threading.Condition()
         self._shut = False
         self._open: list[socket.socket] = []
         self._arrived: dict[tuple[int, int], socket.socket] = {}
         """Connections for which :meth:`accept` has not been called yet, by purpose and rank."""
-        self._listener = Listener(address, identity, self._arrive)
+        listener.expect(identity, self._arrive)
 
     @property
     def invitation(self) -> str:
         """Address and port."""
-        return f"{self._address} {self._listener.port}"
+        return f"{self._listener.address} {self._listener.port}"
+
+    def missing(self, ranks: Collection[int], purpose: Purpose) -> list[int]:
+        """Those of ``ranks`` that have not connected, or whose connections :meth:`accept` has returned."""
+        return [r for r in ranks if (purpose, r) not in self._arrived]
 
     @raises_peer_lost
     def accept(
@@ -81,7 +82,7 @@ class Channels:
         ends = time.monotonic() + within
         while True:
             with self._changed:
-                missing = [r for r in ranks if (purpose, r) not in self._arrived]
+                missing = self.missing(ranks, purpose)
                 if not missing:
                     return {r: self._arrived.pop((purpose, r)) for r in ranks}
                 self._raise_if_shut()
@@ -111,7 +112,7 @@ class Channels:
             try:
                 connection.setblocking(False)
                 patience.connect(connection, target)
-                if self._greets(connection, patience, self._identity.to(rank, purpose, PROTOCOL)):
+                if self._greets(connection, patience, self._identity.to(rank, purpose)):
                     connection.setblocking(True)
                     return connection
             except TimeoutError as e:
@@ -167,7 +168,7 @@ class Channels:
 
     def shut(self) -> None:
         """End every connection, and every wait for one. Idempotent, any thread."""
-        self._listener.shut()
+        self._listener.forget(self._identity.generation)
         with self._changed:
             self._shut = True
             for connection in self._open:
@@ -178,7 +179,6 @@ class Channels:
     def close(self) -> None:
         """Release everything."""
         self.shut()
-        self._listener.close()
         with self._changed:
             for connection in self._open:
                 connection.close()

@@ -25,12 +25,12 @@ import torch
 
 from elastrain import threads
 from elastrain.api.records import Generation
-from elastrain.elastic.comm import tree
+from elastrain.elastic.comm import meeting, tree
 from elastrain.elastic.comm.backend import Backend, Offer, agree
 from elastrain.elastic.comm.channel import Channels, Purpose
-from elastrain.elastic.comm.exchange import Meeting
 from elastrain.elastic.comm.handshake import Identity
 from elastrain.elastic.comm.header import Kind, Label, RanksDiverged
+from elastrain.elastic.comm.listener import Listener
 from elastrain.elastic.comm.mesh import Mesh
 from elastrain.elastic.comm.peer import PeerLost
 from elastrain.elastic.comm.stock import nccl
@@ -63,8 +63,7 @@ class Communicator:
         *,
         of: Generation,
         rank: int,
-        meeting: Meeting,
-        address: str,
+        listener: Listener,
         offer: Offer | None = None,
         device: torch.device | None = None,
         called_off: Callable[[], bool] = lambda: False,
@@ -72,11 +71,11 @@ class Communicator:
     ) -> None:
         """Connect to all peers of generation ``of``; returns when every peer is connected to this rank.
 
-        ``address``: this host's address on the network of the collectives. ``offer``: how this rank could sum
+        ``listener``: of this rank's process. ``offer``: how this rank could sum
         gradients (default: TCP). ``device``: where it computes them. ``failed(number, error)`` is called once, in any
         thread, if this rank itself fails after that. Blocks up to ``CONNECT_SECONDS`` for each transport. Raises
-        :class:`PeerLost` if a peer does not come, and :class:`elastrain.elastic.comm.transport.CalledOff`; any other
-        exception is this rank's own failure.
+        :class:`PeerLost` if a peer does not come, and soon after ``called_off()`` that or
+        :class:`elastrain.elastic.comm.transport.CalledOff`; any other exception is this rank's own failure.
         """
         self.of, self.rank, self.world_size = of, rank, of.world_size
         self._lock = threading.Lock()
@@ -101,14 +100,14 @@ class Communicator:
         self.devices = Devices(self)
         """What is under way on devices, of NCCL and of sums that are staged."""
         self._ends: list[Callable[[str], None]] = []
-        self.address = address
+        self.address = listener.address
         """This host's, on the network of the collectives."""
-        self._channels = Channels(address, Identity.of(of, rank))
+        self._channels = Channels(listener, Identity.of(of, rank))
         try:
-            mine = {f"channels/{rank}": self._channels.invitation, f"offer/{rank}": (offer or Offer()).encode()}
-            brought = meeting.exchange(mine)
-            self._invitations = {r: brought[f"channels/{r}"] for r in range(of.world_size)}
-            self.choice = agree([Offer.decode(brought[f"offer/{r}"]) for r in range(of.world_size)])
+            mine = {"channels": self._channels.invitation, "offer": (offer or Offer()).encode()}
+            rows = meeting.exchange(of, rank, self._channels, mine, called_off)
+            self._invitations = {r: row["channels"] for r, row in enumerate(rows)}
+            self.choice = agree([Offer.decode(row["offer"]) for row in rows])
             """The transport of gradients that lie on devices, and the reason."""
             if of.world_size > 1:
                 self._form(device, called_off)

@@ -28,6 +28,9 @@ from typing import Generic, Self, TypeVar
 from elastrain.api.records import Generation
 from elastrain.elastic.comm.peer import PeerLost
 
+PROTOCOL = 32
+"""Version of what ranks of a generation must have in common: formats (rows, header, sums, pieces, control vector), who
+connects to whom, and the order of the data. A listener lets a caller of another one wait."""
 HELLO_SECONDS = 2.0
 """A listener closes a connection that has not proven by then who it is."""
 PENDING = 256
@@ -39,8 +42,6 @@ _MAGIC = b"elastrn1"
 _HELLO = struct.Struct(f"!8sIIQII{NONCE_BYTES}s")
 HELLO_BYTES = _HELLO.size
 ANSWER_BYTES = NONCE_BYTES + PROOF_BYTES
-MEETING = 255
-"""The purpose of a connection to the meeting point; others are :class:`elastrain.elastic.comm.channel.Purpose`."""
 
 
 class Unauthenticated(PeerLost):
@@ -71,14 +72,13 @@ class Identity:
             )
         return cls(generation.number, rank, generation.world_size, key)
 
-    def to(self, listener: int, purpose: int, protocol: int) -> Hello:
+    def to(self, listener: int, purpose: int) -> Hello:
         """The hello of a connection to the rank ``listener``."""
-        return Hello(protocol, purpose, self.generation, self.rank, listener, secrets.token_bytes(NONCE_BYTES))
+        return Hello(PROTOCOL, purpose, self.generation, self.rank, listener, secrets.token_bytes(NONCE_BYTES))
 
     def welcomes(self, hello: Hello) -> bool:
         """Whether ``hello`` is addressed to this rank, by another one of its generation."""
-        addressed = (hello.generation, hello.listener) == (self.generation, self.rank)
-        return addressed and hello.caller < self.world_size and hello.caller != self.rank
+        return hello.listener == self.rank and hello.caller < self.world_size and hello.caller != self.rank
 
 
 @dataclass(frozen=True, slots=True)

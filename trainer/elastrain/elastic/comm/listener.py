@@ -1,4 +1,4 @@
-"""Accepts the connections of peers, in a thread that waits for none of them.
+"""Accepts the connections of peers, for all generations of a process, in a thread that waits for none of them.
 
 A client that is silent, slow or sends anything else than a proof (:mod:`elastrain.elastic.comm.handshake`) delays no
 peer and is closed within :data:`HELLO_SECONDS`.
@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable
 
 from elastrain import listening, threads
-from elastrain.elastic.comm.exchange import PROTOCOL
 from elastrain.elastic.comm.handshake import (
     HELLO_BYTES,
     HELLO_SECONDS,
     PROOF_BYTES,
+    PROTOCOL,
     Challenge,
     Hello,
     Identity,
@@ -29,18 +29,22 @@ _PAUSE_SECONDS = 0.05
 """Pause after the system refuses a further descriptor."""
 
 
+Arrived = Callable[[Hello, socket.socket], None]
+
+
 class Listener:
-    """Listens on a free port of ``address`` from its construction until :meth:`close`."""
+    """Listens on a free port of ``address`` until :meth:`close`.
 
-    def __init__(self, address: str, identity: Identity, arrived: Callable[[Hello, socket.socket], None]) -> None:
-        """``arrived(hello, connection)`` is called in the thread, for each peer that has proven who it is.
+    A process keeps one for its whole life. Its port is therefore known before any generation that includes it.
+    """
 
-        Raises ``OSError`` if ``address`` is not one of this host's.
-        """
-        self._socket = listening.on(address)
+    def __init__(self, address: str) -> None:
+        """Raises ``OSError`` if ``address`` is not one of this host's."""
+        self.address, self._socket = address, listening.on(address)
         self._socket.setblocking(False)
         self.port: int = self._socket.getsockname()[1]
-        self._identity, self._arrived = identity, arrived
+        self._expected: dict[int, tuple[Identity, Arrived]] = {}
+        """By generation."""
         self._pending: Pending[_Caller] = Pending()
         self._callers: set[_Caller] = set()
         self._over = False
@@ -48,19 +52,30 @@ class Listener:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._socket, selectors.EVENT_READ)
         self._selector.register(self._woken, selectors.EVENT_READ)
-        self._thread = threads.start(self._run, name=f"elastrain-accept-{identity.generation}")
+        self._thread = threads.start(self._run, name="elastrain-accept")
 
-    def shut(self) -> None:
-        """Accept nothing any more. Idempotent, any thread, does not block."""
-        self._over = True
-        with contextlib.suppress(OSError):  # it is closed
-            self._wake.send(b".")
+    def expect(self, identity: Identity, arrived: Arrived) -> None:
+        """From now on the peers of ``identity``, a rank of this process, can connect; those that came before wait.
+
+        ``arrived(hello, connection)`` is called in the thread, for each that has proven who it is. Any thread.
+        """
+        self._expected[identity.generation] = identity, arrived
+        self._wake_up()
+
+    def forget(self, generation: int) -> None:
+        """Let no further peer of ``generation`` connect. Idempotent, any thread."""
+        self._expected.pop(generation, None)
 
     def close(self) -> None:
-        """Release everything. Idempotent."""
-        self.shut()
+        """Accept nothing any more, and release everything. Idempotent."""
+        self._over = True
+        self._wake_up()
         self._thread.join()
         self._wake.close()
+
+    def _wake_up(self) -> None:
+        with contextlib.suppress(OSError):  # it is closed
+            self._wake.send(b".")
 
     # -- the thread ------------------------------------------------------------------------------------------------
     def _run(self) -> None:
@@ -71,6 +86,10 @@ class Listener:
                         self._accept()
                     elif key.data is not None:
                         self._advance(key.data)
+                    else:
+                        self._woken.recv(2**10)
+                        for caller in [c for c in self._callers if c.waits]:
+                            self._advance(caller, woken=True)
                 now = time.monotonic()
                 for caller in [c for c in self._callers if now >= c.deadline]:
                     self._dismiss(caller)
@@ -99,10 +118,10 @@ class Listener:
         if (displaced := self._pending.add(caller, host[0])) is not None:
             self._dismiss(displaced)
 
-    def _advance(self, caller: _Caller) -> None:
-        """Read what has come from ``caller``; nothing is read beyond its proof."""
+    def _advance(self, caller: _Caller, *, woken: bool = False) -> None:
+        """Read what has come from ``caller``; nothing beyond its proof. ``woken``: its generation may be due."""
         try:
-            if caller in self._callers and caller.read():
+            if caller in self._callers and (woken or caller.read()):
                 self._hear(caller)
         except BlockingIOError:
             pass
@@ -111,19 +130,20 @@ class Listener:
 
     def _hear(self, caller: _Caller) -> None:
         """A message of ``caller`` is complete. Raises ``OSError`` if it does not belong here."""
-        if caller.challenge is None:
-            caller.hello = hello = Hello.decode(caller.taken)
-            if hello.protocol != PROTOCOL or not self._identity.welcomes(hello):
-                raise Unauthenticated("a rank of another generation")
-            caller.challenge = Challenge(hello, self._identity.key)
+        hello = caller.hello = caller.hello or Hello.decode(caller.taken)
+        if caller.challenge is not None:
+            if not caller.challenge.is_met_by(caller.taken):
+                raise Unauthenticated("a wrong proof")
+            self._forget(caller)
+            caller.connection.setblocking(True)
+            caller.arrived(hello, caller.connection)
+        elif hello.protocol == PROTOCOL and (expected := self._expected.get(hello.generation)) is not None:
+            identity, caller.arrived = expected
+            if not identity.welcomes(hello):
+                raise Unauthenticated("no rank of the generation")
+            caller.challenge = Challenge(hello, identity.key)
             caller.connection.send(caller.challenge.answer)  # the buffer of a new connection has room for it
             caller.taken, caller.lacks = bytearray(), PROOF_BYTES
-            return
-        if caller.hello is None or not caller.challenge.is_met_by(caller.taken):
-            raise Unauthenticated("a wrong proof")
-        self._forget(caller)
-        caller.connection.setblocking(True)
-        self._arrived(caller.hello, caller.connection)
 
     def _dismiss(self, caller: _Caller) -> None:
         if caller in self._callers:
@@ -147,6 +167,12 @@ class _Caller:
         """Bytes of the present message that have not come yet."""
         self.hello: Hello | None = None
         self.challenge: Challenge | None = None
+        self.arrived: Arrived = lambda *_: None
+
+    @property
+    def waits(self) -> bool:
+        """Whether its generation was not expected yet. It sends nothing before it has an answer."""
+        return self.hello is not None and self.challenge is None
 
     def read(self) -> bool:
         """Whether the present message is complete. Raises ``OSError`` if the connection has ended."""

@@ -23,7 +23,7 @@ import torch
 from elastrain.elastic.comm.header import Label
 
 CONNECT_SECONDS = 30.0
-"""Bound of connecting to all peers after the ranks of a generation have met (:mod:`elastrain.elastic.comm.exchange`),
+"""Bound of connecting to all peers after the ranks of a generation have met (:mod:`elastrain.elastic.comm.meeting`),
 once for each transport."""
 COLLECTIVE_SECONDS = 1800.0
 """Bound of one collective, torch's own default. It does not apply to lost peers: their generation is aborted."""

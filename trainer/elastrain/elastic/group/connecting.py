@@ -13,7 +13,7 @@ from elastrain.api.messages import Welcome
 from elastrain.api.records import Generation
 from elastrain.elastic.comm.backend import Backend, Offer
 from elastrain.elastic.comm.communicator import Communicator
-from elastrain.elastic.comm.exchange import Meeting
+from elastrain.elastic.comm.listener import Listener
 from elastrain.elastic.comm.peer import PeerLost
 from elastrain.elastic.comm.stock.captures import CAPTURES
 from elastrain.elastic.comm.stock.nccl import InitialisationFailed
@@ -36,6 +36,17 @@ class Connector:
         the communicator from then on. ``failed``: as of :class:`Communicator`."""
         self._welcome, self._needs, self._ended, self._failed = welcome, needs, ended, failed
         self._offer, self._device = Offer(), torch.device("cpu")
+        self._listener: Listener | None = None
+
+    def listener(self) -> Listener:
+        """Where peers reach this rank, from the first call on. Raises ``OSError``."""
+        self._listener = self._listener or Listener(self._welcome().address)
+        return self._listener
+
+    def close(self) -> None:
+        """Let no peer reach this rank any more."""
+        if self._listener is not None:
+            self._listener.close()
 
     def use(self, offer: Offer, device: torch.device) -> None:
         """Set the transport that this rank can use for tensors on ``device``."""
@@ -62,8 +73,7 @@ class Connector:
             communicator = Communicator(
                 of=g,
                 rank=rank,
-                meeting=Meeting(g, rank, called_off),
-                address=self._welcome().address,
+                listener=self.listener(),
                 offer=self._offer,
                 device=self._device,
                 called_off=called_off,

@@ -22,7 +22,6 @@ from elastrain.api.records import Generation
 from elastrain.elastic.comm.backend import Offer
 from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.comm.header import RanksDiverged
-from elastrain.elastic.comm.meeting import MeetingPoint
 from elastrain.elastic.comm.transport import described, first_line
 from elastrain.elastic.commit.vouched import AgentVouch
 from elastrain.elastic.group.connecting import Connector, close_in_background, is_own
@@ -78,7 +77,6 @@ class Session:
         """Held while effects are executed."""
         self._timer: threading.Timer | None = None  # noqa: TID251
         self._due: float | None = None
-        self._meeting_point: MeetingPoint | None = None
         self._vouch = AgentVouch(socket_path)
         self._connector = Connector(lambda: self.welcome, self._needs, self._tried, self._failed_itself)
         self._link = AgentLink(socket_path, local_rank, self._on_message, stays=True)
@@ -125,9 +123,6 @@ class Session:
                     self._link.send(message)
                 except AgentLost as gone:  # the training thread learns it at its next boundary
                     self._agent_gone(gone)
-            case e.Host(generation=g):
-                if self._meeting_point is not None:
-                    self._meeting_point.expect(g)
             case e.Connect(generation=g, rank=rank):
                 self._connector.start(g, rank)
             case e.CallOff(number=number, why=why):
@@ -274,10 +269,8 @@ class Session:
         self._connector.use(offer, device)
 
     def ready(self, step: int, loop: LoopId = NO_LOOP) -> None:
-        """A generation may include this rank, which serves its member's meeting point if it is local rank 0."""
-        if self.core.local_rank == 0 and self._meeting_point is None:
-            self._meeting_point = MeetingPoint(self.welcome.address)
-        self.feed(e.Ready(self._meeting_point.port if self._meeting_point else 0, step, loop))
+        """A generation may include this rank."""
+        self.feed(e.Ready(self._connector.listener().port, step, loop))
 
     def part(self) -> None:
         """Close every connection to peers; the link to the agent stays until :meth:`close`."""
@@ -287,8 +280,7 @@ class Session:
             self._communicators.clear()
         for communicator in communicators:
             communicator.close()
-        if self._meeting_point is not None:
-            self._meeting_point.close()
+        self._connector.close()
 
     def close(self) -> None:
         """Close the link to the agent and every connection. The last call."""

@@ -198,8 +198,6 @@ class Core:
 
     def _proposed(self, g: Generation, now: float) -> Iterator[e.Effect]:
         rank = self.rank_in(g)
-        if g.first is not None and g.first.id == self.welcome.member:
-            yield e.Host(g)
         if self.proposals.learn(g, now, has_place=rank is not None) and rank is not None:
             yield e.Connect(g, rank)
 

@@ -165,13 +165,6 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
-    """Expect the ranks of a generation at this member's meeting point, which its local rank 0 serves."""
-
-    generation: Generation
-
-
-@dataclass(frozen=True, slots=True)
 class Connect:
     """Connect to the peers of a generation, beside the steps. :class:`Connected` or :class:`NotConnected` follows,
     unless the machine needs the connection no longer (:meth:`Core.needs`)."""
@@ -267,4 +260,4 @@ class Fail:
 AtBoundary = Train | GiveUp | Enter | StopFor | StandBack | GoOn
 """Those that the training thread executes itself."""
 Instruction = AtBoundary | Leave | Fail
-Effect = Send | Host | Connect | CallOff | Abort | Close | Instruction
+Effect = Send | Connect | CallOff | Abort | Close | Instruction
