@@ -151,6 +151,9 @@ def _probe_fsdp() -> None:
         fully_shard(model, mesh=mesh)
         _expect(private.root_of(model.weight.device_mesh) is mesh and private.sharded_together(model) == [model.weight])
         _expect(dist.get_global_rank(mesh.get_group(), 0) == mesh.mesh[0])
+        private.count_lists()
+        private.foreach_mul_([values := model.weight.detach().clone()], 1.0)
+        _expect(values._version == 1)
         for fails in (True, False):
             value = torch.ones(1, 2, requires_grad=True)
             output = model(value)
@@ -226,7 +229,7 @@ def _probe_moves() -> None:
 
 SHARDED = (
     Need(
-        "DeviceMesh._dim_group_names, FSDPModule._get_fsdp_state, distributed_c10d._world.pg_group_ranks",
+        "DeviceMesh._dim_group_names, FSDPModule._get_fsdp_state, _world.pg_group_ranks, DTensor._op_dispatcher",
         "spec.parallelism.shards",
         _probe_fsdp,
         "leave spec.parallelism out",

@@ -94,7 +94,7 @@ class Sharded(Strategy):
         inner = {name: shape.along(rank, name) for name in shape.names}
         return Ranks(inner, twins=lambda names: shape.twins(rank, communicator.world_size, *names))
 
-    def whole(self) -> ElasticModule:
+    def whole(self) -> ShardedModule:
         assert self._model is not None
         return self._model
 
@@ -102,12 +102,10 @@ class Sharded(Strategy):
         raise ValueError(f"several calls of job.backward() in a loop body: {_NOT_YET}")
 
     def evaluation(self) -> AbstractContextManager[object]:
-        assert self._model is not None
-        return self._model.evaluates()
+        return self.whole().evaluates()
 
     def begin_step(self) -> None:
-        assert self._model is not None
-        self._model.begin_step()
+        self.whole().begin_step()
 
     def backward(
         self,
@@ -119,8 +117,7 @@ class Sharded(Strategy):
         last: bool,
         retain_graph: bool = False,
     ) -> None:
-        model = self._model
-        assert model is not None
+        model = self.whole()
         if isinstance(loss, Scheduled):
             loss.run(part.weight, needed=self.shape.has_loss(communicator.rank))
         elif unscaled is not loss:
