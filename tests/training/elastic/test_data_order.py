@@ -94,21 +94,21 @@ def test_a_job_that_resumes_with_other_data_fails_unless_the_script_accepts_it(w
 
 
 def test_a_change_of_the_data_set_acts_in_the_next_epoch_or_at_its_step_on_all_ranks(world) -> None:
-    """A worker process loads it. A rank joins before the change at step 40, another behind it."""
+    """A worker process loads it. A rank joins before the change at step 20, another behind it."""
 
     def train(*ranks: str) -> None:
-        world.start(*ranks, epochs=40, delay=0.08, script=SCRIPT.with_name("train_changing_data.py"))
+        world.start(*ranks, epochs=16, delay=0.08, script=SCRIPT.with_name("train_changing_data.py"))
         world.ready(*ranks)
         world.together(*world.ranks)
 
     train("a", "b")
     train("c")
-    world.wait("the change", lambda: world.ranks["a"].step() > 40)
+    world.wait("the change", lambda: world.ranks["a"].step() > 20)
     train("d")
     final = world.finished(*"abcd")
-    version = {step: 1.0 + step // 4 + 100 * (step >= 40) for step in range(160)}
+    version = {step: 1.0 + step // 4 + 100 * (step >= 20) for step in range(64)}
     for rank in "abcd":
-        assert final[rank]["step"] == 160
+        assert final[rank]["step"] == 64
         assert {step: set(values) for step, values in final[rank]["seen"].items()} == {
             step: {version[step]} for step in final[rank]["seen"]
         }

@@ -10,14 +10,20 @@ from joined_and_killed import join_and_kill, undisturbed
 
 SCRIPT = Path(__file__).with_name("train_forms.py")
 EPOCHS = 4
-FURTHER = ("checkpoint", "compiled, then wrapped", "wrapped, then compiled", "two forwards", "bf16")
+FURTHER = (
+    "checkpoint",
+    "eager, then compiled",
+    "compiled, then wrapped",
+    "wrapped, then compiled",
+    "two forwards",
+    "bf16",
+)
 
 
 @pytest.mark.parametrize(
     "mode",
     [
         "checkpoint, reentrant",
-        "eager, then compiled",
         "fp16",
         *(pytest.param(mode, marks=pytest.mark.nightly) for mode in FURTHER),
     ],

@@ -77,6 +77,7 @@ def test_a_joiner_trains_in_the_loop_in_which_the_others_are(world, undisturbed,
             assert torch.allclose(final[rank]["average"][key], value, rtol=0, atol=1e-10), (rank, key)
 
 
+@pytest.mark.nightly
 def test_a_joiner_whose_loop_is_over_goes_on_to_the_loop_of_the_others(world, undisturbed) -> None:
     world.start("a", "b", "late", epochs=6, script=RECIPE)
     world.ready("a", "b", "late")

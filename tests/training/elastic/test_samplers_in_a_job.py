@@ -20,8 +20,11 @@ def start(world, sampler: str, *ranks: str) -> None:
 
 @pytest.mark.parametrize(
     ("sampler", "samples"),
-    [("buckets", 203), ("weighted", 150), ("pairs", 203)],
-    ids=["batches of different sizes", "with replacement", "two data sets in a step"],
+    [
+        pytest.param("buckets", 203, id="batches of different sizes", marks=pytest.mark.nightly),
+        pytest.param("weighted", 150, id="with replacement", marks=pytest.mark.nightly),
+        pytest.param("pairs", 203, id="two data sets in a step"),
+    ],
 )
 def test_steps_are_those_of_one_rank_if_a_sampler_or_pairs_make_them_and_ranks_leave_and_join(
     world, tmp_path_factory, sampler, samples

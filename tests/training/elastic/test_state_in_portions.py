@@ -61,6 +61,7 @@ def test_model_is_that_of_the_fixed_size_run_if_joiners_got_it_over_several_step
     assert verdict.redone == 0
 
 
+@pytest.mark.nightly
 def test_a_joiner_of_a_script_with_a_loop_for_each_epoch_gets_its_state_over_several_steps(world) -> None:
     start(world, "a", "b", epochs=4, NESTED="1", ONE_BY_ONE="1")
     world.propose("a", "b")

@@ -33,7 +33,7 @@ with elastrain.join() as job:
     nn.init.zeros_(net.weight)
     model, dataset = job.wrap(net, optimizer=(optimizer := torch.optim.SGD(net.parameters(), lr=1.0))), Versions()
     loader = job.dataloader(dataset, global_batch_size=12, num_workers=1)
-    job.at(40, lambda: setattr(dataset, "changed", 1))
+    job.at(20, lambda: setattr(dataset, "changed", 1))
     seen = {}
     for epoch in job.epochs(loader, epochs):
         dataset.epoch = epoch
