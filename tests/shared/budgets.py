@@ -1,9 +1,10 @@
-"""The number of examples of a property test: few in CI, many at night (``--hypothesis-profile=nightly``)."""
+"""What CI tries of a property test or of a matrix, and what only the nightly run tries."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # No deadlines, since a loaded machine is not a fault of the tested code. CI tries the same examples each time, so that
@@ -13,6 +14,11 @@ settings.register_profile(
 )
 settings.register_profile("nightly", settings.get_profile("ci"), max_examples=1000, derandomize=False)
 settings.load_profile("ci")
+
+
+def at_night(*rows: Any) -> list[Any]:
+    """Rows of a matrix that CI leaves out."""
+    return [pytest.param(*(row if isinstance(row, tuple) else (row,)), marks=pytest.mark.nightly) for row in rows]
 
 
 def examples(count: int, *suppressed: HealthCheck, **more: Any) -> settings:

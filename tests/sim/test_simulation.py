@@ -14,7 +14,7 @@ from sim import faults
 from sim.bugs import BUGS, present
 from sim.run import Result, simulate
 
-SEEDS = 300
+SEEDS = 150
 NIGHTLY_SEEDS = 10_000
 HERE = Path(__file__).parent
 FINDS = {

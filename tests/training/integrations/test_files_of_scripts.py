@@ -10,6 +10,7 @@ import csv
 import pytest
 import torch
 
+from budgets import at_night
 from scripted_loop import Killed, ScriptedJob
 
 STEPS = 8
@@ -129,7 +130,7 @@ def test_rows_are_those_of_committed_steps(train, way):
 
 
 @WAYS
-@pytest.mark.parametrize("dies_at", [1, *(pytest.param(n, marks=pytest.mark.nightly) for n in (2, 5, 8))])
+@pytest.mark.parametrize("dies_at", [1, *at_night(2, 5, 8)])
 def test_rows_are_those_of_an_undisturbed_run_if_rank_0_is_lost_in_a_step(train, way, dies_at):
     dead = ScriptedJob()
     dead.dies_at = dies_at
@@ -138,7 +139,7 @@ def test_rows_are_those_of_an_undisturbed_run_if_rank_0_is_lost_in_a_step(train,
 
 
 @WAYS
-@pytest.mark.parametrize("step", [5, *(pytest.param(n, marks=pytest.mark.nightly) for n in (1, 2))])
+@pytest.mark.parametrize("step", [5, *at_night(1, 2)])
 def test_row_of_a_rank_0_that_is_lost_before_it_has_logged_it_is_written_by_the_next(train, way, step):
     dead = ScriptedJob()
     assert train(dead, way, before_row=step) is None
@@ -147,9 +148,7 @@ def test_row_of_a_rank_0_that_is_lost_before_it_has_logged_it_is_written_by_the_
 
 
 @WAYS
-@pytest.mark.parametrize(
-    ("saved", "lost"), [(3, 7), *(pytest.param(*n, marks=pytest.mark.nightly) for n in ((1, 4), (5, 6), (7, 8)))]
-)
+@pytest.mark.parametrize(("saved", "lost"), [(3, 7), *at_night((1, 4), (5, 6), (7, 8))])
 def test_rows_are_those_of_an_undisturbed_run_if_all_are_lost_and_the_job_resumes(train, way, saved, lost):
     dead = ScriptedJob()
     dead.dies_at = lost
@@ -158,9 +157,7 @@ def test_rows_are_those_of_an_undisturbed_run_if_all_are_lost_and_the_job_resume
 
 
 @WAYS
-@pytest.mark.parametrize(
-    ("saved", "lost"), [(4, 6), *(pytest.param(*n, marks=pytest.mark.nightly) for n in ((3, 6), (4, 5)))]
-)
+@pytest.mark.parametrize(("saved", "lost"), [(4, 6), *at_night((3, 6), (4, 5))])
 def test_row_behind_a_loop_is_there_once_if_the_job_resumes_at_the_end_of_that_loop(train, way, saved, lost):
     """The code behind it runs again, before the first loop body of the new process."""
     expected = sorted([*WHOLE, (4, 4.5, 4.5)])

@@ -90,6 +90,7 @@ def test_job_resumes_with_other_groups_and_shards_if_all_processes_are_killed(
     assert verdict.ok, verdict.problems
 
 
+@pytest.mark.nightly
 def test_job_of_a_sharded_model_resumes_from_a_checkpoint_of_whole_models(job, volume, spec) -> None:
     job.want(2)
     job.nproc = 1

@@ -46,6 +46,7 @@ def test_no_step_is_trained_again_if_rank_0_is_killed_behind_the_training(job) -
     job.verdict()
 
 
+@pytest.mark.nightly
 def test_the_job_grows_and_shrinks_by_groups(job) -> None:
     job.want(1)
     job.start("a")

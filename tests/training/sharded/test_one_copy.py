@@ -33,7 +33,8 @@ def test_the_number_of_shards_grows_and_shrinks_in_the_running_processes(one_cop
     job.verdict()
 
 
-@pytest.mark.parametrize("where", ["forward", pytest.param("backward", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("where", ["forward", "backward"])
 def test_a_few_steps_are_repeated_from_a_partners_memory_if_a_rank_is_lost(one_copy, where) -> None:
     job = one_copy
     job.want(3)

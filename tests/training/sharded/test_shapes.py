@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import nn
 
+from budgets import at_night
 from elastrain.api.settings import CheckpointSpec
 from elastrain.api.shape import SHARDS, Shape
 from elastrain.data.options import order_of
@@ -88,8 +89,12 @@ def assert_equal(name: str, shape: Shape, ends: list[dict]) -> None:
 
 @pytest.mark.parametrize(
     ("name", "shards", "role"),
-    [pytest.param(name, 1, role, marks=() if role else pytest.mark.nightly) for name in SHAPES for role in (1, 0)]
-    + [pytest.param(name, 2, role, marks=pytest.mark.nightly) for name, role in zip(SHAPES, (0, 3, 2), strict=True)],
+    [(name, 1, 1) for name in ("pipeline", "context")]
+    + at_night(
+        ("experts", 1, 1),
+        *((name, 1, 0) for name in SHAPES),
+        *((name, 2, role) for name, role in zip(SHAPES, (0, 3, 2), strict=True)),
+    ),
 )
 def test_a_shape_trains_as_one_process_while_a_rank_is_killed_and_a_group_joins_and_leaves(
     shape_job, name, shards, role
@@ -121,10 +126,9 @@ def test_a_shape_trains_as_one_process_while_a_rank_is_killed_and_a_group_joins_
 
 @pytest.mark.parametrize(
     ("name", "shards", "later"),
-    [("pipeline", 1, 1)]
-    + [
-        pytest.param(*case, marks=pytest.mark.nightly)
-        for case in (("experts", 1, 1), ("context", 1, 1), ("pipeline", 2, 1), ("experts", 2, 2), ("experts", 2, 1))
+    [
+        ("pipeline", 1, 1),
+        *at_night(("experts", 1, 1), ("context", 1, 1), ("pipeline", 2, 1), ("experts", 2, 2), ("experts", 2, 1)),
     ],
 )
 def test_a_shape_resumes_from_its_checkpoint_if_all_ranks_are_lost(shape_job, name, shards, later, tmp_path) -> None:

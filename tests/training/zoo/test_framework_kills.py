@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from budgets import at_night
 from differences import differences
 from elastrain.api.records import Outcome
 from elastrain.api.settings import CheckpointSpec, RankSettings
@@ -44,7 +45,7 @@ def plain(tmp_path, monkeypatch):
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize(
     "framework",
-    ["lightning", "own", *(pytest.param(f, marks=pytest.mark.nightly) for f in FRAMEWORKS[:1] + FRAMEWORKS[2:])],
+    ["own", *at_night(*FRAMEWORKS)],
 )
 def test_one_undisturbed_worker_runs_each_body_once_as_the_framework_alone(zoo_job, plain, framework):
     """Whatever a body takes from what only the script has."""

@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from budgets import at_night
+
 ZOO = Path(__file__).parents[3] / "examples" / "zoo"
 SCRIPTS = sorted(path.parent.name for path in ZOO.glob("*/elastic.py"))
-IN_CI = ("nanogpt", "streaming")
-"""Micro-batches with tied weights, a stream. `make nightly` runs all; what is particular in the others (a plain loop,
-several backwards, parameters without a gradient, frozen layers, BatchNorm) has its tests in tests/training/elastic."""
+IN_CI = "nanogpt"
+"""Micro-batches with tied weights. `make nightly` runs all; what is particular in the others (a plain loop, a stream,
+several backwards, parameters without a gradient, frozen layers, BatchNorm) has its tests in tests/training."""
 SECONDS = 300.0
 
 
@@ -21,9 +23,8 @@ def _bitwise(script: str) -> bool:
     return 'numerics="bitwise"' in (ZOO / script / "elastic.py").read_text()
 
 
-@pytest.mark.parametrize("script", IN_CI)
-def test_script_ends_as_undisturbed_if_ranks_join_die_and_leave(survives, script) -> None:
-    survives(script, seed=1, bitwise=_bitwise(script))
+def test_script_ends_as_undisturbed_if_ranks_join_die_and_leave(survives) -> None:
+    survives(IN_CI, seed=1, bitwise=_bitwise(IN_CI))
 
 
 @pytest.mark.nightly
@@ -32,9 +33,7 @@ def test_script_ends_as_undisturbed_if_it_is_disturbed_at_random_moments(survive
     survives(script, seed=seed, bitwise=_bitwise(script))
 
 
-@pytest.mark.parametrize(
-    "script", [pytest.param(s, marks=() if s in ("dcgan", "nanogpt") else pytest.mark.nightly) for s in SCRIPTS]
-)
+@pytest.mark.parametrize("script", ["dcgan", *at_night(*(s for s in SCRIPTS if s != "dcgan"))])
 def test_one_undisturbed_worker_runs_each_body_of_the_script_once(zoo_job, tmp_path, script) -> None:
     job = zoo_job(script, BODIES=str(tmp_path / "bodies"))
     job.want(1)
