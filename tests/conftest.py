@@ -30,7 +30,7 @@ from elastrain_cli.main import app
 from lanes import Lanes, comes_last, order
 from programs import Programs, are_coming, uses_programs
 from tiers import Tiers
-from warm import light, light_agents, warm, warm_agents
+from warm import light, light_agents, share, warm, warm_agents
 
 __all__ = ["light", "light_agents", "warm", "warm_agents"]
 
@@ -45,6 +45,8 @@ def pytest_configure(config: pytest.Config) -> None:
     apart.turned(config)
     if hasattr(config, "workerinput"):
         atexit.register(os._exit, 0)  # to free all modules takes a second of CPU time in each process
+    elif config.getoption("numprocesses", None):
+        share()
 
 
 # ---- several processes -----------------------------------------------------------------------------------------------

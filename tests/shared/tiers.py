@@ -19,6 +19,8 @@ from typing import Any
 
 import pytest
 
+from warm import forks_seconds
+
 TESTS = Path(__file__).parents[1]
 TIERS = ("unit", "sim", "protocol", "training", "verify")
 STARTED = float(os.environ.get("ELASTRAIN_TESTS_STARTED") or time.time())
@@ -167,6 +169,8 @@ class Tiers:
         for name in TIERS:
             if cost := self.costs.get(name):
                 terminalreporter.write_line(row(name, cost))
+        if forks := forks_seconds():
+            terminalreporter.write_line(f"forks of the warm processes, of any tier {forks:28.1f}")
         terminalreporter.write_line(f"{time.time() - STARTED:.0f} s in all, linters and collection included")
 
 
