@@ -34,8 +34,9 @@ def grown_and_hit(one) -> None:
     assert job.worker(f"{name}-1").rank_pids() == survivor, "the survivor's process was replaced"
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("example", ["04-five-lines", pytest.param("06-lightning", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("example", ["04-five-lines", "06-lightning"])
 def test_no_sample_is_lost_or_repeated_if_the_job_grows_and_rank_0_is_killed(trial, require, example):
     if example in PACKAGES:
         require(*PACKAGES[example])

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -127,16 +127,16 @@ def test_verdict_is_unknown_if_etcd_is_away(etcd_factory, job_keys):
         assert "unavailable" in Check(client, job_keys, me, 60, by_process("gloo")).run().unknown
 
 
-def test_two_processes_measure_their_sum(etcd, job_keys):
+def test_two_processes_measure_their_sum(warm, tmp_path):
+    told = [tmp_path / "0", tmp_path / "1"]
     with enter.reserved("127.0.0.1") as port:
         command = [sys.executable, "-m", "elastrain_pairs.trial", "127.0.0.1", str(port.getsockname()[1])]
         ends = [
-            subprocess.Popen([*command, str(rank), "127.0.0.1", "gloo"], stdout=subprocess.PIPE, text=True)
-            for rank in (0, 1)
+            warm.start([*command, str(rank), "127.0.0.1", "gloo"], os.environ, path.open("wb"))
+            for rank, path in enumerate(told)
         ]
-        told = [end.communicate(timeout=60)[0] for end in ends]
-    assert [end.returncode for end in ends] == [0, 0]
-    assert all('"latency"' in words and '"rate"' in words for words in told)
+        assert [end.wait(60) for end in ends] == [0, 0]
+    assert all('"latency"' in words and '"rate"' in words for words in (path.read_text() for path in told))
 
 
 def test_trial_fails_with_a_reason_if_the_partner_does_not_come(monkeypatch):
