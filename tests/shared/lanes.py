@@ -60,7 +60,6 @@ LANES: dict[str, tuple[str, ...]] = {
         "tests/protocol/operator/test_namespaces_on_apiserver.py",
         "tests/protocol/operator/test_overdue_pods_on_apiserver.py",
         "tests/protocol/operator/test_priorities_on_apiserver.py",
-        "tests/protocol/operator/test_sharing_on_apiserver.py",
         "tests/protocol/operator/test_shared_namespace_on_apiserver.py",
         "tests/protocol/operator/test_spares_on_apiserver.py",
     ),

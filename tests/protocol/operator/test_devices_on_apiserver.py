@@ -4,7 +4,6 @@ controllers of claims and of device taints. The tests play the driver (slices), 
 from __future__ import annotations
 
 import itertools
-import json
 from typing import Any
 
 import pytest
@@ -113,26 +112,6 @@ def test_job_grows_into_free_devices_and_gives_them_back(cluster, driver, schedu
     assert len(job.in_generation) == 3
     assert cluster.status("job")["restarts"] == {"user": 0, "infrastructure": 0, "preemption": 0}
     assert not [p for p in cluster.pods().values() if not p["spec"].get("nodeName")], "no pod waits in vain"
-
-
-def test_devices_that_another_pod_claims_are_not_promised(cluster, driver, scheduled, eventually):
-    node = driver.node("one", *gpus("g0", "g1", "g2"))
-    template = driver.template("gpu", 2)
-    spec = {**template["spec"], "containers": [{**template["spec"]["containers"][0], "name": "other"}]}
-    cluster.call("POST", cluster.pods_path, {"metadata": {"name": "stranger"}, "spec": spec})
-    eventually(lambda: len(driver.held().get("stranger", ())) == 2, 30, "it holds two")
-    job = scheduled("job", driver.template("one-gpu"), minReplicas=1, maxReplicas=4)
-    eventually(lambda: len(job.in_generation) == 1, 60, "one is left")
-    assert cluster.pods()["job-0"]["spec"]["nodeName"] == node
-    assert cluster.condition("job", "Grown")["reason"] == "NoRoom"
-
-
-def test_claim_that_is_not_counted_is_named_and_left_to_the_scheduler(cluster, driver, scheduled, eventually):
-    driver.node("one", *gpus("g0", "g1", attributes={"model": {"string": "h100"}}))
-    template = driver.template("gpu", 1, f"device.attributes['{driver.name}'].model.startsWith('h')")
-    job = scheduled("job", template, minReplicas=1, maxReplicas=4)
-    eventually(lambda: len(job.in_generation) == 2, 60, "the scheduler finds what there is")
-    eventually(lambda: "resource claims" in json.dumps(cluster.status("job")), 90, "it says what is not counted")
 
 
 def test_partitions_of_a_device_are_counted_by_their_shared_counters(cluster, driver, scheduled, eventually):

@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 import pytest
 
-from elastrain.api.records import Outcome, Termination
 from played import Played
 from raw_cluster import Cluster
 
@@ -72,14 +71,6 @@ def trains(cluster: Cluster, play: Callable[..., Played], eventually: Callable[.
     return start
 
 
-def test_a_worker_that_holds_the_state_stays_if_all_nodes_are_drained_at_once(cluster, trains, eventually):
-    player = trains("job", 3)
-    player.commit(10)
-    eventually(lambda: allows(cluster) == 2, 30, "two of three may be evicted")
-    with player.paused():
-        assert [evict(cluster, pod) for pod in ("job-0", "job-1", "job-2")] == [True, True, False]
-
-
 def test_eviction_moves_on_once_another_worker_holds_the_state(cluster, trains, eventually):
     player = trains("job", 2)
     player.commit(10)
@@ -102,15 +93,6 @@ def test_the_only_worker_may_go_once_a_checkpoint_is_written(cluster, trains, ev
     assert not evict(cluster, "job-0")
     player.commit(110, saved=100)
     eventually(lambda: not budgets(cluster), 30, "a drain saves the state")
-    assert evict(cluster, "job-0")
-
-
-def test_the_only_worker_may_go_if_its_state_is_not_protected(cluster, trains, eventually):
-    trains("job", 1).commit(10)
-    eventually(lambda: allows(cluster) == 0, 30, "no other worker holds the state")
-    assert not evict(cluster, "job-0")
-    cluster.patch_job("job", protectState=False)
-    eventually(lambda: not budgets(cluster), 30, "there is no budget any more")
     assert evict(cluster, "job-0")
 
 
@@ -172,18 +154,6 @@ def test_a_user_s_own_budget_lets_the_next_worker_go_once_the_last_is_replaced(c
     assert evict(cluster, "job-1")
 
 
-def test_a_user_s_own_budget_does_not_wait_for_workers_that_no_node_has_room_for(cluster, play, eventually):
-    player = play(cluster.create_job("job", maxReplicas=4, protectState=False))
-    player.held = {"job-2", "job-3"}
-    eventually(lambda: cluster.status("job").get("readyReplicas") == 2, 60, "two workers train")
-    guard(cluster, maxUnavailable=1)
-    no_room = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes"}
-    for pod in ("job-2", "job-3"):
-        cluster.merge(f"{cluster.pods_path}/{pod}/status", {"status": {"conditions": [no_room]}})
-    eventually(lambda: expects(cluster) == 2, 30, "only workers with room count")
-    eventually(lambda: allows(cluster) == 1, 30, "a drain may take one of two")
-
-
 def test_a_user_s_own_budget_counts_the_workers_of_groups(cluster, play, eventually):
     trainer = {"name": "trainer", "image": "t:1", "command": ["python", "t.py"]}
     spec = {
@@ -210,15 +180,6 @@ def test_a_user_s_own_budget_follows_an_elastic_job_that_shrinks_is_suspended_an
     eventually(lambda: not cluster.pods(), 30, "it is suspended")
     cluster.patch_job("job", suspend=False)
     eventually(lambda: (expects(cluster), allows(cluster)) == (2, 1), 60, "it runs again")
-
-
-def test_a_user_s_own_budget_holds_no_worker_of_a_job_that_fails(cluster, trains, eventually):
-    player = trains("job", 2, protectState=False, backoffLimit=0)
-    guard(cluster, maxUnavailable=1)
-    eventually(lambda: allows(cluster) == 1, 30, "one of two may be evicted")
-    player.crash("job-0", Termination(outcome=Outcome.FAILED, exit_code=1, reason="ScriptFailed", message="no data"))
-    eventually(lambda: cluster.status("job").get("phase") == "Failed", 30, "it has failed")
-    eventually(lambda: all(p["status"]["phase"] != "Running" for p in cluster.pods().values()), 30, "none is held")
 
 
 def test_only_the_operator_s_set_changes_with_the_size_of_a_job(cluster, trains, eventually):

@@ -188,34 +188,4 @@ def test_a_replacement_avoids_the_node_that_failed_its_check(cluster, eventually
     assert cluster.status("checked")["restarts"] == {"user": 0, "infrastructure": 1, "preemption": 0}
 
 
-def test_failed_init_container_counts_as_the_user_s_and_no_node_is_blamed(cluster, eventually):
-    chosen = template("trainer:1")
-    chosen["spec"]["initContainers"] = [{"name": "fetch", "image": "curl:1"}]
-    cluster.create_job("fetches", maxReplicas=1, backoffLimit=0, template=chosen)
-    eventually(lambda: "fetches-0" in cluster.pods(), 60, "a pod")
-    (fetch,) = cluster.pods()["fetches-0"]["spec"]["initContainers"]
-    assert fetch["terminationMessagePolicy"] == "FallbackToLogsOnError"
-
-    words = {"exitCode": 6, "message": "resolving\ncurl: (6) no such host"}
-    cluster.set_init("fetches-0", "Failed", "fetch", {"terminated": words})
-
-    eventually(lambda: cluster.condition("fetches", "Failed").get("status") == "True", 30, "it has failed")
-    failed = cluster.condition("fetches", "Failed")
-    assert failed["reason"] == "BackoffLimitExceeded"
-    said = "init container fetch of worker fetches-0 ended with exit code 6: curl: (6) no such host"
-    assert said in failed["message"]
-    status = cluster.status("fetches")
-    assert status["restarts"] == {"user": 1, "infrastructure": 0, "preemption": 0}
-    assert status["lastFailure"]["logTail"].startswith("resolving")
-
-
 # ---- workers that do not start ---------------------------------------------------------------------------------------
-def test_job_fails_with_pod_and_image_if_it_cannot_start_in_time(cluster, eventually):
-    cluster.create_job("stuck", maxReplicas=1, pendingDeadlineSeconds=3)
-    eventually(lambda: "stuck-0" in cluster.pods(), 60, "a pod")
-    cluster.set_trainer("stuck-0", "Pending", {"waiting": {"reason": "ImagePullBackOff", "message": "no such host"}})
-    eventually(lambda: cluster.condition("stuck", "Failed").get("status") == "True", 30, "it has failed")
-    failed = cluster.condition("stuck", "Failed")
-    assert failed["reason"] == "PendingDeadlineExceeded"
-    assert "pod stuck-0, container trainer: image trainer:1: ImagePullBackOff: no such host" in failed["message"]
-    eventually(lambda: not cluster.pods(), 30, "its pod is gone")

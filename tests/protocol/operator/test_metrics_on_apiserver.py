@@ -94,25 +94,3 @@ def test_a_scrape_has_every_metric_and_a_deleted_job_none(cluster, play, client,
 
     cluster.call("DELETE", cluster.job_path("seen"))
     eventually(lambda: not Scrape(operator.metrics()).of("elastrain_job_step", **job), 30, "its series are gone")
-
-
-def test_accelerator_seconds_continue_if_the_operator_is_killed(cluster, play, operator_process, eventually):
-    play(cluster.create_job("books", maxReplicas=1))
-    eventually(lambda: cluster.status("books").get("readyReplicas") == 1, 60, "a worker trains")
-    books = cluster.status("books")["acceleratorSeconds"]
-    operator_process().kill()
-
-    operator = operator_process()
-    job = {"namespace": cluster.namespace, "job": "books"}
-    name = "elastrain_job_accelerator_seconds_total"
-    parts = ("training", "rescaling", "waiting", "redone", "spare")
-    eventually(lambda: _scraped(operator, name, job), 60, "the next operator tells of it")
-    for part in parts:
-        assert Scrape(operator.metrics()).of(name, use=part, **job)[0] >= books[part]
-
-
-def _scraped(operator, name, job) -> bool:
-    try:
-        return bool(Scrape(operator.metrics()).of(name, **job))
-    except OSError:
-        return False

@@ -80,37 +80,6 @@ def test_health_endpoint_shows_jobs_and_etcd(cluster, play, operator_process, ev
     assert state["etcd"] == "connected"
 
 
-def test_suspended_job_drains_and_resumes(cluster, play, eventually):
-    player = play(cluster.create_job("pause", maxReplicas=2))
-    eventually(lambda: cluster.status("pause").get("readyReplicas") == 2, 60, "two workers train")
-
-    cluster.patch_job("pause", suspend=True)
-    eventually(lambda: cluster.condition("pause", "Suspended").get("status") == "True", 30, "the job is suspended")
-    eventually(lambda: not cluster.pods(), 30, "its pods are gone")
-    assert "startTime" not in cluster.status("pause")
-
-    cluster.patch_job("pause", suspend=False)
-    eventually(lambda: cluster.status("pause").get("readyReplicas") == 2, 30, "new workers train")
-    # On a busy machine a worker may be replaced meanwhile.
-    assert not cluster.pods().keys() & {"pause-0", "pause-1"}, "ordinals are used once"
-    assert player.number > 1
-
-
-def test_job_fails_with_the_script_s_message_if_the_script_fails_too_often(cluster, play, eventually):
-    player = play(cluster.create_job("bad", maxReplicas=1, backoffLimit=1))
-    for ordinal in (0, 1):
-        eventually(lambda n=ordinal: f"bad-{n}" in player.in_generation, 30, f"worker {ordinal} trains")
-        player.crash(f"bad-{ordinal}", FAILED)
-
-    eventually(lambda: cluster.condition("bad", "Failed").get("status") == "True", 30, "the job has failed")
-    failed = cluster.condition("bad", "Failed")
-    assert failed["reason"] == "BackoffLimitExceeded"
-    assert "failed 2 times, backoffLimit is 1" in failed["message"]
-    assert "worker bad-1, rank 0: ValueError: no data" in failed["message"]
-    assert "line 7" in failed["message"]
-    assert cluster.status("bad")["restarts"]["user"] == 2
-
-
 def test_a_refused_template_is_named_and_a_corrected_one_is_used(cluster, play, eventually):
     container = {"name": "trainer", "image": "trainer:1", "command": ["train"], "imagePullPolcy": "Always"}
     play(cluster.create_job("typo", maxReplicas=2, template={"spec": {"containers": [container]}}))
@@ -125,18 +94,6 @@ def test_a_refused_template_is_named_and_a_corrected_one_is_used(cluster, play, 
     assert set(cluster.pods()) == {"typo-0", "typo-1"}
 
 
-def test_image_that_cannot_be_pulled_is_named(cluster, client, eventually):
-    cluster.create_job("noimage", maxReplicas=1)
-    eventually(lambda: "noimage-0" in cluster.pods(), 60, "a pod")
-    words = "Back-off pulling image"
-    cluster.set_trainer("noimage-0", "Pending", {"waiting": {"reason": "ImagePullBackOff", "message": words}})
-
-    eventually(lambda: cluster.condition("noimage", "PodsReady").get("reason") == "ImagePullFailed", 30, "it is said")
-    message = cluster.condition("noimage", "PodsReady")["message"]
-    assert "pod noimage-0, container trainer: image trainer:1" in message
-    assert words in message
-
-
 def test_job_with_an_account_a_secret_and_a_claim_trains_under_the_charts_policies(cluster, play, eventually):
     account = f"/api/v1/namespaces/{cluster.namespace}/serviceaccounts"
     cluster.call("POST", account, {"metadata": {"name": "trainer"}})
@@ -146,35 +103,6 @@ def test_job_with_an_account_a_secret_and_a_claim_trains_under_the_charts_polici
     body["containers"][0]["envFrom"] = [{"secretRef": {"name": "keys"}}]
     play(cluster.create_job("whole", maxReplicas=2, template={"spec": body}))
     eventually(lambda: cluster.status("whole").get("readyReplicas") == 2, 60, "two workers train")
-
-
-@pytest.mark.nightly
-def test_node_whose_kubelet_refuses_three_workers_is_avoided(cluster, eventually):
-    cluster.create_job("refused", maxReplicas=1)
-    target = {"apiVersion": "v1", "kind": "Node", "name": "node-a"}
-    for number in range(3):
-        name = f"refused-{number}"
-        eventually(lambda n=name: n in cluster.pods(), 60, f"worker {number} exists")
-        binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name}, "target": target}
-        cluster.call("POST", f"{cluster.pods_path}/{name}/binding", binding)
-        refusal = {"phase": "Failed", "reason": "OutOfvendor.example/gpu", "message": "Pod was rejected: 0 of 1"}
-        cluster.merge(f"{cluster.pods_path}/{name}/status", {"status": refusal})
-    eventually(lambda: cluster.status("refused").get("excludedNodes"), 60, "the node is excluded")
-    excluded = cluster.status("refused")["excludedNodes"]
-    assert [e["node"] for e in excluded] == ["node-a"]
-    assert "node node-a refused worker" in excluded[0]["message"]
-
-
-def test_deleted_pod_is_replaced_and_counted_once(cluster, play, eventually):
-    play(cluster.create_job("gone", maxReplicas=2))
-    eventually(lambda: cluster.status("gone").get("readyReplicas") == 2, 60, "two workers train")
-    survivor = cluster.pods()["gone-0"]["metadata"]["uid"]
-
-    cluster.call("DELETE", f"{cluster.pods_path}/gone-1")
-
-    eventually(lambda: set(cluster.pods()) == {"gone-0", "gone-2"}, 30, "it is replaced")
-    eventually(lambda: cluster.status("gone").get("readyReplicas") == 2, 30, "two workers train again")
-    assert cluster.pods()["gone-0"]["metadata"]["uid"] == survivor
 
 
 def test_next_operator_takes_over_if_one_is_killed_during_a_rescale(cluster, play, operator_process, eventually):
@@ -194,31 +122,11 @@ def test_next_operator_takes_over_if_one_is_killed_during_a_rescale(cluster, pla
     assert cluster.status("taken")["restarts"] == {"user": 0, "infrastructure": 0, "preemption": 0}
 
 
-def test_records_are_deleted_if_the_job_is(cluster, play, client, eventually):
-    keys = cluster.create_job("brief", maxReplicas=1)
-    player = play(keys)
-    eventually(lambda: cluster.status("brief").get("readyReplicas") == 1, 60, "a worker trains")
-    player.close()
-
-    cluster.call("DELETE", cluster.job_path("brief"))
-    # In a complete cluster the garbage collector does this.
-    cluster.call("DELETE", f"{cluster.pods_path}/brief-0")
-
-    eventually(lambda: not client.get_prefix(keys.prefix)[0], 30, "the records are gone")
-
-
 def test_finished_job_is_deleted_after_its_ttl(cluster, play, eventually):
     player = play(cluster.create_job("short", maxReplicas=1, ttlSecondsAfterFinished=2))
     eventually(lambda: cluster.status("short").get("readyReplicas") == 1, 60, "a worker trains")
     player.finish(step=1)
     eventually(lambda: not cluster.exists("short"), 30, "the job is deleted")
-
-
-def test_job_fails_at_its_deadline_and_its_workers_are_asked_to_save_and_leave(cluster, play, eventually):
-    player = play(cluster.create_job("late", maxReplicas=1, activeDeadlineSeconds=2))
-    eventually(lambda: cluster.condition("late", "Failed").get("reason") == "DeadlineExceeded", 60, "it is too late")
-    eventually(lambda: player.target().desired == 0 and player.target().reason == "Stop", 30, "the workers are told")
-    eventually(lambda: cluster.status("late").get("replicas") == 0, 30, "none is left")
 
 
 def test_silent_worker_is_replaced_if_its_node_is_not_ready_and_its_lease_has_expired(
@@ -254,23 +162,3 @@ def test_a_healthy_job_is_unchanged_during_an_outage_of_etcd(cluster, etcd_facto
 
     etcd.start()
     eventually(lambda: available() == "True", 60, "etcd is back")
-
-
-def test_invalid_jobs_report_the_problem_and_another_job_trains(cluster, play, eventually):
-    container = {"name": "trainer", "image": "trainer:1", "command": ["train"]}
-    odd = {
-        "initContainers": 5,
-        "terminationGracePeriodSeconds": "soon",
-        "volumes": {"data": {}},
-        "securityContext": ["root"],
-    }
-    for number, (field, value) in enumerate(odd.items()):
-        template = {"spec": {"containers": [container], field: value}}
-        cluster.create_job(f"odd-{number}", maxReplicas=1, template=template)
-    play(cluster.create_job("neighbour", maxReplicas=2))
-
-    eventually(lambda: cluster.status("neighbour").get("readyReplicas") == 2, 60, "the neighbour trains")
-    for number, field in enumerate(odd):
-        ready = lambda n=number: cluster.condition(f"odd-{n}", "PodsReady")  # noqa: E731
-        eventually(lambda r=ready: r().get("reason") == "TemplateInvalid", 30, f"{field} is refused")
-        assert f"spec.template.spec.{field}: " in ready()["message"]

@@ -16,12 +16,6 @@ LONG = 20
 """Seconds of a lease that no delay of a busy machine reaches."""
 
 
-def test_members_form_a_generation_in_order_of_registration(play):
-    a, b, c = play("a", "b", "c")
-    assert [workers(p.enter()) for p in (a, b, c)] == [["a", "b", "c"]] * 3
-    assert c.member.view.leader == a.member.id
-
-
 def test_survivors_form_the_next_one_if_a_member_leaves(play):
     a, b, c = play("a", "b", "c", ttl=LONG)
     for p in (a, b, c):
@@ -159,13 +153,6 @@ def test_a_key_is_restored_if_it_was_deleted(play, client, job_keys, eventually)
     eventually(lambda: client.get(job_keys.member(a.member.id)) is not None, what="the key to be written again")
 
 
-def test_a_key_is_restored_if_it_was_deleted_before_its_owner_watched_all_members(play, client, job_keys, eventually):
-    (a,) = play("a")
-    client.delete(job_keys.member(a.member.id))
-    eventually(lambda: client.get(job_keys.member(a.member.id)) is not None, what="the key to be written again")
-    a.enter()
-
-
 def test_the_view_shows_target_and_end(play, client, job_keys):
     (a,) = play("a")
     a.enter()
@@ -217,30 +204,6 @@ def test_survivors_of_a_large_job_learn_of_a_loss_from_the_leader(play):
         p.enter()
     c.die()
     assert [workers(p.enter(within=4 * TTL)) for p in (a, b)] == [["a", "b"]] * 2
-
-
-def test_the_next_member_leads_if_several_die_at_once(play):
-    a, b, c, d = play("a", "b", "c", "d")
-    for p in (a, b, c, d):
-        p.enter()
-    for p in (a, b, c):
-        p.die()
-    found = workers(d.enter(within=4 * TTL))
-    if found != ["d"]:  # on a busy machine the lease of one of them ends later
-        found = workers(d.enter(within=4 * TTL))
-    assert found == ["d"]
-    assert d.member.view.leader == d.member.id
-
-
-def test_survivors_are_notified_if_they_are_too_few(play, client, job_keys):
-    a, b = play("a", "b")
-    a.enter(), b.enter()
-    client.put(job_keys.target, Target(min=2, max=8, desired=2).encode())
-    for p in (a, b):
-        p.sees(lambda v: v.target.min == 2)
-    a.member.leave()
-    assert b.ended(1) == "worker a is gone"
-    assert b.member.view.generation.number == 1, "too few members for another one"
 
 
 def test_the_job_continues_if_the_leader_dies_before_it_has_written_the_generation(play, client, job_keys, monkeypatch):

@@ -47,24 +47,6 @@ def test_no_step_is_trained_again_if_rank_0_is_killed_behind_the_training(job) -
 
 
 @pytest.mark.nightly
-def test_the_job_grows_and_shrinks_by_groups(job) -> None:
-    job.want(1)
-    job.start("a")
-    first = job.together("a")
-    pids = job.pids("a")
-    job.start("b")
-    job.want(2)
-    second = job.together("a", "b", after=first)
-    job.want(1, leaving=("b",))
-    job.together("a", after=second)
-    assert job["b"].ends().outcome == "drained"
-    ends = job.finish("a")
-    assert_same_model(ends)
-    assert job.pids("a") == pids
-    job.verdict()
-
-
-@pytest.mark.nightly
 def test_the_remaining_group_trains_on_if_ranks_of_two_others_die_in_one_step(job) -> None:
     job.want(3)
     job.start("a", "b", "c")

@@ -9,7 +9,7 @@ import signal
 
 import pytest
 
-from elastrain.api.records import Leader, Phase
+from elastrain.api.records import Phase
 from sharded_model import assert_same_model
 
 ALL = ("a0", "a1", "b0", "b1")
@@ -62,17 +62,6 @@ def test_a_worker_whose_rank_was_killed_returns_to_its_mate(job, where) -> None:
 
 
 @pytest.mark.nightly
-def test_training_goes_on_if_all_workers_of_a_group_die(job) -> None:
-    for worker in ("b0", "b1"):
-        job[worker].signal(signal.SIGKILL)
-    job.together("a0", "a1", after=job.first)
-    job.start("b0", "b1")
-    job.together(*ALL, after=job.first + 1)
-    assert_same_model(job.of_groups("a", "b"))
-    job.verdict()
-
-
-@pytest.mark.nightly
 def test_two_mates_stand_by_and_no_step_is_lost_if_one_worker_of_each_of_two_groups_dies(groups) -> None:
     """``c`` trains on; of a and b one worker each is left."""
     groups.want(3)
@@ -112,36 +101,6 @@ def test_a_joining_group_gets_each_shard_from_another_holder_if_its_source_dies(
     job.wait("the source to die", lambda: not orders[0].exists())
     job.together(*ALL, "j0", "j1", after=job.first + 1)
     assert_same_model(job.of_groups("a", "b", "j"))
-    job.verdict()
-
-
-@pytest.mark.nightly
-def test_the_mate_of_a_drained_worker_stands_by_and_their_group_returns_if_the_worker_is_replaced(job) -> None:
-    pids = job.pids("a0")
-    job["a1"].process.send_signal(signal.SIGTERM)
-    job.together("b0", "b1", after=job.first)
-    assert job["a1"].ends().outcome == "drained"
-    stands_by(job, "a0")
-    job.start("a1")
-    job.together(*ALL, after=job.first + 1)
-    assert_same_model(job.of_groups("a", "b"))
-    assert job.pids("a0") == pids
-    job.verdict()
-
-
-@pytest.mark.nightly
-def test_another_member_leads_if_the_leader_dies(job) -> None:
-    kv = job.client.get(job.keys.leader)
-    leader = Leader.decode(kv.value).worker
-    mate = f"{leader[0]}{1 - int(leader[1])}"
-    others = [w for w in ALL if w[0] != leader[0]]
-    pids = {w: job.pids(w) for w in (mate, *others)}
-    job[leader].signal(signal.SIGKILL)
-    job.together(*others, after=job.first)
-    job.start(leader)
-    job.together(*ALL, after=job.first + 1)
-    assert_same_model(job.of_groups("a", "b"))
-    assert {w: job.pids(w) for w in pids} == pids, "a process of another worker changed"
     job.verdict()
 
 

@@ -33,26 +33,6 @@ def test_the_number_of_shards_grows_and_shrinks_in_the_running_processes(one_cop
     job.verdict()
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("where", ["forward", "backward"])
-def test_a_few_steps_are_repeated_from_a_partners_memory_if_a_rank_is_lost(one_copy, where) -> None:
-    job = one_copy
-    job.want(3)
-    job.start("a", "b", "c")
-    first = job.together("a", "b", "c")
-    pids = {w: job.pids(w) for w in "ac"}
-    job.steps(6)
-    job.order(f"die-in-{where}", ("b", 0))
-    job.together("a", "b", "c", after=first + 1)
-    ends = job.parts("a", "b", "c")
-    assert_same_model({"all": ends})
-    assert {w: job.pids(w) for w in "ac"} == pids, "a survivor's process changed"
-    assert 0 <= job.redone() <= job.max_redone_steps
-    progress = job.progress()
-    assert progress is not None
-    assert sum(r.lost_steps for r in progress.rescales) == job.redone()
-
-
 def test_a_few_steps_are_repeated_if_a_worker_is_lost_with_all_its_ranks(one_copy) -> None:
     """Each rank keeps the copy of a rank of the other worker."""
     job = one_copy

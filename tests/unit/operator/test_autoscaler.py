@@ -79,13 +79,6 @@ def test_an_elastic_job_makes_the_cluster_grow_until_it_has_its_maximum():
     assert cluster.pending() == 0, "a job at its maximum asks for nothing"
 
 
-def test_a_gang_makes_the_cluster_grow_for_its_whole_minimum_at_once():
-    cluster, autoscaler = grown()
-    cluster.arrive("a", 20, 20)
-    autoscaler.run(240)
-    assert (len(cluster.nodes), cluster.bound("a")) == (3, 20)
-
-
 def test_a_gang_starts_what_fits_and_asks_for_the_rest_only():
     cluster, autoscaler = grown()
     cluster.arrive("a", 5, 5)

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-import builders
-from elastrain.api.records import Member, Outcome, Phase, Termination
+from elastrain.api.records import Outcome, Termination
 from elastrain_operator.facts import Coordination, JobRef, Observed, Pod
 from elastrain_operator.job.plan import plan
 from elastrain_operator.job.state import LoopState
@@ -88,17 +87,6 @@ def test_pod_that_has_just_been_created_is_not_late_and_an_old_one_is(machines, 
     assert (early.status.phase, late.status.phase) == ("Pending", "Failed")
 
 
-def test_worker_that_starts_is_not_taken_for_one_of_a_silent_node(machines, make_spec):
-    starting = machines.pod(0, 5, 5, ran=1)
-    next(c for c in starting["status"]["conditions"] if c["type"] == "Ready").update(
-        status="False", reason="ContainersNotReady"
-    )
-    _, made = decide(make_spec, [starting], 5)
-    assert made.status.restarts.infrastructure == 0
-    _, made = decide(make_spec, [machines.pod(0, 50, 50, ran=40, ready=False)], 50)
-    assert made.status.restarts.infrastructure == 1, "the node is silent, and no lease exists"
-
-
 def test_crash_loop_is_paced_by_the_time_at_which_the_end_was_seen(machines, make_spec):
     status = JobStatus(next_ordinal=9, restarts={"user": 1})
     pods, _ = decide(make_spec, [machines.pod(0, 5, 5, ran=3)], 5)
@@ -109,25 +97,6 @@ def test_crash_loop_is_paced_by_the_time_at_which_the_end_was_seen(machines, mak
     _, early = decide(make_spec, [ended], 15, pods, status=first.status)
     _, due = decide(make_spec, [ended], 16, pods, status=first.status)
     assert (len(early.create), len(due.create)) == (0, 4)
-
-
-def test_worker_created_after_the_end_of_another_s_loop_is_no_worker_of_that_time(machines, make_spec):
-    """The finished one was rank 0's and is lost; the new ones complete the job, and may be replaced meanwhile."""
-    records = Coordination(
-        generation=builders.generation(2, "job-1", "job-2"),
-        members=tuple(Member(id=n, worker=n, address="a", phase=Phase.READY, generation=2) for n in ("job-1", "job-2")),
-    )
-    old = machines.pod(0, 900, 30, ran=800, record=FINISHED)
-    new = [machines.pod(n, 10, 30, ran=5) for n in (1, 2)]
-    _, made = decide(make_spec, [old, *new], 30, records=records, maxReplicas=3)
-    assert len(made.create) == 1, "the third worker"
-
-
-def test_accelerators_are_held_from_the_moment_at_which_the_binding_was_seen(machines, make_spec):
-    pods, first = decide(make_spec, [machines.pod(0, 0, 0, ran=0)], 0)
-    _, later = decide(make_spec, [machines.pod(0, 100, 100, ran=100)], 100, pods, status=first.status)
-    usage = later.status.accelerator_seconds
-    assert usage.training + usage.waiting + usage.rescaling == pytest.approx(100)
 
 
 def test_no_timestamp_of_another_machine_is_needed_at_all(machines, make_spec):

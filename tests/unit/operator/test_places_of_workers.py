@@ -14,7 +14,7 @@ from elastrain.api.records import Outcome, Termination
 from elastrain.etcd import EtcdConfig
 from elastrain_operator.allocation.snapshot import Share
 from elastrain_operator.config import OperatorConfig, WorkerEtcd
-from elastrain_operator.facts import Charge, DisruptionBudget, Pod, Slot
+from elastrain_operator.facts import DisruptionBudget, Pod, Slot
 from elastrain_operator.pod import manifest
 from elastrain_operator.policy.size import protection, replicas
 from elastrain_resource.job import ConditionType, JobSpec
@@ -80,13 +80,6 @@ def test_an_hpa_finds_as_many_pods_as_replicas(world):
 
 
 # ---- sizes -----------------------------------------------------------------------------------------------------------
-def test_a_larger_number_adds_whole_groups(world):
-    world.fields["maxReplicas"] = 3
-    world.settle()
-    assert world.places() == {0: [0, 1], 1: [0, 1], 2: [0, 1]}
-    assert world.status.replicas == 3
-
-
 def test_a_smaller_number_drains_a_whole_group(world):
     world.fields["replicas"] = 1
     world.operate()
@@ -255,25 +248,3 @@ def test_a_group_has_started_if_all_its_workers_have():
 
 
 # ---- Workloads of Kueue ----
-def test_workers_of_a_group_are_charged_to_one_workload():
-    """Group 0 is in the base, group 1 in an extra; both lack a worker, and there is room for a third group."""
-    there = [dataclasses.replace(p, workload=w) for p, w in zip(pods((0, 0), (1, 1)), ("base", "base-1"), strict=True)]
-    slots = replicas.slots(there, there, 2, 1)
-    charges = [Charge(name) for name in ("base-1", "base", "base-2", "base-2")]
-    found = replicas.charged(slots, there, charges)
-    assert [((s.group, s.place), seat.workload) for s, seat in found] == [
-        ((0, 1), "base"), ((1, 0), "base-1"), ((2, 0), "base-2"), ((2, 1), "base-2"),
-    ]  # fmt: skip
-
-
-def test_no_group_is_begun_that_two_workloads_would_have_to_hold():
-    slots = replicas.slots([], [], 2, 1)
-    assert replicas.charged(slots, [], [Charge("base-1"), Charge("base-2")]) == ()
-
-
-def test_any_vacant_place_does_for_workers_without_groups():
-    slots = replicas.slots([], [], 1, 3)
-    assert [seat.workload for _, seat in replicas.charged(slots, [], [Charge("base"), Charge("base-1")])] == [
-        "base",
-        "base-1",
-    ]

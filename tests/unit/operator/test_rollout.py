@@ -150,13 +150,6 @@ def test_workers_without_a_version_are_not_replaced(world):
     assert (made.create, world.draining) == ((), frozenset())
 
 
-def test_no_worker_is_replaced_while_etcd_is_away(world):
-    world.image, world.records = "b", None
-    made = plan(world.spec, world.status, Observed(JOB, tuple(world.pods.values()), None), world.now)
-    assert made.create == ()
-    assert not (made.status or world.status).leaving
-
-
 # ---- a full cluster --------------------------------------------------------------------------------------------------
 def test_an_old_worker_leaves_first_if_the_cluster_has_no_room(world):
     world.room, world.image = 3, "b"
@@ -232,11 +225,6 @@ def test_a_worker_is_ready_to_join_if_the_torchrun_in_it_is(world):
     torchrun = Member(id=f"{new.name}.1", worker=new.name, address="a", phase=Phase.READY)
     members = dataclasses.replace(members, members=(*members.members, torchrun))
     assert len(rollout.rollout(changed(world, new, members=members)).leave) == 1
-
-
-def test_no_further_pod_is_created_while_one_waits_for_room(world):
-    del world.pods["job-0"]
-    assert rollout.rollout(changed(world, newcomer(world, 3, trouble=UNSCHEDULABLE))).create == 0
 
 
 # ---- a bad template --------------------------------------------------------------------------------------------------
@@ -320,11 +308,6 @@ def test_all_workers_have_the_last_template_in_the_end_and_enough_train_at_all_t
     world.settle()
     assert world.versions() == [world.image] * world.spec.desired_replicas
     assert world.placed() == {p.name for p in world.live()}
-
-
-def test_version_depends_on_the_content_and_not_on_its_order():
-    assert version({"a": 1, "b": [1, 2]}) == version({"b": [1, 2], "a": 1})
-    assert version({"a": 1}) != version({"a": 2})
 
 
 @pytest.mark.parametrize(

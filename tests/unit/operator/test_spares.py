@@ -198,20 +198,6 @@ def test_a_spare_joins_if_another_worker_is_desired_and_a_new_one_is_created(wor
     assert world.settled() == (4, 5, SparesStatus(ready=1, desired=1))
 
 
-def test_spares_leave_at_a_suspension_and_return_after_it(world):
-    world.fields["suspend"] = True
-    assert world.settled() == (0, 0, SparesStatus(ready=0, desired=0))
-    world.fields["suspend"] = False
-    assert world.settled() == (3, 4, SparesStatus(ready=1, desired=1))
-
-
-def test_spares_leave_if_none_are_requested(world):
-    before = world.training()
-    world.fields["warmSpares"] = 0
-    assert world.settled() == (3, 3, None)
-    assert world.training() == before, "no worker was touched"
-
-
 def test_a_changed_template_replaces_spares_before_any_worker_that_trains(world):
     before, world.image = world.training(), "b"
     made = world.operate()

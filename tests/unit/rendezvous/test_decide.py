@@ -159,31 +159,3 @@ def test_a_leave_does_not_wait_if_a_joiner_is_still_preparing(job):
     job.set("b", phase=Phase.LEAVING)
     job.run()
     assert job.workers() == ["a", "slow"]
-
-
-def test_all_members_stop_if_a_leave_makes_them_too_few(job):
-    job.target = Target(min=2, max=2, desired=2)
-    job.train("a", "b")
-    job.set("b", phase=Phase.LEAVING)
-    job.run()
-    assert (job.workers(), job.base.reason) == ([], "Stop")
-    assert isinstance(job.run(), Nothing)
-
-
-def test_all_members_stop_if_desired_is_zero(job):
-    job.train("a", "b")
-    job.target = Target(min=1, max=2, desired=0)
-    job.run()
-    assert (job.workers(), job.base.reason) == ([], "Suspend")
-    assert isinstance(job.run(), Nothing)
-
-
-def test_training_restarts_only_after_all_have_stopped(job):
-    job.train("a", "b")
-    job.target = Target(min=1, max=2, desired=0)
-    job.run()
-    job.target = Target(min=1, max=2, desired=2)
-    assert isinstance(job.run(), Wait)
-    job.adopt()
-    job.run()
-    assert (job.workers(), job.base.number) == (["a", "b"], 3)

@@ -157,15 +157,6 @@ def test_a_new_generation_follows_if_a_lost_member_returns_after_all_were_notifi
     assert (job.workers(), job.base.number) == (["a", "b"], 2)
 
 
-def test_a_smaller_generation_follows_if_a_joiner_dies_while_it_prepares(job):
-    job.train("a", "b")
-    job.join("c")
-    job.run()
-    job.die("c")
-    job.run()
-    assert (job.workers(), job.base.number) == (["a", "b"], 3)
-
-
 def test_a_silent_member_is_not_passed_over_before_its_lease_has_ended(job):
     """It may have committed the step that the others have given up."""
     job.train("a", "b", "c")
