@@ -27,7 +27,8 @@ def settled(world, eventually, jobs, total, within=60):
     assert world.reserved() == world.holding() == total
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(12, marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("kills", [1, 12])
 def test_a_killed_operator_leaks_no_quota_and_makes_no_second_workload(world, play, operator, eventually, kills):
     world.plain(6)
     first = world.submit("first", 2, 6)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from kueue_world import template, true
 
 
@@ -100,6 +102,7 @@ def reserved_anew(workload):
     return true(workload, "QuotaReserved") and not true(workload, "Evicted")
 
 
+@pytest.mark.nightly
 def test_updates_of_an_admission_check_are_on_each_pod_and_its_refusals_are_followed(world, play, eventually):
     check = world.check("capacity")
     world.plain(4, admissionChecksStrategy={"admissionChecks": [{"name": check}]})
@@ -131,6 +134,7 @@ def test_updates_of_an_admission_check_are_on_each_pod_and_its_refusals_are_foll
     eventually(lambda: world.condition("checked", "Grown").get("reason") == "Deactivated", 30, "and says why it waits")
 
 
+@pytest.mark.nightly
 def test_a_job_follows_stops_of_its_workload_and_its_queue(world, play, eventually):
     queue = world.plain(4)
     job = world.submit("stopped", 2, 2)
@@ -181,6 +185,7 @@ def test_a_job_moves_to_another_queue_and_out_of_kueue(world, play, eventually):
     assert set(world.charged(job)) == {""}
 
 
+@pytest.mark.nightly
 def test_a_running_job_keeps_its_workers_if_its_new_queue_cannot_take_it(world, play, eventually):
     """A label with a typing error, then that of a stopped queue, then one that admits."""
     flavor = world.flavor("f", {"pool": "a"})
