@@ -195,7 +195,7 @@ def rendered(helm: Callable[..., subprocess.CompletedProcess[str]]) -> Callable[
             "template", "demo", "charts/elastrain", "--namespace=training", f"--kube-version={KUBERNETES}", *values
         )
         assert result.returncode == 0, result.stderr
-        return [document for document in yaml.safe_load_all(result.stdout) if document]
+        return [document for document in yaml.load_all(result.stdout, yaml.CSafeLoader) if document]
 
     return render
 
