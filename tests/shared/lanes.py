@@ -61,7 +61,6 @@ LANES: dict[str, tuple[str, ...]] = {
         "tests/protocol/operator/test_overdue_pods_on_apiserver.py",
         "tests/protocol/operator/test_priorities_on_apiserver.py",
         "tests/protocol/operator/test_shared_namespace_on_apiserver.py",
-        "tests/protocol/operator/test_spares_on_apiserver.py",
     ),
     # Real ranks, forks of one warm process.
     "training": (

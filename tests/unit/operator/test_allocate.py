@@ -209,11 +209,6 @@ def test_accelerators_count_by_the_workers_requests():
     assert sizes([node("n", 13)], small, large) == {"small": 5, "large": 2}
 
 
-def test_equal_shares_stay_unchanged():
-    got = shares([node("n", 5)], job("a", 1, 8, on=("n",) * 2), job("b", 1, 8, on=("n",) * 3, created=1.0))
-    assert (got["a"].size, got["b"].size) == (2, 3)
-
-
 def test_a_job_gives_to_an_equal_only_if_it_keeps_more_than_the_other_had():
     rich, poor = job("rich", 1, 8, on=("n",) * 6), job("poor", 1, 8, on=("n",), created=1.0)
     assert sizes([node("n", 7)], rich, poor) == {"rich": 4, "poor": 1}, "grows when the other workers have left"

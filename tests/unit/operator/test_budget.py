@@ -294,12 +294,6 @@ def test_invalid_template_is_not_judged(make_spec):
     assert not durability.problem(make_spec(checkpoint={"path": "/c"}, template=template))
 
 
-def test_a_volume_that_ends_with_its_pod_protects_no_state(make_spec):
-    spec = make_spec(checkpoint={"path": "/c"}, template=mounted(emptyDir={}))
-    assert durability.problem(spec)
-    assert disruption_budget(spec, [pod(0)], trained(0, saved=4)) == DisruptionBudget((0,))
-
-
 @pytest.mark.parametrize(("error", "reason"), [("", "NotDurable"), ("the disk is full", "SaveFailed")])
 def test_condition_says_that_checkpoints_do_not_last_unless_the_last_save_failed(make_spec, error, reason):
     spec = make_spec(checkpoint={"path": "/c"}, template=mounted(emptyDir={}))

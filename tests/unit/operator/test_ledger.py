@@ -120,11 +120,6 @@ def test_an_invalid_time_is_not_booked(word):
 
 
 # ---- what was held ---------------------------------------------------------------------------------------------------
-def test_a_pod_that_ended_is_counted_to_the_observation_of_its_end():
-    ended = (over(PODS[0], 5), PODS[1])
-    assert total(account(TRAINING, ended, None, None, at(100))) == pytest.approx(2 * 5 + 2 * 100)
-
-
 @pytest.mark.parametrize("place", [TRAIN, None], ids=["etcd", "no etcd"])
 def test_a_time_without_an_operator_is_counted_by_the_next_one_s_first_observation(place):
     found, before = tuple(dataclasses.replace(p, bound=at(100)) for p in PODS), rounded(TRAINING)
@@ -138,10 +133,6 @@ def test_the_status_has_the_sums_alone_and_the_fields_of_a_newer_operator():
     newer = AcceleratorSeconds.model_validate({"training": 5.0, "until": at(0).isoformat(), "hibernating": 1.0})
     found = rounded(account(newer, PODS, TRAIN, None, at(10)))
     assert found is not None and (found.training, found.model_extra) == (45.0, {"hibernating": 1.0})
-
-
-def test_a_pod_that_vanished_is_counted_until_the_next_observation():
-    assert total(account(TRAINING, PODS[:1], None, None, at(100))) == pytest.approx(400)
 
 
 def test_a_pod_holds_accelerators_from_its_binding():

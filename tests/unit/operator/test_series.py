@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -103,15 +102,6 @@ def test_a_series_begins_again_if_its_object_has_expired():
     queue.vanished(queue.take(NOW))
     (again,) = sent(queue)
     assert (again.sent, again.count) == (1, 1)
-
-
-@pytest.mark.parametrize("leave", [True, False])
-def test_nothing_waits_after_the_queue_was_given_up(leave):
-    queue = EventQueue()
-    queue.add(JOB, LOST, NOW)
-    if leave:
-        queue.give_up()
-    assert queue.is_empty is leave
 
 
 STEPS = st.lists(
