@@ -92,35 +92,6 @@ def test_the_first_replica_leads_and_may_write():
     run(scenario)
 
 
-def test_the_second_replica_stands_by_and_leads_at_once_after_a_release():
-    async def scenario(server, elector_of):
-        (first, _), (second, tenure) = elector_of("a"), elector_of("b")
-        await first.acquire()
-        keeping = asyncio.create_task(first.keep())
-        waiting = asyncio.create_task(second.acquire())
-        await asyncio.sleep(2 * TERMS.duration)
-        assert not waiting.done(), "the lease is renewed"
-        assert server.holder == "a"
-        keeping.cancel()
-        await first.release()
-        await waiting
-        assert server.holder == "b"
-        assert server.body["spec"]["leaseTransitions"] == 1
-        tenure.seconds_left("write")
-
-    run(scenario)
-
-
-def test_a_dead_leader_is_replaced():
-    async def scenario(server, elector_of):
-        await elector_of("a")[0].acquire()
-        second, _ = elector_of("b")
-        await second.acquire()
-        assert server.holder == "b"
-
-    run(scenario)
-
-
 def test_leader_stops_writing_before_others_may_lead_if_the_api_server_is_away():
     async def scenario(server, elector_of):
         elector, tenure = elector_of("a")
