@@ -123,6 +123,7 @@ def catching_up(world) -> None:
     world.wait("c's script to be between two loops", (world.folder / "held").exists)
 
 
+@pytest.mark.nightly
 def test_the_others_go_on_if_a_joiner_is_killed_while_it_catches_up(world):
     catching_up(world)
     world.ranks["c"].kill()
@@ -146,6 +147,7 @@ def test_a_joiner_enters_with_the_survivor_if_another_is_killed_while_it_catches
     assert [epoch for epoch, _ in final["c"]["between"]] == list(range(EPOCHS)), "its script has left out a loop"
 
 
+@pytest.mark.nightly
 def test_the_others_go_on_at_once_and_it_leaves_if_a_joiner_is_told_to_exit_while_it_catches_up(world):
     catching_up(world)
     world.propose("a", "b")

@@ -82,7 +82,7 @@ SIZES = st.one_of(
 )
 
 
-@examples(80, HealthCheck.function_scoped_fixture)
+@examples(40, HealthCheck.function_scoped_fixture)
 @given(world=st.integers(2, 5), size=SIZES, dtype=st.sampled_from(TYPES))
 @example(world=3, size=3 * PIECE * WINDOW + 2, dtype=torch.float32)
 @example(world=5, size=1, dtype=torch.float64)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from budgets import at_night
 from conditions import eventually
 from elastrain.data.order import Order
 from elastrain_audit.judge import verify
@@ -53,8 +54,8 @@ def assert_same(final: dict, expected: dict) -> None:
         torch.testing.assert_close(final["model"][name], value, rtol=0, atol=1e-10, msg=name)
 
 
-@pytest.mark.parametrize("size", [*(pytest.param(n, marks=pytest.mark.nightly) for n in (1, 2)), 3])
-@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("size", [3, *at_night(1, 2)])
+@pytest.mark.parametrize("options", ["bitwise", *at_night("whole parts", "micro-batches")])
 def test_gradients_are_those_of_the_mean_over_all_tokens_at_any_size(world, expected, size, options) -> None:
     ranks = "abc"[:size]
     start(world, *ranks, **OPTIONS[options])
@@ -63,9 +64,7 @@ def test_gradients_are_those_of_the_mean_over_all_tokens_at_any_size(world, expe
     assert_same(world.finished(*ranks)["a"], expected)
 
 
-@pytest.mark.parametrize(
-    "options", ["whole parts", pytest.param("micro-batches", marks=pytest.mark.nightly), "bitwise"]
-)
+@pytest.mark.parametrize("options", ["bitwise", *at_night("whole parts", "micro-batches")])
 def test_the_mean_is_exact_if_ranks_are_killed_and_join(world, tmp_path_factory, expected, options) -> None:
     start(world, "a", "b", **OPTIONS[options])
     world.propose("a", "b")
@@ -91,7 +90,7 @@ def test_the_mean_is_exact_if_ranks_are_killed_and_join(world, tmp_path_factory,
         assert all(torch.equal(value, final["a"]["model"][name]) for name, value in fixed["model"].items())
 
 
-@pytest.mark.parametrize("options", ["micro-batches", "bitwise"])
+@pytest.mark.parametrize("options", ["micro-batches", *at_night("bitwise")])
 def test_a_batch_without_any_token_has_no_gradient_and_a_loss_of_0(world, options) -> None:
     start(world, "a", "b", EMPTY="2", **OPTIONS[options])
     (world.folder / "run-free").touch()
@@ -101,7 +100,9 @@ def test_a_batch_without_any_token_has_no_gradient_and_a_loss_of_0(world, option
     assert final["losses"][4] > 0
 
 
-@pytest.mark.parametrize(("options", "means"), [("whole parts", "b"), ("micro-batches", "second"), ("bitwise", "b")])
+@pytest.mark.parametrize(
+    ("options", "means"), [("micro-batches", "second"), *at_night(("whole parts", "b"), ("bitwise", "b"))]
+)
 def test_every_rank_raises_if_only_some_calls_of_a_step_have_a_count(world, options, means) -> None:
     start(world, "a", "b", MEANS=means, AT="2", **OPTIONS[options])
     (world.folder / "run-free").touch()

@@ -77,6 +77,7 @@ def test_ranks_commit_late_if_they_missed_the_result_of_their_vote_and_none_comm
     job.verdict()
 
 
+@pytest.mark.nightly
 def test_a_joining_group_gets_each_shard_from_another_holder_if_its_source_dies(job) -> None:
     job.want(2)
     job.start("a", "b")

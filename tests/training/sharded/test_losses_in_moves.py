@@ -87,7 +87,8 @@ def test_the_others_go_on_from_snapshots_if_the_leaver_is_killed_in_a_planned_dr
     assert {w: job.pids(w) for w in pids} == pids, "a survivor's process changed"
 
 
-@pytest.mark.parametrize("held", ["receiver", pytest.param("rank 0 and its agent", marks=nightly)])
+@nightly
+@pytest.mark.parametrize("held", ["receiver", "rank 0 and its agent"])
 def test_the_leaver_gives_its_snapshots_if_a_rank_that_stays_is_killed_in_a_planned_drain(job, held) -> None:
     """The rank that is killed and the leaver held the last copies of a shard between them."""
     workers = [m.worker for m in job.generation().members]

@@ -30,9 +30,8 @@ def last_share(job, group: str) -> int:
     return whole[-1].get(group, BATCH) if whole else BATCH
 
 
-@pytest.mark.parametrize(
-    ("micro", "time"), [("2", "SAMPLE"), pytest.param("11", "SLEEP", marks=pytest.mark.nightly, id="in real time")]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize(("micro", "time"), [("2", "SAMPLE"), pytest.param("11", "SLEEP", id="in real time")])
 def test_a_slow_group_computes_fewer_samples_and_the_model_is_that_of_one_process(job, micro, time) -> None:
     job.shares = ShareRule.MEASURED
     job.want(2)
