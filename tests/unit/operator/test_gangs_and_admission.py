@@ -28,7 +28,7 @@ HAPPENINGS = st.lists(
 )
 
 
-@examples(1000)
+@examples(400)
 @given(
     st.integers(2, 6),
     st.integers(1, 4),
