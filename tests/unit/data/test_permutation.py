@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from budgets import at_night
 from elastrain.data.order import Order
 from elastrain.data.sampling.permutation import LONGEST, Permutation, uniform
 
@@ -68,7 +69,7 @@ def test_all_permutations_are_equally_frequent(length) -> None:
     assert abs(chi_square(np.bincount(drawn, minlength=factorial(length)))) < SIGMAS
 
 
-@pytest.mark.parametrize("length", [16, *at_night(9, 20)])
+@pytest.mark.parametrize("length", [9, *at_night(16, 20)])
 def test_positions_pairs_inversions_and_parity_are_those_of_random_permutations(length) -> None:
     count = 4000
     drawn = np.stack([whole(length, 1, epoch) for epoch in range(count)])
