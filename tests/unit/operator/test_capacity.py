@@ -129,22 +129,14 @@ def test_the_allocator_sees_what_a_job_has_measured_and_its_priority(monkeypatch
     run(Cluster(8), scenario)
 
 
-def test_workers_without_claims_hold_their_room():
+def test_leaving_workers_and_workers_without_claims_hold_their_room():
     async def scenario(shared, told):
         shared.pod_seen("gone", Pod("gone-0", "u0", 0, NOW, node="n0", demand=ONE), "u0")
-        shared.claim("a", wants("a"))
-        await until(lambda: shared.share_of("a").size == 3, "what is left")
-        shared.pod_seen("gone", None, "u0")
-        await until(lambda: shared.share_of("a").size == 4, "all of it")
-
-    run(Cluster(4), scenario)
-
-
-def test_leaving_workers_hold_their_room():
-    async def scenario(shared, told):
         shared.claim("old", Claims(None, leaving=(Held("n0", ONE),)))
         shared.claim("a", wants("a"))
-        await until(lambda: shared.share_of("a").size == 3, "what is left")
+        await until(lambda: shared.share_of("a").size == 2, "what is left")
+        shared.pod_seen("gone", None, "u0")
+        await until(lambda: shared.share_of("a").size == 3, "the room of the worker without a claim")
         shared.forget("old")
         await until(lambda: shared.share_of("a").size == 4, "all of it")
 
