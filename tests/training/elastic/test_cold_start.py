@@ -188,12 +188,6 @@ def test_training_stops_and_the_empty_mount_point_stays_empty_if_the_volume_is_n
     assert not list(job.path.iterdir())
 
 
-def test_training_begins_anew_if_all_were_lost_before_a_checkpoint_was_due(job) -> None:
-    job.start(reached=3)
-    assert job.loaded is None
-    assert job.keeper.lineage.startswith("2-")
-
-
 def test_status_names_the_checkpoint_from_the_start_if_the_job_resumed_from_it(job) -> None:
     job.save(100)
     job.start()

@@ -132,15 +132,6 @@ def test_the_job_continues_through_three_sizes_and_ends(cluster):
 
 
 @pytest.mark.nightly
-def test_the_job_ends_if_the_script_ends(cluster):
-    agents = [cluster.start(steps=40, nnodes="2:2") for _ in range(2)]
-    assert [agent.wait(PATIENCE) for agent in agents] == [0, 0]
-    late = cluster.start(steps=40, nnodes="2:2")
-    assert late.wait(PATIENCE) != 0
-    assert "is over (Finished)" in (cluster.directory / "agent-2").read_text()
-
-
-@pytest.mark.nightly
 def test_a_running_job_continues_if_etcd_restarts(warm, etcd_factory, tmp_path):
     server = etcd_factory()
     cluster = Cluster(warm, server.endpoint, tmp_path)

@@ -62,23 +62,6 @@ def test_a_worker_whose_rank_was_killed_returns_to_its_mate(job, where) -> None:
 
 
 @pytest.mark.nightly
-def test_two_mates_stand_by_and_no_step_is_lost_if_one_worker_of_each_of_two_groups_dies(groups) -> None:
-    """``c`` trains on; of a and b one worker each is left."""
-    groups.want(3)
-    groups.start(*ALL, "c0", "c1")
-    first = groups.together(*ALL, "c0", "c1")
-    pids = {w: groups.pids(w) for w in ("a0", "b1", "c0", "c1")}
-    for worker in ("a1", "b0"):
-        groups[worker].signal(signal.SIGKILL)
-    groups.together("c0", "c1", after=first)
-    groups.start("a1", "b0")
-    groups.together(*ALL, "c0", "c1", after=first + 1)
-    assert_same_model(groups.of_groups("a", "b", "c"))
-    assert {w: groups.pids(w) for w in pids} == pids, "a process of another worker changed"
-    groups.verdict()
-
-
-@pytest.mark.nightly
 def test_no_step_is_lost_if_one_worker_of_each_group_dies_and_they_held_other_shards(job) -> None:
     """No group is whole; the two that are left hold the whole state between them, and train together."""
     pids = {w: job.pids(w) for w in ("a0", "b1")}
@@ -116,16 +99,3 @@ def test_a_frozen_worker_returns_to_its_mate_if_it_thaws(job) -> None:
     assert_same_model(job.of_groups("a", "b"))
     assert {w: job.pids(w) for w in pids} == pids, "a process changed"
     job.verdict()
-
-
-@pytest.mark.nightly
-def test_the_mate_begins_with_the_new_worker_if_the_only_group_loses_one(groups) -> None:
-    """The shard is lost, and without a checkpoint so are the steps."""
-    groups.want(1)
-    groups.start("a0", "a1")
-    first = groups.together("a0", "a1")
-    groups["a1"].signal(signal.SIGKILL)
-    groups.wait("it to be missed", lambda: "a1" not in groups.members())
-    groups.start("a1")
-    groups.together("a0", "a1", after=first)
-    assert_same_model(groups.of_groups("a"))
