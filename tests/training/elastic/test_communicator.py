@@ -42,14 +42,6 @@ def test_own_abort_ends_a_collective_that_waits_for_a_silent_peer(pair) -> None:
         waiting.all_gather_ints([0], Kind.BARRIER)
 
 
-def test_a_failed_bucket_is_left_local_and_the_group_is_broken(pair) -> None:
-    waiting, silent = pair
-    future = waiting.sum_bucket(torch.ones(4))
-    silent.abort("gone")
-    future.wait()
-    assert waiting.broken
-
-
 def test_a_sum_that_waits_for_a_silent_peer_ends_if_the_generation_is_called_off(pair) -> None:
     waiting, _silent = pair
     threading.Timer(0.05, waiting.call_off, ["member w1 is lost"]).start()

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from budgets import at_night
 from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.strategies.replicated import ReplicatedModule
 from elastrain_audit.judge import verify
@@ -20,12 +21,7 @@ OPTIONS = [{"find_unused_parameters": True}, {"static_graph": True}]
 
 @pytest.mark.parametrize(
     ("options", "steps"),
-    [
-        (OPTIONS[0], 0),
-        (OPTIONS[1], 3),
-        pytest.param(OPTIONS[0], 3, marks=pytest.mark.nightly),
-        pytest.param(OPTIONS[1], 0, marks=pytest.mark.nightly),
-    ],
+    [(OPTIONS[0], 0), *at_night((OPTIONS[1], 3), (OPTIONS[0], 3), (OPTIONS[1], 0))],
 )
 def test_survivors_go_on_if_a_rank_is_killed_within_a_backward(world, tmp_path_factory, options, steps) -> None:
     run = {"epochs": 3, "script": SCRIPT, "DDP_OPTIONS": json.dumps(options)}

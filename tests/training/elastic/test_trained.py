@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from budgets import at_night
 from conditions import eventually
 from elastrain.api.settings import CheckpointSpec
 from elastrain.elastic.comm.communicator import Communicator
@@ -62,12 +63,11 @@ def assert_same(final: dict, expected: dict, atol: float) -> None:
             torch.testing.assert_close(final["optimizer"]["state"][index][name], value, rtol=0, atol=atol)
 
 
-IN_CI = [("between", "exact"), ("body", "micro-batches"), ("callback", "bitwise")]
 ALL = [(when, numerics) for when in ("between", "body", "callback") for numerics in NUMERICS]
 
 
 @pytest.mark.parametrize(
-    ("when", "numerics"), [c if c in IN_CI else pytest.param(*c, marks=pytest.mark.nightly) for c in ALL]
+    ("when", "numerics"), [("callback", "bitwise"), *at_night(*(c for c in ALL if c != ("callback", "bitwise")))]
 )
 def test_model_is_that_of_the_fixed_size_run_if_ranks_join_and_die_before_and_after_it_unfreezes(
     world, undisturbed, when, numerics
