@@ -61,7 +61,7 @@ def test_training_goes_on_and_a_condition_says_why_if_the_disk_is_full_at_a_chec
     job.wait_steps(25)  # over the next attempt, which fails too
     assert job.workers == before
     assert job.holds("Running")
-    assert [message for reason, message in job.events if reason == "CheckpointFailed"]
+    assert [message for reason, message in job.events if reason == "SaveFailed"]
     audit = Audit.at_the_end_of(job)
     assert (audit["lost"], audit["repeated"]) == (0, 0)
     assert all(len(pids) == 1 for pids in audit["pids"].values())

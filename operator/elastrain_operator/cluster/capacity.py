@@ -103,12 +103,12 @@ class Capacity:
         self._alive: set[str] = set()
         """UIDs of worker pods that have not ended, bound or not: the devices of their claims are theirs."""
         self._reserved: dict[str, Mapping[WorkerShape, int]] = {}
+        """By UID of a job: its pods that Kueue has admitted and that are not bound yet."""
         self._lacking: dict[str, tuple[Mapping[WorkerShape, int], int]] = {}
         """By UID: what was reserved at the last allocation, and how many of these pods have no room."""
         self._least = -(2**31)
         """The lowest priority of any job, by the last allocation."""
         self._cluster: ClusterView | None = None
-        """By UID of a job: its pods that Kueue has admitted and that are not bound yet."""
         self._faulty: dict[str, tuple[str, Job, datetime]] = {}
         """By UID of a job with which the allocation fails: the error, the job then, and when that was."""
         self._failing: tuple[datetime, str] | None = None

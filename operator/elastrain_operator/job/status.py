@@ -16,7 +16,7 @@ from elastrain_operator.policy.losses import data_loss, exclusion, starting
 from elastrain_operator.policy.report import accelerator_seconds, conditions, health, training
 from elastrain_operator.policy.size import leavers, replicas, rollout, sizes
 from elastrain_resource import durability
-from elastrain_resource.job import AcceleratorSeconds, Condition, ConditionType, GenerationStatus, JobStatus, reported
+from elastrain_resource.job import Condition, ConditionType, GenerationStatus, JobStatus, reported
 
 
 def status_of(taken: Steps, create: tuple[int, ...], slots: tuple[Slot, ...], wait: datetime | None) -> JobStatus:
@@ -36,6 +36,7 @@ def status_of(taken: Steps, create: tuple[int, ...], slots: tuple[Slot, ...], wa
     if known:
         updates.append(health.claim(unhealthy, generation))
     merged = conditions.merge(old.conditions, updates, taken.facts.now)
+    used = taken.facts.state.usage or old.accelerator_seconds
     warm = sizes.standing_by(known) if known and spec.warm_spares else None
     place = accelerator_seconds.place(generation, known, taken.known.finishing, warm or frozenset()) if known else None
     following = max([old.next_ordinal, *(n + 1 for n in create), *(p.ordinal + 1 for p in seen.pods)])
@@ -54,7 +55,7 @@ def status_of(taken: Steps, create: tuple[int, ...], slots: tuple[Slot, ...], wa
         measured_sizes=training.measured_sizes(old.measured_sizes, etcd, seen.pods) if etcd else old.measured_sizes,
         batch=training.batch_status(old.batch, etcd) if etcd else old.batch,
         rank_shares=training.rank_shares(old.rank_shares, etcd) if etcd else old.rank_shares,
-        accelerator_seconds=accelerator_seconds.account(usage(taken), seen.pods, place, report, taken.facts.now),
+        accelerator_seconds=accelerator_seconds.account(used, seen.pods, place, report, taken.facts.now),
         unhealthy_workers=unhealthy,
         restarts=taken.lost.count.restarts,
         last_failure=taken.lost.last_failure,
@@ -142,11 +143,6 @@ def _of_some_jobs(taken: Steps) -> Iterable[ConditionUpdate]:
     grown = sizes.with_ignored_queue(grown, seen.ignored_queue, is_shared=seen.share is not None)
     if grown and not taken.known.finishing:
         yield grown
-
-
-def usage(taken: Steps) -> AcceleratorSeconds | None:
-    """The accelerator usage of this operator's last pass, else that of the status."""
-    return taken.facts.state.usage or taken.facts.status.accelerator_seconds
 
 
 def _pending(etcd: Coordination | None, in_force: int | None) -> int | None:

@@ -134,7 +134,7 @@ def test_the_agent_ends_with_the_reason_if_etcd_is_unreachable(start):
         "sys.exit(main.main(sys.argv[1:]))"
     )
     code, last = start("a", "true", code=impatient, where={names.ENV_ETCD_ENDPOINTS: "127.0.0.1:1"}).ends()
-    assert (code, last.reason) == (names.EXIT_INFRASTRUCTURE, "EtcdUnreachable")
+    assert (code, last.reason) == (names.EXIT_INFRASTRUCTURE, "EtcdUnavailable")
     assert "127.0.0.1:1" in last.message
 
 

@@ -320,8 +320,8 @@ def test_condition_says_what_training_resumed_from_and_which_copy_failed(make_sp
     found = next(c for c in planned.status.conditions if c.type == "CheckpointHealthy")
     assert (found.status, found.reason) == outcome
     events = [e.reason for e in planned.events]
-    assert ("ResumedFromCheckpoint" in events) is (found.reason == "Resumed")
-    assert ("CheckpointFailed" in events) is (found.reason == "CopyFailed")
+    assert ("Resumed" in events) is (found.reason == "Resumed")
+    assert ("CopyFailed" in events) is (found.reason == "CopyFailed")
 
 
 # ---- a budget that cannot be written ---------------------------------------------------------------------------------

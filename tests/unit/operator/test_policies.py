@@ -342,5 +342,5 @@ def test_resumption_and_recovery_cause_events():
     suspended = status(ConditionType.SUSPENDED, "True", "Drained")
     assert told(suspended, status(ConditionType.SUSPENDED, "False", "Active")) == ["Resumed"]
     failed = status(ConditionType.CHECKPOINT_HEALTHY, "False", "SaveFailed")
-    assert told(JobStatus(), failed) == ["CheckpointFailed"]
-    assert told(failed, status(ConditionType.CHECKPOINT_HEALTHY, "True", "Saved")) == ["CheckpointRecovered"]
+    assert told(JobStatus(), failed) == ["SaveFailed"]
+    assert told(failed, status(ConditionType.CHECKPOINT_HEALTHY, "True", "Saved")) == ["Saved"]

@@ -9,8 +9,8 @@ import size
 BOUNDS = {
     "lines that a worker loads": 33_629,
     "lines of trainer/elastrain": 33_696,
-    "lines of the operator": 18_321,
-    "lines of the operator's core": 15_992,
+    "lines of the operator": 18_319,
+    "lines of the operator's core": 15_990,
     "lines of bench": 8_991,
     "lines of tests and e2e": 88_170,
     "files on the path of a lost rank": 50,
@@ -21,7 +21,7 @@ BOUNDS = {
     "callables of elastic/ that others set": 3,
     "leaves of spec": 44,
     "leaves of status": 82,
-    "documented reasons": 125,
+    "documented reasons": 122,
     "values of the chart": 88,
     "words of the pages": 74_633,
 }

@@ -16,7 +16,7 @@ from elastrain.api.keys import JobKeys
 from elastrain.api.names import DIVERGED
 from elastrain.api.records import Termination, roster
 from elastrain.api.settings import ALL
-from elastrain.etcd import EtcdClient, EtcdConfig, EtcdDenied, EtcdError, EtcdUnavailable
+from elastrain.etcd import EtcdClient, EtcdConfig, EtcdError, EtcdUnavailable
 from elastrain.rendezvous.membership import Membership
 from elastrain.rendezvous.view import View
 
@@ -65,14 +65,12 @@ class Presence:
             membership = self._new_membership()
             try:
                 membership.start(REGISTER_SECONDS)
-            except EtcdDenied as error:
-                return endings.infrastructure("EtcdDenied", str(error))
             except EtcdUnavailable as error:
                 log.warning("etcd does not answer, retrying", error=str(error))
                 if time.monotonic() >= end:
-                    return endings.infrastructure("EtcdUnreachable", f"{error}; tried for {ETCD_SECONDS:g} s")
+                    return endings.infrastructure("EtcdUnavailable", f"{error}; tried for {ETCD_SECONDS:g} s")
             except EtcdError as error:
-                return endings.infrastructure("EtcdRefused", str(error))
+                return endings.infrastructure("EtcdDenied", str(error))
             else:
                 self._membership = membership
                 log.info("registered", id=membership.id)

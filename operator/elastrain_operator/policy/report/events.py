@@ -80,10 +80,10 @@ def _condition(before: Condition | None, now: Condition) -> JobEvent | None:
             found = JobEvent("Suspended", text)
         case ConditionType.SUSPENDED if was_true and now.reason == "Active":
             found = JobEvent("Resumed", text)
-        case ConditionType.CHECKPOINT_HEALTHY if is_false:
-            found = JobEvent("CheckpointFailed", text, Severity.WARNING)
-        case ConditionType.CHECKPOINT_HEALTHY if is_true and (was_false or now.reason == "Resumed"):
-            found = JobEvent("ResumedFromCheckpoint" if now.reason == "Resumed" else "CheckpointRecovered", text)
+        case ConditionType.CHECKPOINT_HEALTHY | ConditionType.UP_TO_DATE if is_true and (
+            was_false or now.reason == "Resumed"
+        ):
+            found = JobEvent(now.reason, text)
         case kind if is_false and kind in _FAULTS:
             found = JobEvent(now.reason, text, Severity.WARNING)
         case ConditionType.COORDINATION_AVAILABLE if is_true and before is not None and before.reason == "DataLost":
@@ -91,8 +91,6 @@ def _condition(before: Condition | None, now: Condition) -> JobEvent | None:
         case ConditionType.UP_TO_DATE if is_false:
             severity = Severity.WARNING if now.reason == "RolloutStopped" else Severity.NORMAL
             found = JobEvent(now.reason, text, severity)
-        case ConditionType.UP_TO_DATE if was_false:
-            found = JobEvent(now.reason, text)
         case ConditionType.NODES_EXCLUDED if is_true:
             found = JobEvent("NodesExcluded", text, Severity.WARNING)
         case ConditionType.PODS_READY if is_false and now.reason not in _SELF_EXPLAINING | {"Succeeded", "Failed"}:
@@ -100,7 +98,10 @@ def _condition(before: Condition | None, now: Condition) -> JobEvent | None:
     return found
 
 
-_FAULTS = frozenset({ConditionType.COORDINATION_AVAILABLE, ConditionType.GANG_SCHEDULED, ConditionType.STATE_PROTECTED})
+_FAULTS = frozenset({
+    ConditionType.CHECKPOINT_HEALTHY, ConditionType.COORDINATION_AVAILABLE, ConditionType.GANG_SCHEDULED,
+    ConditionType.STATE_PROTECTED,
+})  # fmt: skip
 """Conditions of which False is a fault."""
 
 

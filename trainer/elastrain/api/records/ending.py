@@ -44,7 +44,7 @@ class Termination(Record):
     rank: int | None = None
     """Global rank of the first failure."""
     reason: str = ""
-    """One CamelCase word: ScriptFailed, RankKilled, EtcdUnreachable, EtcdDenied, Usage, ..."""
+    """One CamelCase word: ScriptFailed, RankKilled, EtcdUnavailable, EtcdDenied, Usage, ..."""
     message: Text = ""
     """The failure and its place, in one line."""
     log_tail: Text = ""
