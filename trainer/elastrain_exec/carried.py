@@ -7,6 +7,7 @@ any tracked state. They are read and written where they are.
 from __future__ import annotations
 
 import ctypes
+import random
 import sys
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
@@ -37,6 +38,8 @@ class Place:
     value: Any
     put: Callable[[Any], object]
     """Sets another one there."""
+    whole: bool = False
+    """The value is a description: it is set, and not filled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,7 @@ class Variables:
         """Where the training loop takes its next batch; None between loops."""
         self.lacking: dict[str, Lacking] = {}
         self._known = known
+        self._sizes: dict[str, int] = {}
         self._last: dict[str, Any] = {}
 
     # -- what is tracked
@@ -85,7 +89,7 @@ class Variables:
     # -- where
     def places(self) -> dict[str, Place]:
         """By path."""
-        walk = _Walk(self._known, self.lacking)
+        walk = _Walk(self._known, self.lacking, self._sizes)
         frame = self.frame
         while frame is not None:
             code = frame.f_code
@@ -111,10 +115,11 @@ class Variables:
 class _Walk:
     """From variables to the values that they reach."""
 
-    def __init__(self, known: Callable[[Any], bool], lacking: dict[str, Lacking]) -> None:
+    def __init__(self, known: Callable[[Any], bool], lacking: dict[str, Lacking], sizes: dict[str, int]) -> None:
+        """``sizes``: of collections of objects, as they were first seen."""
         self.found: dict[str, Place] = {}
         self._seen: set[int] = set()
-        self._known, self._lacking = known, lacking
+        self._known, self._lacking, self._sizes = known, lacking, sizes
 
     def visit(self, path: str, value: Any, put: Callable[[Any], object], changed: tuple[str, int] | None) -> None:
         """``changed``: where the text changes it; None: it does not, and only objects in it are looked into."""
@@ -122,9 +127,16 @@ class _Walk:
             return
         if changed is not None and is_plain(value):
             self.found[path] = Place(value, put)
-        elif isinstance(value, torch.Tensor):
-            if value.grad_fn is None and not value.requires_grad and changed is not None:
-                self.found[path] = Place(value, put)
+            if type(value) in CONTAINERS and not value:
+                self._sizes.setdefault(path, 0)
+        elif isinstance(value, torch.Generator):
+            self.found[path] = Place(value.get_state(), value.set_state, whole=True)
+        elif isinstance(value, random.Random):
+            self.found[path] = Place(value.getstate(), value.setstate, whole=True)
+        elif isinstance(value, np.random.Generator):
+            self.found[path] = Place(
+                value.bit_generator.state, partial(setattr, value.bit_generator, "state"), whole=True
+            )
         elif isinstance(value, nn.Module):
             self._module(path, value)
         elif _has_attributes(value):
@@ -136,6 +148,8 @@ class _Walk:
 
     def _elements(self, path: str, value: Any, changed: tuple[str, int] | None) -> None:
         """Of a collection of objects: the collection stays, what is in it is looked into."""
+        if changed is not None and self._sizes.setdefault(path, len(value)) != len(value):
+            self._lacking.setdefault(path, Lacking(path, f"{type(value).__name__} of objects, which grows", *changed))
         items = value.items() if isinstance(value, dict) else enumerate(value)
         objects = [(key, item) for key, item in items if not isinstance(item, PLAIN)]
         for key, item in objects:
@@ -177,9 +191,11 @@ def _has_attributes(value: Any) -> bool:
 
 
 def is_plain(value: Any) -> bool:
-    """Whether the value travels as it is: numbers, texts, arrays, tensors without a graph, and collections of them."""
+    """Whether the value travels: numbers, texts, arrays, tensors (without their graph), and collections of them."""
     if isinstance(value, torch.Tensor):
-        return type(value) is torch.Tensor and value.grad_fn is None and not value.requires_grad
+        return type(value) is torch.Tensor and (value.grad_fn is not None or not value.requires_grad)
+    if isinstance(value, defaultdict) and value.default_factory not in (int, float, list, dict, set):
+        return False
     if type(value) in CONTAINERS:
         inner: Iterator[Any] = iter(value.values() if isinstance(value, dict) else value)
         keys = all(type(key) in PLAIN for key in value) if isinstance(value, dict) else True
@@ -189,7 +205,7 @@ def is_plain(value: Any) -> bool:
 
 def taken(value: Any) -> Any:
     """``value`` for the state: a copy, which shares the tensors; the runtime copies those where it has to."""
-    shared = {id(tensor): tensor for tensor in _tensors(value)}
+    shared = {id(tensor): tensor.detach() if tensor.grad_fn is not None else tensor for tensor in _tensors(value)}
     return deepcopy(value, dict(shared))
 
 
@@ -204,7 +220,9 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 def _put(place: Place, value: Any) -> None:
     """A collection keeps its identity: other variables may name it too."""
     old, new = place.value, taken(value)
-    if type(old) is type(new) is list:
+    if place.whole:
+        place.put(new)
+    elif type(old) is type(new) is list:
         old[:] = new
     elif type(old) is type(new) and isinstance(old, dict | set | deque):
         old.clear()

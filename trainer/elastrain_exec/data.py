@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
 from elastrain.data.draws import begin
+from elastrain.elastic.contract import BODY
 from elastrain_exec.refusals import Scripts, refuse
 from elastrain_exec.text import FACTS, MANIFOLD, Skip
 
@@ -70,6 +71,7 @@ class Pass:
         self._execution, self.loader = execution, loader
         self._batches: Iterator[Any] | None = None
         self._trains, self._epoch = False, 0
+        self._epochs_at: tuple[str, int] | None = None
 
     def __iter__(self) -> Pass:
         return self
@@ -104,11 +106,14 @@ class Pass:
         by_for = dis.opname[caller.f_code.co_code[caller.f_lasti]] == "FOR_ITER"
         training = by_for and torch.is_grad_enabled() and any(model.training for model in execution.models)
         if not training:
-            batches = execution.torch.iterate(loader)
+            if not by_for and execution.phase in BODY:
+                refuse("a batch of another loader in the training loop: a joiner would begin at its first one")
+            batches = execution.torch.iterate_all(loader)
             self._batches = iter([next(batches)]) if execution.passed else batches
             return
         self._check(caller)
-        self._trains, self._epoch = True, execution.epoch_of(loader, caller)
+        found, self._epochs_at = epoch_in(caller)
+        self._trains, self._epoch = True, execution.epoch_of(loader, found)
         own = execution.loader_of(loader)
         order = own.torch_order
         order.epochs[self._epoch] = loader.sampler.epoch
@@ -116,6 +121,7 @@ class Pass:
             left = next(iter(execution.job.epochs(own.loader, self._epoch + 1)), None)
             execution.skips, execution.entered = left is None, left is not None
             if execution.skips:
+                Skip.to = self._epochs_at
                 raise Skip
         begin(own.loader.randomness, "epoch", self._epoch)
         execution.variables.frame = caller
@@ -152,24 +158,26 @@ class Pass:
             refuse(f"{named[0]}(…) around the training loader: it counts from where a joiner begins", at=at)
 
 
-def epoch_in(caller: FrameType) -> int | None:
-    """The epoch by the variable of the nearest ``for … in range(…)`` around the pass; None: there is none.
+def epoch_in(caller: FrameType) -> tuple[int | None, tuple[str, int] | None]:
+    """The epoch by the variable of the nearest ``for … in range(…)`` around the pass, and file and line of that loop.
 
-    A range that begins with a number counts from it; any other begins where the script's own resume has left.
+    A range that begins with a number counts from it; any other begins where the script's own resume has left. Without
+    one: None, and the nearest loop.
     """
     frame: FrameType | None = caller
-    first = True
+    first, nearest = True, None
     while frame is not None:
-        if frame.f_code.co_filename in Scripts.files:
-            for loop in FACTS.around(frame.f_code.co_filename, frame.f_lineno):
+        if (file := frame.f_code.co_filename) in Scripts.files:
+            for loop in FACTS.around(file, frame.f_lineno):
                 if first:  # that over the batches
                     first = False
                     continue
+                nearest = nearest or (file, loop.lineno)
                 if isinstance(loop, ast.For) and (start := _start(loop)) is not None:
                     value = frame.f_locals.get(ast.unparse(loop.target))
-                    return None if not isinstance(value, int) else value - start
+                    return (value - start, (file, loop.lineno)) if isinstance(value, int) else (None, nearest)
         frame = frame.f_back
-    return None
+    return None, nearest
 
 
 def _start(loop: ast.For) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import functools
 import os
 import sys
 import types
@@ -12,7 +13,7 @@ import elastrain
 from elastrain.elastic.job import Drained, Job
 from elastrain_exec.data import counted
 from elastrain_exec.execution import Execution
-from elastrain_exec.live import Environ, as_int
+from elastrain_exec.live import Environ, Live, as_int
 from elastrain_exec.refusals import Refused
 from elastrain_exec.substitutes import TorchNames
 from elastrain_exec.text import NAMES, Skip, install, read
@@ -48,19 +49,19 @@ def run(script: Path, arguments: list[str], processes: int) -> None:
 def _prepare(job: Job, processes: int) -> Execution:
     names = TorchNames()
     execution = Execution(job, processes, names)
-    os.environ.update(
-        RANK=str(int(execution.rank)), WORLD_SIZE=str(processes), MASTER_ADDR="localhost", MASTER_PORT="0"
-    )
+    os.environ.update(RANK=str(int(execution.rank)), MASTER_ADDR="localhost", MASTER_PORT="0")
+    os.environ.update(dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(processes)))
     os.environ.setdefault("LOCAL_RANK", "0")
-    os.environ.setdefault("LOCAL_WORLD_SIZE", "1")
-    Environ.live = {"RANK": execution.rank, "WORLD_SIZE": execution.world}
+    world = execution.world
+    local = Live(functools.partial(int, os.environ["LOCAL_RANK"]), compared=execution.rank.read)
+    Environ.live = {"RANK": execution.rank, "LOCAL_RANK": local, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
     os.environ.__class__ = Environ
     names.substitute(execution)
     said = execution.said
     said.hold_logs()
     NAMES.update(
-        __exec_int__=as_int, __exec_enumerate__=counted(execution), __exec_skip__=Skip, __exec_print__=said.print,
-        __exec_open__=said.open,
+        __exec_int__=as_int, __exec_enumerate__=counted(execution), __exec_skip__=Skip.ends_at,
+        __exec_print__=said.print, __exec_open__=said.open,
     )  # fmt: skip
     return execution
 

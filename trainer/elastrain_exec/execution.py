@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any
 
 import torch
@@ -15,8 +14,8 @@ from elastrain.api import names
 from elastrain.elastic.contract import BODY, Phase
 from elastrain.elastic.job import Job
 from elastrain_exec.carried import Variables
-from elastrain_exec.data import OPTIONS, Order, epoch_in
-from elastrain_exec.live import Live
+from elastrain_exec.data import OPTIONS, Order
+from elastrain_exec.live import Live, World
 from elastrain_exec.refusals import refuse
 from elastrain_exec.said import Said
 
@@ -46,7 +45,9 @@ class Execution:
         self.loaders: dict[Any, OfLoader] = {}
         self.passes: dict[Any, int] = {}
         self.variables = Variables(self.knows)
-        self.rank, self.world = Live(self._rank), Live(self._world)
+        self.rank, self.world = Live(self._rank), World(processes, self._world)
+        self.reduced = False
+        """Numbers were reduced since the last loop."""
         worker = os.environ.get(names.ENV_WORKER, "-0")
         self.first = worker.endswith("-0") and os.environ.get(names.ENV_LOCAL_RANK, "0") == "0"
         self.fresh = not job._session.locate().training
@@ -75,12 +76,19 @@ class Execution:
             return 0 if self.first and self.fresh else max(1, self.processes - 1)
         return self.job._world.place.rank if self.counts else max(1, self.processes - 1)
 
-    def _world(self) -> int:
-        """What the script was written for; between loops 1, since each rank evaluates all data there."""
-        return self.processes if self.phase is Phase.SETUP or self.phase in BODY else 1
+    def _world(self, operation: str) -> int:
+        """What the script was written for; 1 in the mean of what was reduced between loops, where each rank evaluates
+        all data. Raises :class:`Refused` for other arithmetic there: it may scale a rate, or count samples."""
+        if self.processes == 1 or self.phase is Phase.SETUP or self.phase in BODY or not self.counts:
+            return self.processes
+        if operation != "truediv" or not self.reduced:
+            refuse("arithmetic with the world size between two loops", "make it before the first loop")
+        return 1
 
     def knows(self, obj: Any) -> bool:
         """Whether the state of ``obj`` moves with the job, or is that of this process."""
+        if isinstance(obj, torch.Tensor):
+            return any(obj is p for model in self.models for p in model.parameters())
         if any(obj is made for made in (*self.made, *self.models)):
             return True
         if isinstance(obj, nn.Module):
@@ -93,11 +101,11 @@ class Execution:
         own = type(obj).__module__.partition(".")[0] in ("tqdm", "logging")
         return own or isinstance(obj, type | torch.optim.Optimizer)
 
-    def epoch_of(self, loader: Any, caller: FrameType) -> int:
-        """Which epoch of the job the pass is that begins."""
+    def epoch_of(self, loader: Any, by_loop: int | None) -> int:
+        """Which epoch of the job the pass is that begins. ``by_loop``: as of :func:`epoch_in`."""
+        self.reduced = False
         count = self.passes.get(loader, 0)
         self.passes[loader] = count + 1
-        by_loop = epoch_in(caller)
         return count if by_loop is None else by_loop
 
     def loader_of(self, loader: Any) -> OfLoader:

@@ -141,6 +141,8 @@ class Iteration:
         for call in ast.walk(node):
             if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and mutates(call.func.attr):
                 self._touch(call.func.value, known)
+            if isinstance(call, ast.Call) and ast.unparse(call.func) == "next" and call.args:
+                self._touch(call.args[0], known)
             if isinstance(call, ast.NamedExpr):
                 known = self._target(call.target, known)
         return known

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import operator
 import os
+import sys
 from collections.abc import Callable
 from typing import Any, ClassVar
+
+from elastrain_exec.refusals import Scripts, refuse
 
 
 class Live:
@@ -17,8 +20,12 @@ class Live:
 
     __array_ufunc__ = None
 
-    def __init__(self, read: Callable[[], Any]) -> None:
-        self.read = read
+    def __init__(
+        self, read: Callable[[], Any], *, compared: Callable[[], Any] | None = None, keeps: bool = True
+    ) -> None:
+        """``compared()``: what comparisons see, and ``keeps`` whether what is kept of one stays live; ``read()``: all
+        other uses."""
+        self.read, self.compared, self.keeps = read, compared or read, keeps
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
@@ -55,31 +62,58 @@ class Live:
         return function(*map(now, args), **{key: now(value) for key, value in (kwargs or {}).items()})
 
 
+class World(Live):
+    """The world size: N, as the script was written for; arithmetic with it is looked at."""
+
+    keeps = False
+
+    def __init__(self, processes: int, arithmetic: Callable[[str], int]) -> None:
+        """``arithmetic(operation)``: the number for this operation; raises where none is right."""
+        super().__init__(lambda: processes)
+        self.arithmetic = arithmetic
+
+    @classmethod
+    def __torch_function__(cls, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(function, "__name__", "").strip("_").removeprefix("r").removeprefix("i").rstrip("_")
+        divides = name in ("div", "divide", "truediv", "true_divide")
+        with_number = [a.arithmetic("truediv" if divides else name) if type(a) is World else now(a) for a in args]
+        return function(*with_number, **{key: now(value) for key, value in (kwargs or {}).items()})
+
+
 def now(item: Any) -> Any:
     """``item``, or the present value of a :class:`Live` one."""
-    return item.read() if type(item) is Live else item
+    return item.read() if is_live(item) else item
 
 
 def is_live(item: Any) -> bool:
     """Whether ``item`` follows the job."""
-    return type(item) is Live
+    return type(item) in (Live, World)
 
 
 def _define() -> None:
     """The operators, which give plain numbers, and the comparisons, which scripts keep and which stay live."""
+
+    def value(live: Any, operation: str) -> Any:
+        return live.arithmetic(operation) if type(live) is World else live.read()
+
     for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "divmod", "and_", "or_", "xor"):
         apply: Any = divmod if name == "divmod" else getattr(operator, name)
         plain = name.strip("_")
-        setattr(Live, f"__{plain}__", lambda self, other, apply=apply: apply(self.read(), now(other)))
-        setattr(Live, f"__r{plain}__", lambda self, other, apply=apply: apply(now(other), self.read()))
+        setattr(Live, f"__{plain}__", lambda s, o, apply=apply, n=name: apply(value(s, n), now(o)))
+        setattr(Live, f"__r{plain}__", lambda s, o, apply=apply, n=name: apply(now(o), value(s, n)))
     unary: dict[str, Any] = {"neg": operator.neg, "abs": operator.abs, "bool": bool, "float": float}
     for name, apply in unary.items():
-        setattr(Live, f"__{name}__", lambda self, apply=apply: apply(self.read()))
+        setattr(Live, f"__{name}__", lambda s, apply=apply: apply(s.read()))
     for name in ("eq", "ne", "lt", "le", "gt", "ge"):
         apply = getattr(operator, name)
-        setattr(
-            Live, f"__{name}__", lambda self, other, apply=apply: Live(lambda: apply(self.read(), now(other)))
-        )  # fmt: skip
+
+        def compare(self: Live, other: Any, apply: Any = apply) -> Any:
+            def present() -> Any:
+                return apply(self.compared(), other.compared() if is_live(other) else other)
+
+            return Live(present) if self.keeps else present()
+
+        setattr(Live, f"__{name}__", compare)
 
 
 _define()
@@ -90,6 +124,15 @@ class Text(str):
 
     live: Live
 
+    def __int__(self) -> int:
+        """Raises :class:`Refused` where the script would keep the number of its set-up, as by ``type=int``."""
+        caller = sys._getframe(1)
+        if caller.f_code.co_filename in Scripts.files or caller.f_globals.get("__name__") == "argparse":
+            refuse(
+                "a rank of the environment becomes a number out of sight, and stays that of the set-up", "int(…) of it"
+            )
+        return int(str(self))
+
 
 class Environ(type(os.environ)):  # type: ignore[misc]
     """The environment as the script reads it. Processes that it starts inherit plain texts."""
@@ -97,11 +140,12 @@ class Environ(type(os.environ)):  # type: ignore[misc]
     live: ClassVar[dict[str, Live]] = {}
 
     def __getitem__(self, key: str) -> str:
-        value = Text(super().__getitem__(key))
+        value = str(super().__getitem__(key))
         if key not in self.live:
-            return str(value)
-        value.live = self.live[key]
-        return value
+            return value
+        text = Text(value)
+        text.live = self.live[key]
+        return text
 
 
 def as_int(*args: Any, **kwargs: Any) -> Any:

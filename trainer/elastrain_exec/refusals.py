@@ -10,8 +10,8 @@ from typing import ClassVar, NoReturn
 WAY_OUT = "elastrain convert shows the calls of a script that does it itself"
 
 
-class Refused(RuntimeError):
-    """The script does what cannot be made elastic from outside."""
+class Refused(BaseException):
+    """The script does what cannot be made elastic from outside. No ``except Exception`` of the script catches it."""
 
 
 class Scripts:

@@ -19,8 +19,9 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from elastrain.elastic.contract import BODY, Phase
 from elastrain.elastic.strategies.strategy import ElasticModule
-from elastrain_exec.data import Pass, shards_of
+from elastrain_exec.data import Pass
 from elastrain_exec.execution import Execution
+from elastrain_exec.live import is_live
 from elastrain_exec.refusals import Scripts, refuse
 from elastrain_exec.text import FACTS
 
@@ -49,7 +50,6 @@ class TorchNames:
     def __init__(self) -> None:
         self.iterate: Callable[[Any], Iterator[Any]] = DataLoader.__iter__
         self.shard: Callable[[Any], Iterator[int]] = DistributedSampler.__iter__
-        self._sampler_length: Callable[[Any], int] = DistributedSampler.__len__
         self._backward, self._save, self._load = torch.Tensor.backward, torch.save, torch.load
         self._inside = False
         """A backward of the script runs."""
@@ -92,6 +92,8 @@ class TorchNames:
         self._instead(dist, "barrier", self._barrier)
         self._instead(dist, "all_reduce", self._all_reduce)
         self._instead(torch.multiprocessing, "spawn", self._spawn)
+        set_device = torch.cuda.set_device
+        self._instead(torch.cuda, "set_device", lambda device: set_device(int(device) if is_live(device) else device))
 
     def _barrier(self, *_: Any, **__: Any) -> None:
         """Ranks meet at each step's sums, and at the ends of loops."""
@@ -103,16 +105,36 @@ class TorchNames:
             refuse("barrier() in a branch of some ranks, which do not wait at set-up", "prepare data before the job")
 
     def _all_reduce(self, tensor: torch.Tensor, op: Any = None, *_: Any, **__: Any) -> None:
-        """Between loops each rank has all data, and the world is 1: sums, means and ratios are right as they are."""
-        phase = self._execution.phase
+        """Between loops each rank has evaluated all data: sums, means and ratios are right as they are.
+
+        Raises :class:`Refused` for what differs between the ranks: it comes from their parts of the training.
+        """
+        execution, phase = self._execution, self._execution.phase
         if phase in BODY or phase is Phase.SETUP:
             refuse(f"torch.distributed.all_reduce() {phase.value}: other ranks may have to repeat this step")
+        execution.reduced = True
+        mine = tensor.detach().double().cpu()
+        others = [
+            torch.as_tensor(other, dtype=torch.float64) for other in execution.job.all_gather_object(mine.tolist())
+        ]
+        if execution.counts and not all(torch.allclose(mine, other, rtol=1e-9, atol=0) for other in others):
+            refuse("all_reduce() of a number that differs between the ranks: it is of their parts of the training data")
 
     def _spawn(self, fn: Any, args: Any = (), nprocs: int = 1, *_: Any, **__: Any) -> None:
         """The launcher of the script's own: this process is one of them."""
         if nprocs != self._execution.processes:
             refuse(f"mp.spawn(nprocs={nprocs})", f"elastrain exec --processes {nprocs}")
         fn(self._execution.rank, *args)
+
+    def iterate_all(self, loader: Any) -> Iterator[Any]:
+        """The batches of each of the N processes, one process after another."""
+        if type(loader.sampler) is not DistributedSampler:
+            yield from self.iterate(loader)
+            return
+        for rank in range(loader.sampler.num_replicas):
+            loader.sampler.rank = rank
+            yield from self.iterate(loader)
+        loader.sampler.rank = 0
 
     # -- models and what updates them
     def _models(self) -> None:
@@ -193,19 +215,19 @@ class TorchNames:
         def made(
             self: Any, dataset: Any, num_replicas: Any = None, rank: Any = None, *args: Any, **kwargs: Any
         ) -> None:
+            if num_replicas is not None and num_replicas != execution.processes:
+                refuse(f"DistributedSampler(num_replicas={num_replicas})", f"elastrain exec --processes {num_replicas}")
             init(self, dataset, execution.processes, 0, *args, **kwargs)
 
-        def whole(self: Any) -> Iterator[int]:
-            for shard in shards_of(self, self.epoch, names.shard):
-                yield from shard
+        def length_of_loader(self: Any) -> int:
+            trains = self in execution.loaders or type(self.sampler) is not DistributedSampler
+            evaluates = not torch.is_grad_enabled() or execution.phase is not Phase.SETUP
+            return int(length(self)) * (execution.processes if evaluates and not trains else 1)
 
-        def length(self: Any) -> int:
-            trains = any(loader.sampler is self for loader in execution.loaders)
-            evaluates = not torch.is_grad_enabled() or (execution.phase is not Phase.SETUP and not trains)
-            return int(self.total_size) if evaluates else names._sampler_length(self)
-
-        sampler.__init__, sampler.__iter__, sampler.__len__ = made, whole, length
+        sampler.__init__ = made
         loader: Any = DataLoader
+        length = loader.__len__
+        loader.__len__ = length_of_loader
 
         def iterated(self: Any) -> Any:
             internal = type(self.dataset).__module__.startswith("elastrain.")

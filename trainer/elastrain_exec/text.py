@@ -7,13 +7,15 @@ of each ``for`` continues if a pass over the data is one of an epoch that is ove
 from __future__ import annotations
 
 import ast
+import functools
+import importlib
 import importlib.machinery
 import sys
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from elastrain_exec import flow
 from elastrain_exec.refusals import Scripts, refuse
@@ -23,6 +25,11 @@ MANIFOLD = frozenset({"zip", "islice", "cycle", "chain", "count", "map", "revers
 """Around a loader they count from where this process has begun, not from where the job is."""
 OF_RANKS = ("rank", "main", "master")
 """In the tests of branches that only some ranks take."""
+TRACKERS = {
+    "aim": "Run", "clearml": "Task", "comet_ml": "Experiment", "mlflow": "start_run", "neptune": "init_run",
+    "tensorboardX": "SummaryWriter", "torch.utils.tensorboard": "SummaryWriter", "wandb": "init",
+}  # fmt: skip
+"""What begins a run of a tracker: it would belong to a process that was rank 0 at set-up, and that may be lost."""
 OTHERS_LOOPS = {
     "accelerate": "has a loop of its own: elastrain.integrations.accelerate",
     "apex": "scales losses in its own way",
@@ -46,6 +53,14 @@ OTHERS_LOOPS = {
 
 class Skip(BaseException):
     """The pass that begins is one of an epoch that is over: the rest of that epoch does not run in a joiner."""
+
+    to: ClassVar[tuple[str, int] | None] = None
+    """File and line of the loop over epochs."""
+
+    @classmethod
+    def ends_at(cls, file: str, line: int) -> type[Skip] | tuple[()]:
+        """What the body of a loop catches: this, if it is the one over epochs."""
+        return cls if cls.to == (file, line) else ()
 
 
 @dataclass
@@ -82,7 +97,10 @@ class _Rewrite(ast.NodeTransformer):
     def visit_For(self, node: ast.For) -> ast.For:
         """Not of ``while``: what counts its turns may stand behind the pass."""
         self.generic_visit(node)
-        skipped = ast.ExceptHandler(ast.Name("__exec_skip__", ast.Load()), None, [ast.Continue()])
+        which = ast.Call(
+            ast.Name("__exec_skip__", ast.Load()), [ast.Name("__file__", ast.Load()), ast.Constant(node.lineno)], []
+        )
+        skipped = ast.ExceptHandler(which, None, [ast.Continue()])
         node.body = [ast.copy_location(ast.Try(node.body, [skipped], [], []), node.body[0])]
         return node
 
@@ -96,7 +114,7 @@ class _Rewrite(ast.NodeTransformer):
 def read(path: str) -> types.CodeType:
     """Compile a file of the script, and note what it says. Raises :class:`Refused` for what ``exec`` does not know."""
     tree = ast.parse(Path(path).read_bytes(), path)
-    _check_imports(tree, path)
+    _hold_trackers(_check_imports(tree, path))
     shared = flow.reads_of_module(tree)
     for function in ast.walk(tree):
         if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Module):
@@ -116,7 +134,9 @@ def check(path: str) -> None:
     _check_imports(ast.parse(Path(path).read_bytes(), path), path)
 
 
-def _check_imports(tree: ast.Module, path: str) -> None:
+def _check_imports(tree: ast.Module, path: str) -> set[str]:
+    """Returns all names that are imported, with their packages."""
+    found: set[str] = set()
     for node in ast.walk(tree):
         names = []
         if isinstance(node, ast.Import):
@@ -125,9 +145,25 @@ def _check_imports(tree: ast.Module, path: str) -> None:
             names = [f"{node.module}.{alias.name}" for alias in node.names]
         for name in names:
             parts = name.split(".")
+            found |= {".".join(parts[:n]) for n in range(1, len(parts) + 1)}
             known = next((p for n in range(1, len(parts) + 1) if (p := ".".join(parts[:n])) in OTHERS_LOOPS), None)
             if known and isinstance(node, ast.stmt):
                 refuse(f"import of {known}, which {OTHERS_LOOPS[known]}", at=(path, node.lineno))
+    return found
+
+
+def _hold_trackers(imported: set[str]) -> None:
+    for name in imported & TRACKERS.keys():
+        try:
+            module = importlib.import_module(name)
+        except ImportError:
+            continue
+        reason = f"{name}.{TRACKERS[name]}(): another process may become rank 0"
+        setattr(module, TRACKERS[name], functools.partial(_refuse_tracker, reason))
+
+
+def _refuse_tracker(reason: str, *_: object, **__: object) -> None:
+    refuse(reason, "leave the tracker out, or make it under 'if job.committed:' in a converted script")
 
 
 def _note_attributes(tree: ast.Module, path: str) -> None:

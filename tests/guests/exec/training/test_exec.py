@@ -136,7 +136,7 @@ def test_a_script_ends_as_under_torchrun_if_it_grows_loses_rank_0_and_shrinks(
 
 
 TEMPLATE = """\
-import itertools
+import itertools, os
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -162,6 +162,7 @@ for epoch in range(2):
         loss.backward()
         optimizer.step()
         {after}
+    {end}
 """
 
 
@@ -182,13 +183,18 @@ for epoch in range(2):
         ("loop", "(b for b, _ in zip(loader, itertools.count()))", "zip(…) around the training loader"),
         ("before", "open('log', 'a')", "train.py:23: open(…, 'a') before the backward"),
         ("before", "loss.backward(gradient=torch.ones(()))", "backward(gradient=…"),
+        ("before", "next(iter(shuffled))", "train.py:23: a batch of another loader in the training loop"),
+        ("end", "lr = 0.1 * dist.get_world_size()", "train.py:27: arithmetic with the world size between two loops"),
+        ("setup", "DistributedSampler(data, 3, 0)", "DistributedSampler(num_replicas=3): elastrain exec --processes 3"),
+        ("setup", "[*map(int, [os.environ['RANK']])]", "train.py:15: a rank of the environment becomes"),
+        ("setup", "from torch.utils.tensorboard import SummaryWriter; SummaryWriter()", "SummaryWriter(): another"),
         ("after", "odd = iter(x) if odd is None else odd", "__main__.odd (tuple_iterator) changes in a loop"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_kept_is_refused_with_its_line(
     place: str, line: str, reason: str, tmp_path: Path, warm_agents: Warm
 ) -> None:
-    parts = {"setup": "pass", "loop": "loader", "before": "pass", "after": "pass"} | {place: line}
+    parts = {"setup": "pass", "loop": "loader", "before": "pass", "after": "pass", "end": "pass"} | {place: line}
     path, lines = tmp_path / "train.py", list[str]()
     path.write_text(TEMPLATE.format(**parts))
     with LocalJob(
