@@ -130,15 +130,6 @@ class Cluster:
         status = {"phase": phase, "containerStatuses": [container], "conditions": [condition]}
         self.merge(f"{self.pods_path}/{pod}/status", {"status": status})
 
-    def set_init(self, pod: str, phase: str, name: str, state: dict[str, Any]) -> None:
-        """Report the state of an init container, as a kubelet would while the trainer waits for it."""
-        container = {
-            "name": name, "image": f"{name}:1", "imageID": "", "ready": False, "restartCount": 0, "state": state,
-        }  # fmt: skip
-        waiting = {**container, "name": "trainer", "state": {"waiting": {"reason": "PodInitializing"}}}
-        status = {"phase": phase, "initContainerStatuses": [container], "containerStatuses": [waiting]}
-        self.merge(f"{self.pods_path}/{pod}/status", {"status": status})
-
     def end_trainer(self, pod: str, record: Termination) -> None:
         """The trainer container of a pod ends with this record."""
         stamp = wire_time(datetime.now(UTC).replace(microsecond=0))

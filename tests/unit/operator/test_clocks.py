@@ -22,7 +22,6 @@ SKEWS = [(0.0, 0.0, 0.0), *[tuple(sign * HOUR * (n == k) for n in range(3)) for 
 REF = JobRef("default", "job", "job-uid", 1)
 NO_NODE = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes are available"}
 FAILED = Termination(outcome=Outcome.FAILED, exit_code=1, reason="ScriptFailed", message="boom")
-FINISHED = Termination(outcome=Outcome.FINISHED, step=9)
 
 
 class Machines:
@@ -32,7 +31,7 @@ class Machines:
         self._pod_body = pod_body
         self.api, self.scheduler, self.kubelet = skew
 
-    def pod(self, ordinal: int, age: float, now: float, *, ran: float | None = None, record=None, ready=True) -> dict:
+    def pod(self, ordinal: int, age: float, now: float, *, ran: float | None = None, record=None) -> dict:
         """As of ``now`` seconds after the start; created ``age`` seconds before; ``ran``: seconds since its start."""
 
         def told(clock: float, seconds: float) -> str:
@@ -52,12 +51,10 @@ class Machines:
                 "phase": "Running",
                 "state": {"terminated": ended} if record else {"running": {"startedAt": since}},
             }
-            controller = [] if ready else [{"type": "ContainersReady", "status": "True"}]
             conditions = [
                 {"type": "PodScheduled", "status": "True", "lastTransitionTime": told(self.scheduler, now - age)},
-                {"type": "Ready", "status": str(ready and not record), "lastTransitionTime": told(self.api, now)},
-                *controller,
-            ]  # fmt: skip
+                {"type": "Ready", "status": str(not record), "lastTransitionTime": told(self.api, now)},
+            ]
         return self._pod_body(ordinal, conditions=conditions, **fields)
 
 
@@ -65,12 +62,12 @@ def at(seconds: float) -> datetime:
     return NOW + timedelta(seconds=seconds)
 
 
-def decide(make_spec, bodies, seconds, before=(), *, records=None, status=None, **spec):
+def decide(make_spec, bodies, seconds, before=(), *, status=None, **spec):
     """A pass over the raw pods; returns the pods as known, and the plan."""
     known = {p.name: p for p in before}
     pods = [parse.pod(b, at(seconds), known.get(b["metadata"]["name"])) for b in bodies]
     assert all(isinstance(p, Pod) for p in pods)
-    seen = Observed(REF, tuple(pods), records or Coordination())
+    seen = Observed(REF, tuple(pods), Coordination())
     return pods, plan(make_spec(**spec), status or JobStatus(next_ordinal=9), seen, at(seconds), LoopState())
 
 
