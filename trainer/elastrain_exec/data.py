@@ -7,7 +7,7 @@ import dis
 import sys
 from collections.abc import Iterator
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
@@ -90,6 +90,9 @@ class Pass:
             batch = next(self._batches)
         except StopIteration:
             execution.variables.frame = None
+            if execution.passed:  # the others went on to another epoch before this process was there
+                execution.entered = False
+                self._skip()
             raise
         body = execution.job.body
         assert body is not None
@@ -121,13 +124,16 @@ class Pass:
             left = next(iter(execution.job.epochs(own.loader, self._epoch + 1)), None)
             execution.skips, execution.entered = left is None, left is not None
             if execution.skips:
-                Skip.to = self._epochs_at
-                raise Skip
+                self._skip()
         begin(own.loader.randomness, "epoch", self._epoch)
         execution.variables.frame = caller
         execution.variables.begin()
         execution.report_once()
         self._batches = execution.job.steps(own.loader, epochs=self._epoch + 1)
+
+    def _skip(self) -> NoReturn:
+        self._execution.skips, Skip.to = True, self._epochs_at
+        raise Skip
 
     def _check(self, caller: FrameType) -> None:
         loader = self.loader

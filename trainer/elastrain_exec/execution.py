@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -99,7 +100,7 @@ class Execution:
                 obj is inner for average in averages for inner in average.modules()
             )
         own = type(obj).__module__.partition(".")[0] in ("tqdm", "logging")
-        return own or isinstance(obj, type | torch.optim.Optimizer)
+        return own or isinstance(obj, type | ModuleType | torch.optim.Optimizer)
 
     def epoch_of(self, loader: Any, by_loop: int | None) -> int:
         """Which epoch of the job the pass is that begins. ``by_loop``: as of :func:`epoch_in`."""

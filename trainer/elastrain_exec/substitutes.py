@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
+from torch.optim import lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, DistributedSampler
@@ -177,7 +178,9 @@ class TorchNames:
 
             kind.__init__ = init
 
-        for kind in (torch.optim.Optimizer, LRScheduler, torch.amp.GradScaler, AveragedModel):
+        schedulers = [kind for kind in vars(lr_scheduler).values() if isinstance(kind, type)]
+        own = [kind for kind in schedulers if issubclass(kind, LRScheduler) and "__init__" in vars(kind)]
+        for kind in (torch.optim.Optimizer, torch.amp.GradScaler, AveragedModel, *own):  # not all call their base's
             watch(kind)
 
     def _backward_of(self) -> Callable[..., Any]:
