@@ -15,8 +15,8 @@ from elastrain.api import names
 from elastrain.elastic.contract import BODY, Phase
 from elastrain.elastic.job import Job
 from elastrain_exec.carried import Variables
-from elastrain_exec.data import OPTIONS, Order
 from elastrain_exec.live import Live, World
+from elastrain_exec.order import OPTIONS, Order
 from elastrain_exec.refusals import refuse
 from elastrain_exec.said import Said
 

@@ -216,7 +216,6 @@ def test_rank_0_doubles_the_batch_at_most_each_30_seconds_up_to_the_best_goodput
     figures = batch.figures(samples)
     assert figures.samples == batch.factor * 10
     assert figures.step_seconds == pytest.approx(0.1 + 0.005 * figures.samples)
-    assert figures.efficiency == pytest.approx(210 / (200 + figures.samples))
     assert 0.8 * samples < figures.effective_samples < 0.99 * samples
     successor = ChosenBatch(bounds())
     successor.begin_loop(ORDER)

@@ -305,7 +305,7 @@ def count_lists() -> None:
 
     def count(operation: Any, args: Any, kwargs: Any) -> Any:
         torch.autograd.graph.increment_version([tensor for tensor in args[0] if not tensor.is_inference()])
-        del handlers[operation]  # what torch does itself follows
+        handlers.pop(operation, None)  # what torch does itself follows; in a process one thread trains
         try:
             return operation(*args, **kwargs)
         finally:

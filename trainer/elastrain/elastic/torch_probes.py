@@ -62,20 +62,24 @@ def check(needs: Sequence[Need]) -> None:
 
     Raises :class:`Unusable` naming torch's version, the private name, what needs it, and the way out.
     """
-    for need in needs:
-        if need in _passed:
-            continue
-        try:
-            need.probe()
-        except Exception as e:
-            way_out = f"install torch {', '.join(TESTED[:-1])} or {TESTED[-1]}" + (
-                f", or {need.instead}" if need.instead else ""
-            )
-            raise Unusable(
-                f"{need.serves} needs private names of torch, {need.names}; with torch {torch.__version__} they do not "
-                f"work ({type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}): {way_out}"
-            ) from e
-        _passed.add(need)
+    with _one_at_a_time:
+        for need in needs:
+            if need not in _passed:
+                _prove(need)
+                _passed.add(need)
+
+
+def _prove(need: Need) -> None:
+    try:
+        need.probe()
+    except Exception as e:
+        way_out = f"install torch {', '.join(TESTED[:-1])} or {TESTED[-1]}" + (
+            f", or {need.instead}" if need.instead else ""
+        )
+        raise Unusable(
+            f"{need.serves} needs private names of torch, {need.names}; with torch {torch.__version__} they do not "
+            f"work ({type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}): {way_out}"
+        ) from e
 
 
 def untested(version: str = torch.__version__) -> str | None:
@@ -89,6 +93,7 @@ def untested(version: str = torch.__version__) -> str | None:
 
 
 _passed: set[Need] = set()
+_one_at_a_time = threading.Lock()  # ranks of a test are threads
 
 
 def _probe_model() -> None:
