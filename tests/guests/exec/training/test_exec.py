@@ -15,6 +15,7 @@ import pytest
 import torch
 import yaml
 
+from budgets import at_night
 from conditions import eventually
 from elastrain_cli.local.runner import LocalJob
 from elastrain_cli.local.script import job_of
@@ -78,22 +79,16 @@ def far(one: Any, other: Any) -> float:
 @pytest.fixture
 def by_torchrun(tmp_path: Path) -> Callable[..., tuple[Path, list[str]]]:
     def run(script: Path, *arguments: str) -> tuple[Path, list[str]]:
-        folder = tmp_path / "torchrun"
-        folder.mkdir()
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        launch = [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            f"--nproc-per-node={PROCESSES}",
-            f"--master-port={port}",
-        ]
-        environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        done = subprocess.run(
-            [*launch, str(script), *arguments], cwd=folder, env=environment, capture_output=True, text=True
-        )
+        environment, launch = os.environ | {"OMP_NUM_THREADS": "1"}, [sys.executable, "-m", "torch.distributed.run"]
+        for attempt in range(3):  # torch's own processes abort now and then as they end ("terminate called")
+            (folder := tmp_path / f"torchrun-{attempt}").mkdir()
+            with socket.socket() as free:
+                free.bind(("127.0.0.1", 0))
+                options = [f"--nproc-per-node={PROCESSES}", f"--master-port={free.getsockname()[1]}"]
+            command = [*launch, *options, str(script), *arguments]
+            done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+            if done.returncode == 0:
+                break
         assert done.returncode == 0, done.stderr[-3000:]
         return folder, sorted(done.stdout.splitlines())
 
@@ -102,7 +97,7 @@ def by_torchrun(tmp_path: Path) -> Callable[..., tuple[Path, list[str]]]:
 
 @pytest.mark.parametrize(
     ("script", "arguments"),
-    [("tutorial", ["6"]), ("imagenet", []), ("gan", []), ("traps", ["6", "1"]), ("traps", ["6", "2"])],
+    [("imagenet", []), *at_night(("gan", []), ("tutorial", ["6"]), ("traps", ["6", "1"]), ("traps", ["6", "2"]))],
 )
 def test_a_script_ends_as_under_torchrun_if_it_grows_loses_rank_0_and_shrinks(
     script: str, arguments: list[str], by_torchrun: Callable[..., Any], tmp_path: Path, warm_agents: Warm
