@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from harness.commands import docker, kubectl, run
+from harness.commands import docker, eventually, kubectl, run
 from harness.example import digits, images, manifest_of
 from harness.jobs import Job, make_folders
 from harness.release import WORKER_NODES
@@ -72,6 +72,15 @@ def platform(namespace: str) -> Iterator[None]:
     listed = json.dumps({"apiVersion": "v1", "kind": "List", "items": items})
     kubectl("create", "serviceaccount", "trainer", "-n", namespace)
     kubectl("apply", "-f", "-", text=listed)
+    container = {"name": "a", "image": trainer, "env": [{"name": "A", "value": "a"}]}
+    head = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a", "labels": {"a": "a"}}}
+    tried = json.dumps({**head, "spec": {"containers": [container]}})
+
+    def all_in_force() -> bool:  # each some time after it was made
+        admitted = kubectl("create", "-n", namespace, "--dry-run=server", "-o", "json", "-f", "-", text=tried)
+        return all(text in admitted for text in (f"{MIRROR}/", ROLE["name"], "istio-proxy"))
+
+    eventually("all three change a pod", all_in_force)
     yield
     kubectl("delete", "-f", "-", "--ignore-not-found", text=listed)
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -150,12 +148,6 @@ def test_alert_uses_existing_metrics_and_has_a_remedy(alert: dict[str, Any]) -> 
     labels = {label for metric in query.metrics for label in KNOWN[metric]}
     shown = set(re.findall(r"\$labels\.(\w+)", " ".join(alert["annotations"].values())))
     assert shown <= (query.groupings if query.groupings and " by (" in alert["expr"] else labels)
-
-
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="there is no promtool on PATH")
-def test_promtool_accepts_the_alerts() -> None:
-    result = subprocess.run(["promtool", "check", "rules", str(RULES)], capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stdout + result.stderr
 
 
 # ---- dashboard -------------------------------------------------------------------------------------------------------

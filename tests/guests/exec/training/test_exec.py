@@ -52,9 +52,8 @@ class Pace:
 
     def together(self, workers: int) -> None:
         self._nap.write_text("1")
-        self._job.wait(
-            lambda s: s.progress and s.progress.world_size == workers, timeout=100, what=f"{workers} workers"
-        )  # fmt: skip
+        met = f"{workers} workers"
+        self._job.wait(lambda s: s.progress and s.progress.world_size == workers, timeout=100, what=met)
 
 
 def entries(folder: Path) -> Iterator[tuple[str, Any]]:
